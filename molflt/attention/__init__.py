@@ -1,0 +1,1 @@
+"""Attention over atoms: content kernels, relative positional encodings and their numerical methods."""

@@ -1,0 +1,1 @@
+"""The energy model: embedding, encoder, heads, configuration, model file."""

@@ -1,0 +1,1 @@
+"""Training: Lightning module, data module, losses, metrics, schedules."""

@@ -1,0 +1,104 @@
+"""Every field of a structure, once: name, shape, dtype, unit and meaning.
+
+A structure is a ``torch_geometric.data.Data`` whose attributes carry these names; a batch is the
+``torch_geometric.data.Batch`` of such structures, in which per-structure fields get a leading dimension of
+``n_structures`` and per-atom fields are concatenated. Lengths are in Å, energies in eV, everywhere.
+
+Displacements follow one convention: edge ``e`` with ``edge_index[:, e] = (i, j)`` carries what atom ``j``
+sends to atom ``i``, and Δ_ij = r_i − r_j − cell_offsets[e] @ cell, that is, ``j`` stands for its image
+translated by ``cell_offsets[e] @ cell``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from molflt.errors import InputError
+
+MAX_ATOMIC_NUMBER = 118
+TAG_SUBSURFACE, TAG_SURFACE, TAG_ADSORBATE = 0, 1, 2
+N_TAGS = 3
+
+
+@dataclass(frozen=True)
+class Field:
+    """One entry of the vocabulary. ``shape`` uses the symbols n_atoms and n_edges."""
+
+    shape: tuple[str | int, ...]
+    dtype: torch.dtype
+    unit: str
+    meaning: str
+    required: bool = False
+
+
+FIELDS: dict[str, Field] = {
+    "atomic_numbers": Field(("n_atoms",), torch.int64, "", "atomic number Z, 1 to 118", required=True),
+    "positions": Field(("n_atoms", 3), torch.float64, "Å", "Cartesian positions r_i", required=True),
+    "cell": Field(
+        (1, 3, 3), torch.float64, "Å", "lattice vectors as rows; zero without a cell", required=True
+    ),
+    "pbc": Field((1, 3), torch.bool, "", "whether each lattice vector is periodic", required=True),
+    "tags": Field(("n_atoms",), torch.int64, "", "0 sub-surface, 1 surface, 2 adsorbate", required=True),
+    "fixed": Field(("n_atoms",), torch.bool, "", "atoms held in place by a relaxation", required=True),
+    "positions_relaxed": Field(("n_atoms", 3), torch.float64, "Å", "positions after relaxation"),
+    "y_init": Field((1,), torch.float64, "eV", "adsorption energy of the given geometry"),
+    "y_relaxed": Field((1,), torch.float64, "eV", "adsorption energy of the relaxed geometry"),
+    "energy": Field((1,), torch.float64, "eV", "total energy of the given geometry"),
+    "sid": Field((1,), torch.int64, "", "system id, as in OC20"),
+    "edge_index": Field((2, "n_edges"), torch.int64, "", "(i, j): atom j sends to atom i"),
+    "cell_offsets": Field(("n_edges", 3), torch.int64, "", "lattice translation of the sender's image"),
+}
+"""The tensors of a structure. A structure also carries ``num_nodes`` (int) and ``name`` (str: where it came from)."""
+
+TARGETS: tuple[str, ...] = ("y_relaxed", "y_init", "energy")
+"""Fields a model can be trained on."""
+
+
+def check(fields: dict[str, Tensor], where: str) -> None:
+    """Check tensors against the vocabulary.
+
+    Args:
+        fields: tensors by name; names outside the vocabulary are refused.
+        where: file and record, for the message.
+
+    Raises:
+        InputError: a required field is missing; a shape or dtype is wrong; a number is not finite; an atomic
+            number or a tag is out of range; there is no atom.
+    """
+    for name, field in FIELDS.items():
+        if field.required and name not in fields:
+            raise InputError(f"{where}: field '{name}' is missing ({field.meaning})")
+    sizes: dict[str, int] = {"n_atoms": int(fields["atomic_numbers"].shape[0])}
+    if sizes["n_atoms"] == 0:
+        raise InputError(f"{where}: the structure has no atoms")
+    for name, value in fields.items():
+        if name not in FIELDS:
+            raise InputError(f"{where}: unknown field '{name}'; known: {', '.join(FIELDS)}")
+        field = FIELDS[name]
+        expected = tuple(
+            sizes.setdefault(s, _size_at(value, i)) if isinstance(s, str) else s
+            for i, s in enumerate(field.shape)
+        )
+        if tuple(value.shape) != expected:
+            raise InputError(f"{where}: '{name}' has shape {tuple(value.shape)}, expected {expected}")
+        if value.dtype != field.dtype:
+            raise InputError(f"{where}: '{name}' has dtype {value.dtype}, expected {field.dtype}")
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise InputError(f"{where}: '{name}' holds NaN or infinity; correct or remove the record")
+    _check_range(fields["atomic_numbers"], 1, MAX_ATOMIC_NUMBER, "atomic_numbers", where)
+    _check_range(fields["tags"], 0, N_TAGS - 1, "tags", where)
+
+
+def _size_at(value: Tensor, axis: int) -> int:
+    return int(value.shape[axis]) if axis < value.dim() else -1
+
+
+def _check_range(value: Tensor, low: int, high: int, name: str, where: str) -> None:
+    smallest, largest = int(value.min()), int(value.max())
+    if smallest < low or largest > high:
+        raise InputError(
+            f"{where}: '{name}' must lie between {low} and {high}, found {smallest} to {largest}"
+        )
