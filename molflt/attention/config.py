@@ -1,0 +1,94 @@
+"""Configuration of the attention, and its named presets."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from molflt.attention.frequencies.sampled import Directions, Proposal, Radii, SpectrumKind
+
+Mechanism = Literal["fourier", "performer", "softmax"]
+FrequenciesKind = Literal["auto", "exact", "quadrature", "lattice", "sampled"]
+FarRank = Literal[0, 1, "m"]
+
+ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
+    "molflt": {},
+    "flt": {"far_rank": "m", "frequencies": "sampled"},
+    "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
+    "performer": {"mechanism": "performer"},
+    "softmax": {"mechanism": "softmax"},
+}
+"""What each name changes from the defaults of :class:`AttentionConfig`."""
+
+
+class AttentionConfig(BaseModel):
+    """Which attention, and its parameters. ``attention: flt`` is short for the preset of that name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mechanism: Mechanism = Field(
+        "fourier",
+        description="fourier: local RPE plus Fourier RPE; performer: random features without RPE; softmax: dense "
+        "softmax with Graphormer's bias",
+    )
+    combine: Literal["product", "concat"] = Field(
+        "product",
+        description="product: the RPE multiplies a content kernel, which keeps it invariant; concat: Algorithm 1 of "
+        "the FLT paper, random directions and no local branch, neither rotation- nor translation-invariant",
+    )
+    far_field: bool = Field(True, description="false leaves only the local branch")
+    far_rank: FarRank = Field(
+        0,
+        description="content factor of the far field: 0 none, 1 a gate per head on either side, m random features",
+    )
+    frequencies: FrequenciesKind = Field(
+        "auto",
+        description="numerical method for the far field; auto picks exact or lattice for each structure; sampled is "
+        "an estimator that becomes part of the model",
+    )
+    tolerance: float = Field(1e-6, gt=0, lt=1e-2, description="stated error of quadrature and lattice")
+    n_basis: int = Field(16, ge=2, description="T, Gaussians in the RPE function f")
+    sigma_min: float = Field(2.0, gt=0, description="narrowest Gaussian of f at the start, Å")
+    sigma_max: float = Field(12.0, gt=0, description="widest Gaussian of f at the start, Å")
+    n_frequencies: int = Field(16, ge=2, description="r, frequencies of the sampled estimator")
+    directions: Directions = Field(
+        "averaged", description="sampled: averaged is exactly rotation-invariant; concat always uses random"
+    )
+    radii: Radii = Field("stratified", description="sampled: lengths of the frequencies")
+    proposal: Proposal = Field("mixture", description="sampled: mixture is the balance heuristic, own is the paper")
+    spectrum: SpectrumKind = Field("gaussian", description="sampled: a_k from the Gaussian basis, or free weights")
+    periodic_radius: float = Field(12.0, gt=0, description="sampled: envelope of the sum over images, Å")
+    n_features: int = Field(64, ge=2, description="m, random features of the content kernel")
+    dense_cutoff: float = Field(
+        12.0,
+        gt=0,
+        description="softmax: reach of its bias in periodic structures, Å; isolated ones see all pairs",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            if value not in ATTENTION_PRESETS:
+                raise ValueError(f"unknown attention '{value}'; choose one of {', '.join(ATTENTION_PRESETS)}")
+            return dict(ATTENTION_PRESETS[value])
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AttentionConfig:
+        if self.sigma_min >= self.sigma_max:
+            raise ValueError(f"sigma_min ({self.sigma_min}) must be smaller than sigma_max ({self.sigma_max})")
+        if self.combine == "concat" and self.frequencies != "sampled":
+            raise ValueError("combine=concat needs explicit random frequencies: set frequencies=sampled")
+        if self.combine == "concat" and self.mechanism != "fourier":
+            raise ValueError(f"combine=concat belongs to mechanism=fourier, not {self.mechanism}")
+        if self.combine == "concat" and self.spectrum == "free":
+            raise ValueError("combine=concat takes its coefficients from the Gaussian basis: set spectrum=gaussian")
+        if self.spectrum == "free" and self.frequencies != "sampled":
+            raise ValueError("spectrum=free is a property of the sampled estimator: set frequencies=sampled")
+        return self
+
+    def neighbour_cutoff(self, local_cutoff: float) -> float:
+        """Å up to which this attention needs the neighbour list."""
+        return max(local_cutoff, self.dense_cutoff) if self.mechanism == "softmax" else local_cutoff

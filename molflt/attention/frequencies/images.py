@@ -1,0 +1,109 @@
+"""Direct sums over periodic images of a function of the distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from molflt.attention.geometry import Geometry
+
+_PAIRS_PER_CHUNK = 400_000
+"""Pairs times images held at once; bounds memory, not the result."""
+
+
+def wrapped_pair_displacements(geometry: Geometry, b: int) -> Tensor:
+    """(n, n, 3) Å, float64: r_i − r_j of structure ``b``, folded by lattice vectors of its periodic axes.
+
+    The fold is by whole lattice vectors, so a sum over all images does not change; it only centres that sum.
+    """
+    start, n = geometry.starts[b], geometry.sizes[b]
+    r = geometry.positions[start : start + n]
+    delta = r[:, None, :] - r[None, :, :]
+    if not geometry.is_periodic(b):
+        return delta
+    lattice = periodic_vectors(geometry, b)
+    fractional = delta.detach() @ torch.linalg.pinv(lattice.detach())
+    return delta - torch.round(fractional) @ lattice
+
+
+def periodic_vectors(geometry: Geometry, b: int) -> Tensor:
+    """(n_periodic, 3) Å: the lattice vectors along which structure ``b`` repeats."""
+    rows = [k for k in range(3) if geometry.pbc[b][k]]
+    return geometry.cell[b][rows]
+
+
+def image_shifts(lattice: Tensor, radius: float) -> Tensor:
+    """(n_images, 3) Å: all lattice translations no longer than ``radius``, the zero translation included.
+
+    Args:
+        lattice: (n_periodic, 3) Å.
+        radius: Å.
+    """
+    basis = lattice.detach()
+    # |n_k| ≤ radius · |row k of the dual basis|: the planes n_k = const are 1/|dual| apart.
+    dual = torch.linalg.pinv(basis).transpose(0, 1)
+    reach = [math.floor(radius * float(v.norm()) + 1e-9) for v in dual]
+    grid = torch.cartesian_prod(*[torch.arange(-m, m + 1, device=basis.device) for m in reach])
+    integers = grid.reshape(-1, len(reach)).to(basis.dtype)
+    keep = (integers @ basis).norm(dim=1) <= radius
+    return integers[keep] @ lattice
+
+
+def _chunks(delta: Tensor, shifts: Tensor) -> Iterator[Tensor]:
+    step = max(1, _PAIRS_PER_CHUNK // max(1, delta.shape[0] * delta.shape[1]))
+    yield from shifts.split(step)
+
+
+def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Σ_n F(Δ_ij + n·A) over all images within ``radius``; just F(Δ_ij) when nothing repeats.
+
+    Args:
+        geometry: the batch.
+        b: which structure.
+        radius: Å; every image with |Δ_ij + n·A| ≤ radius is included. F must be negligible, or zero, beyond.
+        function: maps displacements (..., 3) Å in the geometry's dtype to (..., c).
+
+    Returns:
+        (n, n, c).
+    """
+    delta = wrapped_pair_displacements(geometry, b)
+    if not geometry.is_periodic(b):
+        return function(delta.to(geometry.dtype))
+    shifts = image_shifts(periodic_vectors(geometry, b), radius + float(delta.detach().norm(dim=-1).max()))
+
+    def term(delta: Tensor, part: Tensor) -> Tensor:
+        displacements = delta[:, :, None, :] + part
+        return function(displacements.to(geometry.dtype)).sum(dim=2)
+
+    total: Tensor | None = None
+    for part in _chunks(delta, shifts):
+        # Recomputed in the backward pass: a chunk's intermediates are as large as the chunk.
+        value = checkpoint(term, delta, part, use_reentrant=False) if torch.is_grad_enabled() else term(delta, part)
+        total = value if total is None else total + value
+    assert total is not None
+    return total
+
+
+def pairs_from_structures(geometry: Geometry, blocks: list[Tensor]) -> Tensor:
+    """Blocks (n_b, n_b, c), one per structure → (n_structures, n_max, n_max, c)."""
+    padded = []
+    for block in blocks:
+        gap = geometry.n_max - block.shape[0]
+        padded.append(torch.nn.functional.pad(block, (0, 0, 0, gap, 0, gap)))
+    return torch.stack(padded)
+
+
+def squared_norm(displacements: Tensor) -> Tensor:
+    """|Δ|², without the square root whose gradient is infinite at zero."""
+    return (displacements * displacements).sum(dim=-1)
+
+
+def safe_norm(displacements: Tensor) -> Tensor:
+    """|Δ| with gradient zero, instead of NaN, at Δ = 0."""
+    squared = squared_norm(displacements)
+    nonzero = squared > 0
+    return torch.where(nonzero, torch.where(nonzero, squared, torch.ones_like(squared)).sqrt(), 0.0)

@@ -1,0 +1,155 @@
+"""The paper's estimator of f from r sampled frequencies, and its invariant form (DESIGN §3, items 1 and 2).
+
+An estimator is part of the model: with few samples f̂ differs from f by tens of per cent, and training adapts
+the weights to f̂. Models record their method and refuse a switch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from molflt.attention.envelope import envelope
+from molflt.attention.frequencies.images import pairs_from_structures, safe_norm, sum_over_images
+from molflt.attention.frequencies.method import FrequencyMethod
+from molflt.attention.frequencies.quadrature import sinc
+from molflt.attention.geometry import Geometry
+from molflt.attention.rpe import GaussianRPE
+
+Directions = Literal["averaged", "random"]
+Radii = Literal["random", "stratified"]
+Proposal = Literal["mixture", "own"]
+SpectrumKind = Literal["gaussian", "free"]
+
+SCALE_MARGIN = 2.0
+
+
+class SampledMethod(FrequencyMethod):
+    """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or with the direction integrated out, Σ_k a_k sinc(2π|ξ_k||Δ|).
+
+    ξ_k = s_k ε_k with ε_k ~ N(0, I) drawn once and saved with the model, and s_k learnable ("learnable sampling
+    variances", FLT appendix A.4 and B.3). a_k = g(ξ_k)/(r p(ξ_k)) with p the mixture of all r proposals
+    (balance heuristic) or each sample's own density (the paper; its variance is infinite). The narrowest
+    proposal is a fixed guard, s = 1/(2πσ_low): it bounds g/p for every width the RPE can take.
+
+    In a periodic structure f̂, which does not decay, is summed over images under a smooth envelope of radius
+    ``periodic_radius``; that keeps every invariance and makes the envelope part of the estimator.
+
+    Args:
+        rpe: the RPE function whose spectrum is sampled; sets the range of the scales.
+        n_frequencies: r.
+        directions: ``averaged`` is rotation-invariant for every draw, ``random`` only in expectation.
+        radii: |ε_k| drawn from χ₃ or placed at its quantiles (j + ½)/r, dealt over the scales.
+        proposal: ``mixture`` or ``own``.
+        spectrum: ``gaussian`` (a_k from g) or ``free`` (a_k themselves are the weights of layer and head).
+        periodic_radius: Å.
+        seed: of the draw.
+    """
+
+    interchangeable = False
+
+    def __init__(
+        self,
+        rpe: GaussianRPE,
+        n_frequencies: int,
+        directions: Directions,
+        radii: Radii,
+        proposal: Proposal,
+        spectrum: SpectrumKind,
+        periodic_radius: float,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.n_frequencies = n_frequencies
+        self.directions = directions
+        self.proposal = proposal
+        self.spectrum = spectrum
+        self.periodic_radius = periodic_radius
+        generator = torch.Generator().manual_seed(seed)
+        normals = torch.randn(n_frequencies, 3, generator=generator, dtype=torch.float64)
+        unit = normals / normals.norm(dim=1, keepdim=True)
+        radius = normals.norm(dim=1) if radii == "random" else _stratified_radii(n_frequencies, generator)
+        self.epsilon: Tensor
+        self.register_buffer("epsilon", (radius[:, None] * unit).to(torch.get_default_dtype()))
+
+        self.guard = 1 / (2 * math.pi * rpe.sigma_low)
+        self.scale_low = 1 / (2 * math.pi * rpe.sigma_high * SCALE_MARGIN)
+        self.scale_high = self.guard * SCALE_MARGIN
+        start = torch.exp(
+            torch.linspace(math.log(1 / (2 * math.pi * rpe.sigma_high)), math.log(self.guard), n_frequencies)
+        )[:-1]
+        fraction = torch.log(start / self.scale_low) / math.log(self.scale_high / self.scale_low)
+        self.raw_scales = nn.Parameter(torch.logit(fraction))
+
+    def n_weights(self, rpe: GaussianRPE) -> int:
+        """T, or r when the spectrum is free."""
+        return self.n_frequencies if self.spectrum == "free" else rpe.n_basis
+
+    @property
+    def scales(self) -> Tensor:
+        """s_k, (r,) 1/Å: positive and bounded; the last is the fixed guard."""
+        learnt = self.scale_low * (self.scale_high / self.scale_low) ** torch.sigmoid(self.raw_scales)
+        return torch.cat([learnt, learnt.new_tensor([self.guard])])
+
+    def frequencies(self) -> Tensor:
+        """ξ_k = s_k ε_k, (r, 3) 1/Å."""
+        return self.scales[:, None] * self.epsilon
+
+    def coefficients(self, rpe: GaussianRPE) -> Tensor:
+        """a_k of each basis function, (r, n_weights): the identity when the spectrum is free."""
+        if self.spectrum == "free":
+            return torch.eye(self.n_frequencies, dtype=self.epsilon.dtype, device=self.epsilon.device)
+        xi = safe_norm(self.frequencies())
+        density = _gaussian_density(xi, self.scales)
+        proposal = density.mean(dim=1) if self.proposal == "mixture" else density.diagonal()
+        return rpe.spectra(xi) / (self.n_frequencies * proposal)[:, None]
+
+    def pair_basis(self, geometry: Geometry, rpe: GaussianRPE) -> Tensor:
+        """See :class:`FrequencyMethod`."""
+        xi = self.frequencies().to(geometry.dtype)
+        coefficients = self.coefficients(rpe).to(geometry.dtype)
+        if self.directions == "averaged":
+            kappa = 2 * math.pi * safe_norm(xi)
+
+            def basis(delta: Tensor) -> Tensor:
+                return sinc(kappa * safe_norm(delta)[..., None]) @ coefficients
+        else:
+
+            def basis(delta: Tensor) -> Tensor:
+                return torch.cos(2 * math.pi * delta @ xi.transpose(0, 1)) @ coefficients
+
+        def enveloped(delta: Tensor) -> Tensor:
+            return basis(delta) * envelope(safe_norm(delta), self.periodic_radius)[..., None]
+
+        if not any(geometry.is_periodic(b) for b in range(geometry.n_structures)):
+            return torch.where(geometry.pair_mask[..., None], basis(geometry.pair_displacements), 0.0)
+        blocks = [
+            sum_over_images(geometry, b, self.periodic_radius, enveloped if geometry.is_periodic(b) else basis)
+            for b in range(geometry.n_structures)
+        ]
+        return pairs_from_structures(geometry, blocks)
+
+
+def _gaussian_density(xi: Tensor, scales: Tensor) -> Tensor:
+    """N(ξ_k; 0, s_l² I) in three dimensions at |ξ_k| (r,) → (r, r)."""
+    variance = scales**2
+    return (2 * math.pi * variance) ** -1.5 * torch.exp(-(xi[:, None] ** 2) / (2 * variance))
+
+
+def _stratified_radii(n: int, generator: torch.Generator) -> Tensor:
+    """Quantiles (j + ½)/n of χ₃, in random order over the scales. The quantile function by bisection."""
+    target = (torch.randperm(n, generator=generator).to(torch.float64) + 0.5) / n
+    low, high = torch.zeros_like(target), torch.full_like(target, 12.0)
+    for _ in range(80):
+        middle = (low + high) / 2
+        below = _chi3_cdf(middle) < target
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2
+
+
+def _chi3_cdf(x: Tensor) -> Tensor:
+    """P(|ε| ≤ x) for ε ~ N(0, I) in three dimensions: the Maxwell distribution."""
+    return torch.erf(x / math.sqrt(2)) - math.sqrt(2 / math.pi) * x * torch.exp(-(x**2) / 2)

@@ -1,0 +1,178 @@
+"""What attention needs to know of a batch's geometry, computed once and shared by all layers and recycles.
+
+Atoms are stored packed, ``(n_atoms, ...)``, structure after structure. The quadratic contraction order works on
+padded pairs, ``(n_structures, n_max, n_max, ...)``; this file holds the way from one to the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Geometry:
+    """Positions, neighbours and layout of a batch of structures.
+
+    Positions and displacements are formed in float64, after centring every structure, and only then cast to
+    ``dtype``: coordinates far from the origin lose no digits.
+
+    Attributes:
+        positions: (n_atoms, 3) Å, float64, centred on each structure's mean.
+        atomic_numbers: (n_atoms,).
+        structure: (n_atoms,) index of the structure of each atom, ascending.
+        sizes: atoms per structure.
+        cell: (n_structures, 3, 3) Å, float64, rows are lattice vectors.
+        pbc: per structure, which lattice vectors are periodic.
+        edge_index: (2, n_edges), (i, j): atom j sends to atom i; an atom is not its own neighbour here.
+        edge_displacements: (n_edges, 3) Å, Δ_ij = r_i − r_j − offset·cell, in ``dtype``.
+        dtype: dtype of everything computed from the geometry.
+        n_max: width of the padded layout; at least the largest size.
+    """
+
+    positions: Tensor
+    atomic_numbers: Tensor
+    structure: Tensor
+    sizes: list[int]
+    cell: Tensor
+    pbc: list[tuple[bool, bool, bool]]
+    edge_index: Tensor
+    edge_displacements: Tensor
+    dtype: torch.dtype
+    n_max: int
+
+    @property
+    def n_structures(self) -> int:
+        """Number of structures in the batch."""
+        return len(self.sizes)
+
+    @property
+    def n_atoms(self) -> int:
+        """Number of atoms in the batch."""
+        return int(self.atomic_numbers.shape[0])
+
+    @cached_property
+    def edge_distances(self) -> Tensor:
+        """|Δ_ij|, (n_edges,) Å. Neighbours do not coincide (the neighbour list refuses it), so it is smooth."""
+        return self.edge_displacements.norm(dim=-1)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Index of each structure's first atom."""
+        return [sum(self.sizes[:b]) for b in range(self.n_structures)]
+
+    @cached_property
+    def slot(self) -> Tensor:
+        """(n_atoms,) place of each atom in the flattened (n_structures · n_max) layout."""
+        device = self.structure.device
+        starts = torch.tensor(self.starts, device=device)
+        local = torch.arange(self.n_atoms, device=device) - starts[self.structure]
+        return self.structure * self.n_max + local
+
+    @cached_property
+    def atom_mask(self) -> Tensor:
+        """(n_structures, n_max) bool: which places hold an atom."""
+        mask = torch.zeros(self.n_structures * self.n_max, dtype=torch.bool, device=self.structure.device)
+        mask[self.slot] = True
+        return mask.view(self.n_structures, self.n_max)
+
+    @cached_property
+    def pair_mask(self) -> Tensor:
+        """(n_structures, n_max, n_max) bool: both atoms exist."""
+        return self.atom_mask[:, :, None] & self.atom_mask[:, None, :]
+
+    def pair_slot(self, receiver: Tensor, sender: Tensor) -> Tensor:
+        """Place of pairs of atoms (n,), (n,) in the flattened (n_structures · n_max · n_max) layout."""
+        return self.slot[receiver] * self.n_max + self.slot[sender] % self.n_max
+
+    @cached_property
+    def padded_positions(self) -> Tensor:
+        """(n_structures, n_max, 3) Å, float64; zero where there is no atom."""
+        return self.pad(self.positions)
+
+    @cached_property
+    def pair_displacements(self) -> Tensor:
+        """(n_structures, n_max, n_max, 3) Å: r_i − r_j in the home cell, in ``dtype``; meaningless off the mask."""
+        r = self.padded_positions
+        return (r[:, :, None, :] - r[:, None, :, :]).to(self.dtype)
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """(n_atoms, ...) → (n_structures, n_max, ...), zeros where there is no atom."""
+        flat = packed.new_zeros((self.n_structures * self.n_max, *packed.shape[1:]))
+        return flat.index_copy(0, self.slot, packed).view(self.n_structures, self.n_max, *packed.shape[1:])
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """(n_structures, n_max, ...) → (n_atoms, ...)."""
+        return padded.reshape(self.n_structures * self.n_max, *padded.shape[2:])[self.slot]
+
+    def sum_on_pairs(self, receiver: Tensor, sender: Tensor, values: Tensor) -> Tensor:
+        """Values (n, c) of pairs of atoms, several for one pair added → (n_structures, n_max, n_max, c)."""
+        flat = values.new_zeros((self.n_structures * self.n_max**2, values.shape[1]))
+        summed = flat.index_add(0, self.pair_slot(receiver, sender), values)
+        return summed.view(self.n_structures, self.n_max, self.n_max, values.shape[1])
+
+    def sum_over_structures(self, values: Tensor) -> Tensor:
+        """(n_atoms, ...) → (n_structures, ...)."""
+        out = values.new_zeros((self.n_structures, *values.shape[1:]))
+        return out.index_add(0, self.structure, values)
+
+    def is_periodic(self, b: int) -> bool:
+        """Whether structure ``b`` repeats along any axis."""
+        return any(self.pbc[b])
+
+
+def build_geometry(
+    positions: Tensor,
+    atomic_numbers: Tensor,
+    structure: Tensor,
+    cell: Tensor,
+    pbc: Tensor,
+    edge_index: Tensor,
+    cell_offsets: Tensor,
+    dtype: torch.dtype,
+    n_max: int | None = None,
+) -> Geometry:
+    """Centre, form displacements, lay out.
+
+    Args:
+        positions: (n_atoms, 3) Å; gradients flow through it.
+        atomic_numbers: (n_atoms,).
+        structure: (n_atoms,) ascending structure index.
+        cell: (n_structures, 3, 3) Å.
+        pbc: (n_structures, 3) bool.
+        edge_index: (2, n_edges) neighbour list, both directions, without self pairs.
+        cell_offsets: (n_edges, 3) lattice translation of the sender's image.
+        dtype: floating dtype of everything derived.
+        n_max: width of the padded layout; the largest structure when None.
+
+    Raises:
+        ValueError: ``n_max`` is smaller than the largest structure.
+    """
+    n_structures = int(cell.shape[0])
+    counts = torch.bincount(structure, minlength=n_structures)
+    sizes = [int(n) for n in counts.tolist()]
+    n_max = max(sizes) if n_max is None else n_max
+    if n_max < max(sizes):
+        raise ValueError(f"n_max={n_max} cannot hold a structure of {max(sizes)} atoms")
+    positions = positions.to(torch.float64)
+    cell = cell.to(torch.float64)
+    sums = positions.new_zeros((n_structures, 3)).index_add(0, structure, positions)
+    centred = positions - (sums / counts.clamp(min=1)[:, None])[structure]
+    receiver, sender = edge_index
+    shift = torch.einsum("ek,ekl->el", cell_offsets.to(torch.float64), cell[structure[receiver]])
+    displacements = centred[receiver] - centred[sender] - shift
+    return Geometry(
+        positions=centred,
+        atomic_numbers=atomic_numbers,
+        structure=structure,
+        sizes=sizes,
+        cell=cell,
+        pbc=[(bool(x), bool(y), bool(z)) for x, y, z in pbc.tolist()],
+        edge_index=edge_index,
+        edge_displacements=displacements.to(dtype),
+        dtype=dtype,
+        n_max=n_max,
+    )

@@ -1,0 +1,56 @@
+"""The Gaussian RPE function f and its spectrum g (FLT §5.3; DESIGN §2)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+REFERENCE_DENSITY = 0.05
+"""ρ₀ in atoms/Å³: about that of condensed matter; fixed, so that weights keep their meaning across data sets."""
+
+
+class GaussianRPE(nn.Module):
+    """f(Δ) = Σ_t w_t n_t exp(−|Δ|²/2σ_t²), g(ξ) = Σ_t w_t n_t (2πσ_t²)^{3/2} exp(−2π²σ_t²|ξ|²).
+
+    The widths σ_t are shared by all layers and heads and held here; the weights w_t belong to each. The factor
+    n_t = 1/(1 + ρ₀(2πσ_t²)^{3/2}) keeps wide Gaussians, which sum over many atoms, from swamping the rest.
+
+    Args:
+        n_basis: T, the number of Gaussians.
+        sigma_min: Å, the narrowest width at the start.
+        sigma_max: Å, the widest width at the start.
+    """
+
+    MARGIN = 1.25
+
+    def __init__(self, n_basis: int, sigma_min: float, sigma_max: float) -> None:
+        super().__init__()
+        self.n_basis = n_basis
+        # Bounds by construction: the cost and the guard of every numerical method follow from them.
+        self.sigma_low = sigma_min / self.MARGIN
+        self.sigma_high = sigma_max * self.MARGIN
+        start = torch.exp(torch.linspace(math.log(sigma_min), math.log(sigma_max), n_basis))
+        fraction = torch.log(start / self.sigma_low) / math.log(self.sigma_high / self.sigma_low)
+        self.raw_widths = nn.Parameter(torch.logit(fraction))
+
+    @property
+    def widths(self) -> Tensor:
+        """σ_t, (n_basis,) Å, between ``sigma_low`` and ``sigma_high``."""
+        return self.sigma_low * (self.sigma_high / self.sigma_low) ** torch.sigmoid(self.raw_widths)
+
+    @property
+    def amplitudes(self) -> Tensor:
+        """n_t, (n_basis,): the amplitude of f that a weight of one gives."""
+        return 1 / (1 + REFERENCE_DENSITY * (2 * math.pi * self.widths**2) ** 1.5)
+
+    def values(self, squared_distances: Tensor) -> Tensor:
+        """n_t exp(−d²/2σ_t²): (...) Å² → (..., n_basis)."""
+        return self.amplitudes * torch.exp(-squared_distances[..., None] / (2 * self.widths**2))
+
+    def spectra(self, xi: Tensor) -> Tensor:
+        """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³."""
+        variance = self.widths**2
+        volume = self.amplitudes * (2 * math.pi * variance) ** 1.5
+        return volume * torch.exp(-2 * math.pi**2 * variance * xi[..., None] ** 2)

@@ -1,0 +1,79 @@
+"""Dense softmax attention with Graphormer's distance bias: the quadratic reference.
+
+    A_ij = Σ_images exp(q_i·k_j/√d + b_h(|Δ_ij|, z_i, z_j)) env(|Δ_ij|),  out_i = Σ_j A_ij v_j / Σ_j A_ij
+
+Isolated structures see all pairs, with env = 1 (3D-Graphormer, arXiv 2203.04810). Periodic ones, where the
+number of images has no end, see them up to a cutoff with a smooth envelope.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from molflt.attention.envelope import envelope
+from molflt.attention.geometry import Geometry
+from molflt.attention.layer import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
+from molflt.attention.local_rpe import LocalRPE, Neighbourhood, self_basis
+from molflt.attention.radial_basis import GaussianDistanceBasis
+
+
+class SoftmaxPositions(SharedPositions):
+    """Radial features of every pair, shared by all layers and heads.
+
+    Args:
+        n_rbf: size of the radial basis.
+        cutoff: Å, reach in periodic structures.
+    """
+
+    def __init__(self, n_rbf: int, cutoff: float) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+        self.radial = GaussianDistanceBasis(n_rbf, cutoff)
+
+    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Neighbourhood:
+        """See :class:`SharedPositions`. The geometry must hold all pairs of isolated structures as edges."""
+        receiver, sender = geometry.edge_index
+        distances = geometry.edge_distances
+        z = geometry.atomic_numbers
+        periodic = torch.tensor([geometry.is_periodic(b) for b in range(geometry.n_structures)], device=z.device)
+        fade = torch.where(periodic[geometry.structure[receiver]], envelope(distances, self.cutoff), 1.0)
+        return Neighbourhood(
+            edges=torch.arange(distances.shape[0], device=z.device),
+            basis=self.radial(distances, z[receiver], z[sender]),
+            envelope=fade,
+            self_basis=self_basis(geometry, self.radial),
+        )
+
+
+class SoftmaxAttention(AttentionLayer):
+    """One layer.
+
+    Args:
+        dim: width of the model.
+        n_heads: heads.
+        n_rbf: size of the radial basis of the bias.
+        dropout: on the values.
+    """
+
+    def __init__(self, dim: int, n_heads: int, n_rbf: int, dropout: float) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.projection = nn.Linear(dim, 3 * dim)
+        self.local_rpe = LocalRPE(n_rbf, n_heads)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, geometry: Geometry, context: Neighbourhood) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
+        scale = query.shape[-1] ** -0.5
+        q, k, v = (heads_first(geometry.pad(t)) for t in (query * scale, key, self.dropout(value)))
+        bias = self.local_rpe(geometry, context).permute(0, 3, 1, 2)
+        logits = (q @ k.transpose(-1, -2)).masked_fill(~geometry.pair_mask[:, None], -torch.inf)
+        # A row's own maximum cancels between numerator and denominator.
+        largest = logits.detach().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+        weights = torch.exp(logits - largest) * bias
+        denominator = weights.sum(dim=-1, keepdim=True)
+        out = (weights @ v) / torch.where(denominator > 0, denominator, 1.0)
+        return self.output(geometry.pack(merge_heads(out)))

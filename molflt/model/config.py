@@ -1,0 +1,43 @@
+"""Configuration of the model."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from molflt.attention.config import AttentionConfig
+
+
+class ModelConfig(BaseModel):
+    """Sizes of the encoder and the attention in it."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    dim: int = Field(128, ge=4, description="width of the hidden states")
+    n_heads: int = Field(8, ge=1, description="attention heads; must divide dim")
+    n_layers: int = Field(4, ge=1, description="layers of the stack")
+    n_recycles: int = Field(1, ge=1, description="how often the stack is applied, its output fed back (paper: 4)")
+    ffn_dim: int = Field(256, ge=4, description="width of the feed-forward block")
+    cutoff: float = Field(6.0, gt=0, description="reach of local RPE, centrality and displacement head, Å")
+    n_rbf: int = Field(32, ge=2, description="Gaussians of the distance basis")
+    dropout: float = Field(0.0, ge=0, lt=1, description="on the output of attention and feed-forward")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the values of the attention")
+    auxiliary_head: bool = Field(True, description="predict the relaxed displacement as a training signal")
+    attention: AttentionConfig = Field(
+        default_factory=lambda: AttentionConfig(), description="a mapping, or a preset: molflt, flt, flt-concat, ..."
+    )
+
+    @model_validator(mode="after")
+    def _divisible(self) -> ModelConfig:
+        if self.dim % self.n_heads:
+            raise ValueError(f"dim ({self.dim}) must be a multiple of n_heads ({self.n_heads})")
+        return self
+
+    @property
+    def neighbour_cutoff(self) -> float:
+        """Å up to which structures need a neighbour list."""
+        return self.attention.neighbour_cutoff(self.cutoff)
+
+    @property
+    def all_pairs_if_isolated(self) -> bool:
+        """Whether isolated structures need all pairs in their neighbour list, whatever the distance."""
+        return self.attention.mechanism == "softmax"

@@ -1,0 +1,39 @@
+"""Atoms to vectors: element, tag, and 3D centrality."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from molflt.attention.geometry import Geometry
+from molflt.attention.local_rpe import Neighbourhood
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS
+
+
+class AtomEmbedding(nn.Module):
+    """Element embedding + tag embedding + 3D centrality.
+
+    Centrality is the sum over the neighbour list of the Gaussian basis (3D-Graphormer, arXiv 2203.04810, Eq. 4),
+    here weighted by the neighbour's element, so that four oxygens and four gold atoms at the same distances
+    differ from the first layer on.
+
+    Args:
+        dim: width of the model.
+        n_rbf: size of the distance basis.
+    """
+
+    def __init__(self, dim: int, n_rbf: int) -> None:
+        super().__init__()
+        self.element = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
+        self.tag = nn.Embedding(N_TAGS, dim)
+        self.neighbour_element = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
+        self.radial = nn.Linear(n_rbf, dim)
+        self.centrality = nn.Linear(dim, dim)
+
+    def forward(self, geometry: Geometry, tags: Tensor, neighbourhood: Neighbourhood) -> Tensor:
+        """Tags (n_atoms,) → (n_atoms, dim)."""
+        receiver, sender = geometry.edge_index[:, neighbourhood.edges]
+        z = geometry.atomic_numbers
+        messages = self.radial(neighbourhood.basis) * self.neighbour_element(z)[sender]
+        messages = messages * neighbourhood.envelope[:, None]
+        summed = messages.new_zeros((geometry.n_atoms, messages.shape[1])).index_add(0, receiver, messages)
+        return self.element(z) + self.tag(tags) + self.centrality(summed)

@@ -1,0 +1,52 @@
+"""Pre-norm transformer layers with iterative refinement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from molflt.attention.geometry import Geometry
+from molflt.attention.layer import AttentionLayer
+
+
+class EncoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, attention: AttentionLayer, dim: int, ffn_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = attention
+        self.ffn_norm = nn.LayerNorm(dim)
+        self.ffn = nn.Sequential(nn.Linear(dim, ffn_dim), nn.GELU(), nn.Linear(ffn_dim, dim))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, geometry: Geometry, context: Any) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, dim)."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), geometry, context))
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+
+class Encoder(nn.Module):
+    """A stack of layers applied ``n_recycles`` times with the same weights, its output fed back.
+
+    Args:
+        layers: one attention per layer.
+        dim: width of the model.
+        ffn_dim: width of the feed-forward block.
+        dropout: after attention and feed-forward.
+        n_recycles: passes through the stack (iterative refinement; 4 in FLT appendix B.3).
+    """
+
+    def __init__(self, layers: list[AttentionLayer], dim: int, ffn_dim: int, dropout: float, n_recycles: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(layer, dim, ffn_dim, dropout) for layer in layers)
+        self.n_recycles = n_recycles
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, geometry: Geometry, context: Any) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, dim). ``geometry`` and ``context`` serve every layer and recycle."""
+        for _ in range(self.n_recycles):
+            for layer in self.layers:
+                x = layer(x, geometry, context)
+        return self.norm(x)

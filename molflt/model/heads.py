@@ -1,0 +1,54 @@
+"""From atom states to a per-atom energy and a relaxed displacement."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from molflt.attention.geometry import Geometry
+from molflt.attention.local_rpe import Neighbourhood
+from molflt.vocabulary import N_TAGS
+
+
+class EnergyHead(nn.Module):
+    """MLP(h_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
+        # A sum over many atoms: starting small keeps the first predictions near the mean.
+        self.factor = nn.Parameter(torch.full((N_TAGS,), 0.1))
+
+    def forward(self, x: Tensor, tags: Tensor) -> Tensor:
+        """(n_atoms, dim), (n_atoms,) → (n_atoms,) float64."""
+        return (self.mlp(x).squeeze(-1) * self.factor[tags]).to(torch.float64)
+
+
+class DisplacementHead(nn.Module):
+    """Equivariant Σ_j w_ij Δ̂_ij over the neighbour list, w_ij from both atoms and their distance.
+
+    Args:
+        dim: width of the model.
+        n_heads: number of scalar products whose radially weighted sum is w_ij.
+        n_rbf: size of the distance basis.
+    """
+
+    def __init__(self, dim: int, n_heads: int, n_rbf: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.receiver = nn.Linear(dim, dim)
+        self.sender = nn.Linear(dim, dim)
+        self.radial = nn.Linear(n_rbf, n_heads)
+
+    def forward(self, x: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, 3) in units of the standard deviation of the displacements."""
+        receiver, sender = geometry.edge_index[:, neighbourhood.edges]
+        unit = geometry.edge_displacements[neighbourhood.edges]
+        unit = unit / geometry.edge_distances[neighbourhood.edges, None]
+        head_dim = x.shape[1] // self.n_heads
+        a = self.receiver(x).view(-1, self.n_heads, head_dim)[receiver]
+        b = self.sender(x).view(-1, self.n_heads, head_dim)[sender]
+        per_head = (a * b).sum(dim=-1) * head_dim**-0.5
+        weight = (per_head * self.radial(neighbourhood.basis)).sum(dim=-1) * neighbourhood.envelope
+        out = unit.new_zeros((x.shape[0], 3))
+        return out.index_add(0, receiver, weight[:, None] * unit)

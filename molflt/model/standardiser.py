@@ -1,0 +1,98 @@
+"""The statistics that turn a network's output into an energy in eV; they live inside the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
+
+StandardiserKind = Literal["structure", "element"]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a standardiser holds.
+
+    Attributes:
+        kind: ``structure``: one mean for every structure; ``element``: a reference energy per element.
+        mean: eV.
+        std: eV, of what is left once mean or references are taken off.
+        references: eV by atomic number; empty for kind ``structure``.
+        displacement_std: Å, root mean square component of the relaxed displacement of atoms free to move.
+    """
+
+    kind: StandardiserKind
+    mean: float
+    std: float
+    references: dict[int, float]
+    displacement_std: float
+
+
+class Standardiser(nn.Module):
+    """energy = mean + Σ_i references[z_i] + std · (network output), in float64.
+
+    As buffers the numbers travel with the weights, so no consumer of a model can forget them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.std: Tensor
+        self.references: Tensor
+        self.displacement_std: Tensor
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("std", torch.ones((), dtype=torch.float64))
+        self.register_buffer("references", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64))
+        self.register_buffer("displacement_std", torch.ones((), dtype=torch.float64))
+
+    def load_statistics(self, statistics: Statistics) -> None:
+        """Take over statistics of a training set."""
+        self.mean.fill_(statistics.mean)
+        self.std.fill_(statistics.std)
+        self.displacement_std.fill_(statistics.displacement_std)
+        self.references.zero_()
+        for z, energy in statistics.references.items():
+            self.references[z] = energy
+
+    def _apply(self, fn: object, recurse: bool = True) -> Standardiser:
+        """Move with the model but keep float64: reference energies lose digits that matter in float32."""
+        kept = {name: value for name, value in self._buffers.items() if value is not None}
+        super()._apply(fn, recurse)  # type: ignore[arg-type]
+        for name, value in kept.items():
+            moved = self._buffers[name]
+            assert moved is not None
+            self._buffers[name] = value.to(device=moved.device)
+        return self
+
+
+def fit_statistics(
+    kind: StandardiserKind,
+    energies: Tensor,
+    compositions: Tensor,
+    squared_displacement: float,
+) -> Statistics:
+    """Statistics of a training set.
+
+    Args:
+        kind: see :class:`Statistics`.
+        energies: (n_structures,) eV.
+        compositions: (n_structures, 119) atoms of each atomic number.
+        squared_displacement: Å², mean square component of the relaxed displacements; 0 when unknown.
+    """
+    energies = energies.to(torch.float64)
+    displacement_std = squared_displacement**0.5 or 1.0
+    if kind == "structure":
+        std = float(energies.std(unbiased=False)) if energies.numel() > 1 else 1.0
+        return Statistics(kind, float(energies.mean()), std or 1.0, {}, displacement_std)
+    present = torch.nonzero(compositions.sum(dim=0)).squeeze(1)
+    counts = compositions[:, present].to(torch.float64)
+    # Minimum-norm least squares: elements that always occur together share their energy evenly.
+    solution = torch.linalg.lstsq(counts, energies[:, None], driver="gelsd").solution.squeeze(1)
+    residual = energies - counts @ solution
+    std = float(residual.std(unbiased=False)) if energies.numel() > 1 else 1.0
+    references = {int(z): float(e) for z, e in zip(present, solution, strict=True)}
+    return Statistics(kind, 0.0, std or 1.0, references, displacement_std)
