@@ -1,0 +1,201 @@
+"""OC20 LMDB files as a sequence of structures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import lmdb
+import numpy as np
+from torch_geometric.data import Data
+
+from molflt.data.lmdb_environment import lmdb_file, open_readonly
+from molflt.data.progress import track
+from molflt.data.records import RECORD_KEYS, to_data
+from molflt.data.safe_pickle import load_record, load_value
+from molflt.errors import InputError
+
+_CACHE_SIZES_FROM = 20_000
+"""Records beyond which the sizes of the structures are kept next to the file."""
+
+
+class LmdbDataset:
+    """Structures of an OC20 LMDB: one file, or a folder of shards (``*.lmdb``, in the order of their names).
+
+    The database is opened on first use, read-only and without locks, once in every process, so the object may
+    be passed to DataLoader workers by fork or spawn.
+
+    Args:
+        path: an LMDB file, a folder-style LMDB (holding ``data.mdb``), or a folder of ``*.lmdb``.
+
+    Raises:
+        InputError: nothing there, not an LMDB, empty, cut short; on access: a missing or unreadable record.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._shards = [_Shard(shard) for shard in shard_paths(self.path)]
+        self._ends = list(accumulate(len(shard) for shard in self._shards))
+        self._n_atoms: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Data:
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"{self.path}: index {index} is out of range for {len(self)} structures")
+        k = bisect_right(self._ends, position)
+        shard = self._shards[k]
+        return shard.structure(position - (self._ends[k] - len(shard)))
+
+    def __iter__(self) -> Iterator[Data]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64: atoms of every structure; read once, then kept.
+
+        For a large file the numbers are kept next to it (``FILE.natoms.npz``) where the folder is writable.
+        """
+        if self._n_atoms is None:
+            keep = len(self) > _CACHE_SIZES_FROM
+            self._n_atoms = np.concatenate([shard.sizes(keep) for shard in self._shards])
+        return self._n_atoms
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """The LMDB databases a path stands for.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    if path.is_file() or (path / "data.mdb").is_file():
+        return [path]
+    shards = sorted(path.glob("*.lmdb"))
+    if not shards:
+        raise InputError(f"{path}: the folder holds no *.lmdb file and no data.mdb")
+    return shards
+
+
+class _Shard:
+    """One LMDB database."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # None: the keys are 0, 1, ..., length - 1
+        self._keys: Sequence[bytes] | None
+        self._length, self._keys = self._index()
+        if self._length == 0:
+            raise InputError(f"{path}: the database holds no records")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def structure(self, index: int) -> Data:
+        where, raw = self._raw(index)
+        return to_data(load_record(raw, where, only=RECORD_KEYS), where)
+
+    def sizes(self, keep: bool) -> np.ndarray:
+        """(n_records,) int64, from the file beside the database if that is still true of it."""
+        if keep and (kept := self._kept_sizes()) is not None:
+            return kept
+        label = f"sizes of the structures in {self.path.name}"
+        counts = [self._count(index) for index in track(range(len(self)), label, total=len(self))]
+        sizes = np.array(counts, dtype=np.int64)
+        if keep:
+            # a read-only folder is no reason to fail: the sizes are counted again next time
+            with contextlib.suppress(OSError):
+                self._keep_sizes(sizes)
+        return sizes
+
+    def _raw(self, index: int) -> tuple[str, bytes]:
+        key = str(index).encode() if self._keys is None else self._keys[index]
+        where = f"{self.path}#{key.decode()}"
+        try:
+            with open_readonly(self.path).begin() as transaction:
+                raw = transaction.get(key)
+        except lmdb.Error as error:
+            raise InputError(f"{where}: the database is damaged: {error}") from error
+        if raw is None:
+            raise InputError(f"{where}: the record is missing; download or convert the file again")
+        return where, raw
+
+    def _count(self, index: int) -> int:
+        where, raw = self._raw(index)
+        record = load_record(raw, where, only=("natoms",))
+        if not record:
+            record = load_record(raw, where, only=("atomic_numbers",))
+        natoms: Any = record.get("natoms", np.size(record.get("atomic_numbers", ())))
+        try:
+            count = int(natoms)
+        except (TypeError, ValueError):
+            count = 0
+        if count < 1:
+            raise InputError(f"{where}: the record does not say how many atoms it has")
+        return count
+
+    def _index(self) -> tuple[int, list[bytes] | None]:
+        environment = open_readonly(self.path)
+        try:
+            with environment.begin() as transaction:
+                stored = transaction.get(b"length")
+                length = None if stored is None else _length(stored, f"{self.path}#length")
+                if length is not None and environment.stat()["entries"] > length:
+                    ends = (0, length - 1) if length else ()
+                    if all(transaction.get(str(end).encode()) is not None for end in ends):
+                        return length, None
+                keys = [key for key in transaction.cursor().iternext(values=False) if key.isdigit()]
+        except lmdb.Error as error:
+            raise InputError(f"{self.path}: the database is damaged: {error}") from error
+        if length is not None and length != len(keys):
+            raise InputError(
+                f"{self.path}: 'length' says {length}, but there are {len(keys)} records; "
+                "download or convert the file again"
+            )
+        return len(keys), sorted(keys, key=int)
+
+    @property
+    def _sizes_file(self) -> Path:
+        return self.path.with_name(self.path.name + ".natoms.npz")
+
+    def _stamp(self) -> np.ndarray:
+        status = lmdb_file(self.path).stat()
+        return np.array([status.st_size, status.st_mtime_ns], dtype=np.int64)
+
+    def _kept_sizes(self) -> np.ndarray | None:
+        try:
+            with np.load(self._sizes_file, allow_pickle=False) as kept:
+                stamp, sizes = kept["stamp"], kept["n_atoms"]
+        # absent or damaged: the sizes are counted again and the file is replaced
+        except Exception:
+            return None
+        fits = np.array_equal(stamp, self._stamp()) and sizes.shape == (len(self),)
+        return sizes.astype(np.int64) if fits and sizes.dtype == np.int64 else None
+
+    def _keep_sizes(self, sizes: np.ndarray) -> None:
+        target = self._sizes_file
+        with NamedTemporaryFile(dir=target.parent, suffix=".natoms.npz", delete=False) as file:
+            try:
+                np.savez_compressed(file, stamp=self._stamp(), n_atoms=sizes)
+                file.close()
+                os.replace(file.name, target)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+
+
+def _length(raw: bytes, where: str) -> int:
+    """The number of records as OC20 (pickled) and others (decimal text) write it."""
+    value = int(raw) if raw.isdigit() else load_value(raw, where)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InputError(f"{where}: not a number of records")
+    return value

@@ -1,0 +1,200 @@
+"""OC20-layout LMDB files, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import torch
+
+from molflt.data.lmdb_environment import close_readonly
+from molflt.data.progress import track
+from molflt.errors import InputError
+
+_PER_COMMIT = 256
+_FIRST_MAP_SIZE = 16 << 20
+_DONE, _SOURCE = b"molflt:done", b"molflt:source"
+"""Bookkeeping of an unfinished file; removed before the file gets its name."""
+
+
+def write_lmdb(
+    path: str | os.PathLike[str],
+    records: Iterable[Mapping[str, Any]],
+    total: int | None = None,
+    resume: bool = True,
+    progress: bool | None = None,
+    *,
+    overwrite: bool = False,
+    source: str = "",
+) -> int:
+    """Write records as an OC20-layout LMDB file: pickled dicts under "0", "1", ..., and ``length``.
+
+    The file grows as ``PATH.partial`` and gets its name when it is complete and on disk. A partial file left by
+    an interrupted run from the same source is continued: a sequence is entered where the run stopped, other
+    iterables are wound forward. A partial file from another source is discarded.
+
+    Args:
+        path: the file to make.
+        records: mappings of text to NumPy arrays, tensors, numbers and text.
+        total: how many records there will be; by default the length of a sequence.
+        resume: continue a partial file; if False, discard it.
+        progress: show a bar; None shows it on a terminal only.
+        overwrite: replace an existing file.
+        source: what the records come from (for instance ``sources.fingerprint``), to tell whether a partial
+            file may be continued; the first record and the total are always compared.
+
+    Returns:
+        The number of records in the file.
+
+    Raises:
+        InputError: the file exists, a record holds something else than numbers and text, there are no records,
+            or not as many as ``total``.
+    """
+    final, partial = Path(path), Path(os.fspath(path) + ".partial")
+    if final.exists() and not overwrite:
+        raise InputError(f"{final}: exists already; remove it, name another file or ask to overwrite")
+    if not final.parent.is_dir():
+        raise InputError(f"{final.parent}: no such folder")
+    if total is None and isinstance(records, Sequence):
+        total = len(records)
+    first, records = _peek(records, final)
+    identity = _identity(source, total, first)
+    if not resume:
+        partial.unlink(missing_ok=True)
+    done = _committed(partial, identity)
+    if done is None:
+        partial.unlink(missing_ok=True)
+        done = 0
+    with contextlib.closing(_Writer(partial)) as writer:
+        rest = _from(records, done)
+        numbered = enumerate(track(rest, f"writing {final.name}", total, done, progress), start=done)
+        while chunk := list(islice(numbered, _PER_COMMIT)):
+            items = [(str(k).encode(), _pickled(record, f"{final}: record {k}")) for k, record in chunk]
+            done += len(items)
+            writer.commit([*items, (_SOURCE, identity), (_DONE, str(done).encode())])
+        if total is not None and done != total:
+            raise InputError(f"{final}: {done} records came, {total} were announced; the file is not finished")
+        writer.commit([(b"length", pickle.dumps(done, protocol=4))], remove=(_SOURCE, _DONE))
+    Path(os.fspath(partial) + "-lock").unlink(missing_ok=True)
+    # this process may have the file that is being replaced open
+    close_readonly(final)
+    os.replace(partial, final)
+    _sync_folder(final.parent)
+    return done
+
+
+class _Writer:
+    """A growing LMDB file."""
+
+    def __init__(self, path: Path) -> None:
+        size = path.stat().st_size if path.exists() else 0
+        map_size = max(_FIRST_MAP_SIZE, 2 * size)
+        try:
+            # LMDB maps map_size but on disk the file is only as long as its pages
+            self._environment = lmdb.open(os.fspath(path), subdir=False, map_size=map_size, lock=True)
+        except (lmdb.Error, OSError) as error:
+            raise InputError(f"{path}: cannot be written: {error}") from error
+        self._map_size = map_size
+
+    def commit(self, items: Sequence[tuple[bytes, bytes]], remove: Sequence[bytes] = ()) -> None:
+        """Write all items or none, durably, in as large a map as that takes."""
+        while True:
+            try:
+                with self._environment.begin(write=True) as transaction:
+                    for key, value in items:
+                        transaction.put(key, value)
+                    for key in remove:
+                        transaction.delete(key)
+                return
+            except lmdb.MapFullError:
+                self._map_size *= 2
+                self._environment.set_mapsize(self._map_size)
+
+    def close(self) -> None:
+        self._environment.sync(True)
+        self._environment.close()
+
+
+def _peek(records: Iterable[Mapping[str, Any]], final: Path) -> tuple[Mapping[str, Any], Iterable[Mapping[str, Any]]]:
+    """The first record, and the records with it."""
+    if isinstance(records, Sequence):
+        if len(records) == 0:
+            raise InputError(f"{final}: there are no records to write")
+        return records[0], records
+    iterator = iter(records)
+    for first in iterator:
+        return first, _chain(first, iterator)
+    raise InputError(f"{final}: there are no records to write")
+
+
+def _chain(first: Mapping[str, Any], rest: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    yield first
+    yield from rest
+
+
+def _from(records: Iterable[Mapping[str, Any]], start: int) -> Iterator[Mapping[str, Any]]:
+    if isinstance(records, Sequence):
+        # by index: iterating would make the records that are in the file already
+        return (records[k] for k in range(start, len(records)))
+    return islice(iter(records), start, None)
+
+
+def _committed(partial: Path, identity: bytes) -> int | None:
+    """How many records of this source a partial file holds; None: it is absent, damaged or of another."""
+    if not partial.is_file() or partial.stat().st_size == 0:
+        return None
+    try:
+        with (
+            lmdb.open(os.fspath(partial), subdir=False, readonly=True, lock=False) as environment,
+            environment.begin() as transaction,
+        ):
+            done = transaction.get(_DONE)
+            same = transaction.get(_SOURCE) == identity
+    except (lmdb.Error, OSError):
+        return None
+    return int(done) if same and done is not None else None
+
+
+def _plain(value: object, where: str) -> Any:
+    """Numbers, text and arrays only, so that the file can be read without trusting it."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufU":
+        return np.ascontiguousarray(value).reshape(value.shape)
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(f"{where} holds {type(value).__name__}; expected arrays, numbers or text")
+
+
+def _pickled(record: Mapping[str, Any], where: str) -> bytes:
+    plain = {key: _plain(value, f"{where}, field '{key}'") for key, value in record.items()}
+    return pickle.dumps(plain, protocol=4)
+
+
+def _identity(source: str, total: int | None, first: Mapping[str, Any]) -> bytes:
+    # not the hash of the pickle: that depends on which equal objects are the same object
+    digest = hashlib.sha256(f"{source}\n{total}\n".encode())
+    for key in sorted(first):
+        value = np.asarray(_plain(first[key], f"record 0, field '{key}'"))
+        digest.update(f"{key} {value.dtype.str} {value.shape}\n".encode() + value.tobytes())
+    return digest.hexdigest().encode()
+
+
+def _sync_folder(folder: Path) -> None:
+    # makes the new name durable; not every platform can open a folder
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

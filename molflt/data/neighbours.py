@@ -1,0 +1,123 @@
+"""Neighbour lists with periodic images, in the vocabulary's convention."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from ase.data import chemical_symbols
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch_geometric.data import Data
+from vesin import NeighborList
+
+from molflt.errors import InputError
+
+COINCIDENT = 1e-6
+"""Å. Two atoms closer than this are one atom given twice."""
+_EXACT = "donot_use_mm_for_euclid_dist"
+"""torch.cdist loses small distances where it multiplies matrices."""
+
+
+def neighbour_list(
+    positions: ArrayLike | Tensor, cell: ArrayLike | Tensor, pbc: ArrayLike | Tensor, cutoff: float
+) -> tuple[Tensor, Tensor]:
+    """Every ordered pair of atoms, images included, closer than a cutoff.
+
+    An atom is not its own neighbour, but its periodic images are. Lattice vectors along directions that are not
+    periodic play no part. The order is fixed: by receiver, sender, translation.
+
+    Args:
+        positions: (n_atoms, 3), Å, anywhere in space.
+        cell: (3, 3) or (1, 3, 3), Å, lattice vectors as rows.
+        pbc: (3,) or (1, 3), bool.
+        cutoff: Å, positive.
+
+    Returns:
+        edge_index: (2, n_edges) int64; (i, j): atom j sends to atom i.
+        cell_offsets: (n_edges, 3) int64; Δ_ij = r_i − r_j − cell_offsets @ cell.
+
+    Raises:
+        InputError: a number is not finite, two atoms coincide, or the periodic lattice vectors are dependent.
+    """
+    points = np.asarray(positions, dtype=np.float64).reshape(-1, 3)
+    lattice = np.asarray(cell, dtype=np.float64).reshape(3, 3)
+    periodic = np.asarray(pbc, dtype=bool).reshape(3)
+    if not (np.isfinite(cutoff) and cutoff > 0):
+        raise InputError(f"the cutoff must be a positive length in Å, not {cutoff}")
+    if len(bad := np.flatnonzero(~np.isfinite(points).all(axis=1))):
+        raise InputError(f"atom {bad[0]} has a position that is not finite: {points[bad[0]]}")
+    if len(points) == 0:
+        return torch.zeros((2, 0), dtype=torch.int64), torch.zeros((0, 3), dtype=torch.int64)
+    # far from the origin, digits that the distances need would be lost
+    points = points - points.mean(axis=0)
+    box = _bounding_box(points, lattice, periodic, cutoff)
+    # one thread: DataLoader workers already use the cores
+    search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
+    i, j, shifts, distances = search.compute(points, box, True, "ijSd")
+    if len(close := np.flatnonzero(distances < COINCIDENT)):
+        first = close[np.lexsort((j[close], i[close]))[0]]
+        raise InputError(
+            f"atoms {i[first]} and {j[first]} coincide (distance {distances[first]:.1e} Å); remove one of them"
+        )
+    order = np.lexsort((shifts[:, 2], shifts[:, 1], shifts[:, 0], j, i))
+    edge_index = np.stack([i[order], j[order]]).astype(np.int64)
+    return torch.from_numpy(edge_index), torch.from_numpy(shifts[order].astype(np.int64))
+
+
+def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = False) -> Data:
+    """Set ``edge_index`` and ``cell_offsets`` on a structure.
+
+    Args:
+        data: a structure under the vocabulary; changed in place.
+        cutoff: Å.
+        all_pairs_if_isolated: connect every ordered pair of different atoms, whatever their distance, when no
+            direction is periodic.
+
+    Returns:
+        The same structure.
+
+    Raises:
+        InputError: as ``neighbour_list``, with the structure's name and the elements.
+    """
+    try:
+        if all_pairs_if_isolated and not bool(data.pbc.any()):
+            edge_index = _all_pairs(data.positions)
+            offsets = torch.zeros((edge_index.shape[1], 3), dtype=torch.int64)
+        else:
+            edge_index, offsets = neighbour_list(data.positions, data.cell, data.pbc, cutoff)
+    except InputError as error:
+        elements = ", ".join(sorted({chemical_symbols[z] for z in data.atomic_numbers.tolist()}))
+        raise InputError(f"{data.get('name', 'structure')} ({elements}): {error}") from error
+    data.edge_index, data.cell_offsets = edge_index, offsets
+    return data
+
+
+def _all_pairs(positions: Tensor) -> Tensor:
+    if not bool(torch.isfinite(positions).all()):
+        raise InputError("an atom has a position that is not finite")
+    close = torch.triu(torch.cdist(positions, positions, compute_mode=_EXACT) < COINCIDENT, diagonal=1)
+    if len(pairs := close.nonzero()):
+        raise InputError(f"atoms {int(pairs[0, 0])} and {int(pairs[0, 1])} coincide; remove one of them")
+    return (~torch.eye(len(positions), dtype=torch.bool)).nonzero().T.contiguous()
+
+
+def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray, cutoff: float) -> np.ndarray:
+    """A box, periodic in all directions, with the neighbours of the given one.
+
+    Along a direction that is not periodic the lattice vector (perhaps zero, perhaps shorter than the
+    structure) is replaced by one at right angles to the periodic vectors, and long enough that no image of
+    an atom along it comes within the cutoff. One search then serves every kind of boundary.
+    """
+    vectors = lattice[periodic]
+    lengths = np.linalg.norm(vectors, axis=1)
+    if not np.isfinite(vectors).all() or np.any(lengths < COINCIDENT):
+        raise InputError("a periodic lattice vector is zero or not finite; correct the cell or pbc")
+    # the product of the singular values of the unit vectors is the volume they span: 1 at right angles
+    if len(vectors) and np.prod(np.linalg.svd(vectors / lengths[:, None], compute_uv=False)) < 1e-6:
+        raise InputError("the periodic lattice vectors are linearly dependent; correct the cell or pbc")
+    box = lattice.copy()
+    if not periodic.all():
+        normals = np.linalg.qr(vectors.T, mode="complete")[0][:, len(vectors) :].T
+        extents = np.ptp(points @ normals.T, axis=0)
+        box[~periodic] = normals * (extents + cutoff + 1.0)[:, None]
+    return box

@@ -1,0 +1,44 @@
+"""Progress of long reads and writes, on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+_PATIENCE = 2.0
+"""Seconds before a bar appears: what ends sooner needs none."""
+
+
+def track(
+    items: Iterable[T], label: str, total: int | None = None, done: int = 0, enabled: bool | None = None
+) -> Iterator[T]:
+    """Yield the items, with a bar on standard error once they take over two seconds.
+
+    Args:
+        items: what to go through.
+        label: what is being done.
+        total: how many there are in all, those done before included; unknown when None.
+        done: how many were done before this run.
+        enabled: None shows the bar on a terminal only.
+    """
+    if not (sys.stderr.isatty() if enabled is None else enabled):
+        yield from items
+        return
+    start = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task(label, total=total, completed=done)
+    try:
+        for item in items:
+            yield item
+            progress.advance(task)
+            if not progress.live.is_started and time.monotonic() - start > _PATIENCE:
+                progress.start()
+    finally:
+        progress.stop()

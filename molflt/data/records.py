@@ -1,0 +1,200 @@
+"""OC20-layout records to ``Data`` under the vocabulary, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from ase.geometry import find_mic
+from torch_geometric.data import Data
+
+from molflt import vocabulary
+from molflt.errors import InputError
+
+LABELS = ("y_init", "y_relaxed", "energy")
+TEXTS = ("name", "adsorbate", "metals")
+RECORD_KEYS = frozenset(
+    ("pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms", "sid", *LABELS, *TEXTS)
+)
+"""What is read from a record; stored graphs and forces are not."""
+
+
+def to_data(record: Mapping[str, Any], where: str) -> Data:
+    """Turn an OC20-layout record into a structure.
+
+    Stored edges are ignored: neighbour lists are built for the cutoff in use. Without ``pbc``, a lattice
+    vector that is not zero is periodic, as in OC20, which is periodic in all three directions. Missing
+    ``tags`` are 0, missing ``fixed`` is False. Relaxed positions may be stored in another periodic image:
+    ``positions_relaxed`` is the image nearest to ``positions``.
+
+    Args:
+        record: arrays and numbers by OC20 key (``RECORD_KEYS``); lengths in Å, energies in eV. Integer fields
+            may be stored as floats, ``cell`` as (3, 3) or (1, 3, 3).
+        where: file and record: the name of the structure when the record has none, and the start of messages.
+
+    Raises:
+        InputError: a field is missing, malformed or out of range.
+    """
+    positions = _numbers(record, "pos", where)
+    if positions.size == 0:
+        raise InputError(f"{where}: the structure has no atoms")
+    if positions.ndim != 2 or positions.shape[1] != 3:
+        raise InputError(f"{where}: 'pos' has shape {positions.shape}, expected (n_atoms, 3)")
+    n_atoms = len(positions)
+    if "natoms" in record and (natoms := int(_integers(record, "natoms", where, 1)[0])) != n_atoms:
+        raise InputError(f"{where}: 'natoms' says {natoms}, but there are {n_atoms} positions")
+    cell = _numbers(record, "cell", where) if "cell" in record else np.zeros((3, 3))
+    if cell.size != 9:
+        raise InputError(f"{where}: 'cell' has shape {cell.shape}, expected (3, 3) or (1, 3, 3)")
+    cell = cell.reshape(3, 3)
+    if "pbc" in record:
+        pbc = _integers(record, "pbc", where, 3, low=0, high=1).astype(bool)
+    else:
+        pbc = np.any(cell != 0, axis=1)
+    if np.any(pbc & ~np.any(cell != 0, axis=1)):
+        raise InputError(f"{where}: periodic along a lattice vector that is zero; correct 'cell' or 'pbc'")
+    fields: dict[str, np.ndarray] = {
+        "atomic_numbers": _integers(record, "atomic_numbers", where, n_atoms),
+        "positions": positions,
+        "cell": cell[None],
+        "pbc": pbc[None],
+        "tags": _integers(record, "tags", where, n_atoms) if "tags" in record else np.zeros(n_atoms, dtype=np.int64),
+        "fixed": _integers(record, "fixed", where, n_atoms, low=0, high=1).astype(bool)
+        if "fixed" in record
+        else np.zeros(n_atoms, dtype=bool),
+    }
+    if "pos_relaxed" in record:
+        relaxed = _numbers(record, "pos_relaxed", where)
+        if relaxed.shape != positions.shape:
+            raise InputError(f"{where}: 'pos_relaxed' has shape {relaxed.shape}, expected {positions.shape}")
+        fields["positions_relaxed"] = nearest_image(positions, relaxed, cell, pbc, where)
+    for label in LABELS:
+        if label in record:
+            value = _numbers(record, label, where)
+            if value.size != 1:
+                raise InputError(f"{where}: '{label}' has shape {value.shape}, expected one number")
+            fields[label] = value.reshape(1)
+    if "sid" in record:
+        fields["sid"] = _integers(record, "sid", where, 1)
+    texts = {key: str(record[key]) for key in TEXTS if key in record}
+    return make_data(fields, texts.pop("name", where), where, texts)
+
+
+def make_data(
+    fields: Mapping[str, np.ndarray], name: str, where: str, texts: Mapping[str, str] | None = None
+) -> Data:
+    """Make a checked structure from arrays that already bear the vocabulary's names and shapes.
+
+    Args:
+        fields: arrays by name in the vocabulary; dtypes of the right kind are widened to the vocabulary's.
+        name: where the structure came from; kept as ``data.name``.
+        where: file and record, for messages.
+        texts: further text attributes.
+
+    Raises:
+        InputError: from ``vocabulary.check``.
+    """
+    tensors = {
+        # a copy: the structure must not share memory with its source
+        key: torch.tensor(value, dtype=vocabulary.FIELDS[key].dtype)
+        for key, value in fields.items()
+    }
+    vocabulary.check(tensors, where)
+    data = Data(**tensors)
+    data.num_nodes = int(tensors["atomic_numbers"].shape[0])
+    data.name = name
+    for key, text in (texts or {}).items():
+        data[key] = text
+    return data
+
+
+def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
+    """Turn a structure into an OC20-layout record: the inverse of ``to_data``.
+
+    Args:
+        data: a structure under the vocabulary. Its neighbour list is left out.
+        compact: store lengths in float32 and small integers in one byte, about a third of the size; without
+            it nothing is rounded.
+
+    Returns:
+        NumPy arrays, ints, floats and text by OC20 key.
+    """
+    length = np.float32 if compact else np.float64
+    small = np.uint8 if compact else np.int64
+    record: dict[str, Any] = {
+        "pos": data.positions.numpy().astype(length),
+        "cell": data.cell.numpy().astype(length),
+        "pbc": data.pbc.numpy().reshape(3).copy(),
+        "atomic_numbers": data.atomic_numbers.numpy().astype(small),
+        "tags": data.tags.numpy().astype(small),
+        "fixed": data.fixed.numpy().copy(),
+        "natoms": int(data.num_nodes),
+    }
+    if "positions_relaxed" in data:
+        record["pos_relaxed"] = data.positions_relaxed.numpy().astype(length)
+    for label in LABELS:
+        if label in data:
+            record[label] = float(data[label])
+    if "sid" in data:
+        record["sid"] = int(data.sid)
+    for key in TEXTS:
+        if key in data:
+            record[key] = str(data[key])
+    return record
+
+
+def nearest_image(
+    positions: np.ndarray, moved: np.ndarray, cell: np.ndarray, pbc: np.ndarray, where: str
+) -> np.ndarray:
+    """The periodic image of ``moved`` nearest to ``positions``, atom by atom.
+
+    Args:
+        positions: (n_atoms, 3), Å.
+        moved: (n_atoms, 3), Å.
+        cell: (3, 3), Å, lattice vectors as rows.
+        pbc: (3,), bool.
+        where: file and record, for messages.
+
+    Returns:
+        (n_atoms, 3), Å: ``positions`` plus the minimum-image displacement, exact for skewed cells.
+
+    Raises:
+        InputError: a number is not finite.
+    """
+    if not (np.isfinite(positions).all() and np.isfinite(moved).all() and np.isfinite(cell).all()):
+        raise InputError(f"{where}: positions or cell hold NaN or infinity; correct or remove the record")
+    if not pbc.any():
+        return moved
+    displacements, _ = find_mic(moved - positions, cell, pbc)
+    return positions + displacements
+
+
+def _numbers(record: Mapping[str, Any], key: str, where: str) -> np.ndarray:
+    if key not in record:
+        raise InputError(f"{where}: field '{key}' is missing")
+    value = np.asarray(record[key])
+    if value.dtype.kind not in "biuf":
+        raise InputError(f"{where}: field '{key}' holds {value.dtype}, expected numbers")
+    return value.astype(np.float64)
+
+
+def _integers(
+    record: Mapping[str, Any], key: str, where: str, size: int, low: int = -(1 << 62), high: int = 1 << 62
+) -> np.ndarray:
+    """A field of whole numbers, (size,) int64; OC20 stores several of them as floats."""
+    if key not in record:
+        raise InputError(f"{where}: field '{key}' is missing")
+    value = np.asarray(record[key])
+    if value.dtype.kind not in "biuf":
+        raise InputError(f"{where}: field '{key}' holds {value.dtype}, expected whole numbers")
+    if value.size != size:
+        raise InputError(f"{where}: field '{key}' has shape {value.shape}, expected ({size},)")
+    value = value.reshape(size)
+    with np.errstate(invalid="ignore"):
+        whole = value.astype(np.int64)
+    if not np.array_equal(whole, value) or (size and (whole.min() < low or whole.max() > high)):
+        limits = f" from {low} to {high}" if high < 1 << 62 else ""
+        raise InputError(f"{where}: field '{key}' must hold whole numbers{limits}")
+    return whole
