@@ -1,0 +1,248 @@
+"""Molecules from SMILES and SDF through RDKit."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rdkit import Chem, rdBase
+from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
+from torch_geometric.data import Data
+
+from molflt.data.progress import track
+from molflt.data.records import LABELS, make_data
+from molflt.errors import InputError
+
+_MAX_STEPS = 2000
+"""Force-field iterations; a molecule that needs more is taken as far as it got."""
+_MAX_EMBEDDINGS = 50
+_GAP = 3.0
+"""Å between the parts of a structure that is not connected."""
+
+
+def from_smiles(smiles: str, name: str | None = None, seed: int = 0) -> Data:
+    """Build a molecule: hydrogens added, conformer by ETKDGv3, then MMFF94 (UFF where MMFF has no parameters).
+
+    A force-field geometry is a starting point: bonds of small linear molecules can be wrong by 0.2 Å.
+
+    Args:
+        smiles: the molecule; the parts of one that is not connected are laid side by side.
+        name: kept as ``data.name``; the SMILES by default.
+        seed: of the conformer; the same seed gives the same positions.
+
+    Returns:
+        A structure without a cell, tags 0.
+
+    Raises:
+        InputError: not a SMILES, no atoms, or no conformer found.
+    """
+    name = smiles if name is None else name
+    return from_mol(_with_conformer(_parse(smiles, name), name, seed), name)
+
+
+def is_smiles(text: str) -> bool:
+    """Whether RDKit can read a text as SMILES of at least one atom."""
+    try:
+        _parse(text, text)
+    except InputError:
+        return False
+    return True
+
+
+def from_mol(mol: Chem.Mol, name: str) -> Data:
+    """Turn an RDKit molecule with a 3D conformer and explicit hydrogens into a structure.
+
+    Properties ``energy``, ``y_init`` and ``y_relaxed`` (eV) become labels.
+
+    Raises:
+        InputError: no atoms, no conformer, a flat drawing, or hydrogens that are not explicit.
+    """
+    if mol.GetNumAtoms() == 0:
+        raise InputError(f"{name}: the molecule has no atoms")
+    if mol.GetNumConformers() == 0:
+        raise InputError(f"{name}: the molecule has no positions; embed it first, or give its SMILES")
+    conformer = mol.GetConformer()
+    if not conformer.Is3D() and mol.GetNumAtoms() > 1:
+        raise InputError(f"{name}: the positions are a flat drawing, not a 3D geometry; give the SMILES instead")
+    # before sanitisation RDKit has not counted them
+    mol.UpdatePropertyCache(strict=False)
+    if missing := sum(atom.GetTotalNumHs() for atom in mol.GetAtoms()):
+        raise InputError(f"{name}: {missing} hydrogen atoms have no positions; add them before")
+    n_atoms = mol.GetNumAtoms()
+    fields = {
+        "atomic_numbers": np.array([atom.GetAtomicNum() for atom in mol.GetAtoms()]),
+        "positions": np.array(conformer.GetPositions(), dtype=np.float64),
+        "cell": np.zeros((1, 3, 3)),
+        "pbc": np.zeros((1, 3), dtype=bool),
+        "tags": np.zeros(n_atoms, dtype=np.int64),
+        "fixed": np.zeros(n_atoms, dtype=bool),
+    }
+    for label in LABELS:
+        if mol.HasProp(label):
+            fields[label] = _label(mol.GetProp(label), label, name)
+    return make_data(fields, name, name)
+
+
+def read_sdf(path: str | os.PathLike[str]) -> list[Data]:
+    """Read every molecule of an SDF or MOL file, with the positions it has, named ``PATH#INDEX``.
+
+    Raises:
+        InputError: no such file, no molecules, or a molecule that cannot be read.
+    """
+    file = _existing(path)
+    structures: list[Data] = []
+    with _captured() as said, file.open("rb") as stream:
+        supplier = Chem.ForwardSDMolSupplier(stream, sanitize=False, removeHs=False)
+        for mol in supplier:
+            name = f"{file}#{len(structures)}"
+            if mol is None:
+                raise InputError(f"{name}: not a readable molecule block{_because(said())}")
+            structures.append(from_mol(mol, name))
+    if not structures:
+        raise InputError(f"{file}: holds no molecules")
+    return structures
+
+
+def read_smiles_file(path: str | os.PathLike[str], seed: int = 0) -> list[Data]:
+    """Read a ``.smi`` file (a SMILES and perhaps a title on each line) or a ``.csv`` with a column ``smiles``.
+
+    Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels. Structures are named
+    ``PATH#INDEX``.
+
+    Raises:
+        InputError: no such file, no such column, no molecules, or a line that is not a SMILES.
+    """
+    file = _existing(path)
+    try:
+        rows = list(_csv_rows(file) if file.suffix.lower() == ".csv" else _smi_rows(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file}: not a readable text file: {error}") from error
+    if not rows:
+        raise InputError(f"{file}: holds no molecules")
+    structures = []
+    for index, (smiles, labels) in enumerate(track(rows, f"conformers of {file.name}", total=len(rows))):
+        name = f"{file}#{index}"
+        mol = _with_conformer(_parse(smiles, name), name, seed)
+        for label, text in labels.items():
+            mol.SetProp(label, text)
+        structures.append(from_mol(mol, name))
+    return structures
+
+
+def _parse(smiles: str, name: str) -> Chem.Mol:
+    with _captured() as said:
+        mol = Chem.MolFromSmiles(smiles)
+        messages = said()
+    if mol is None:
+        raise InputError(f"{name}: '{smiles}' is not a valid SMILES{_because(messages)}")
+    if mol.GetNumAtoms() == 0:
+        raise InputError(f"{name}: the SMILES is empty")
+    return mol
+
+
+def _with_conformer(mol: Chem.Mol, name: str, seed: int) -> Chem.Mol:
+    mol = Chem.AddHs(mol)
+    parameters: Any = rdDistGeom.ETKDGv3()
+    parameters.randomSeed = seed
+    parameters.maxIterations = _MAX_EMBEDDINGS
+    with _captured() as said:
+        try:
+            failed = rdDistGeom.EmbedMolecule(mol, parameters) != 0
+            if failed:
+                # cages and large rings: starting from random coordinates often succeeds
+                parameters.useRandomCoords = True
+                failed = rdDistGeom.EmbedMolecule(mol, parameters) != 0
+            if failed:
+                raise InputError(f"{name}: RDKit found no conformer{_because(said())}")
+            if rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol):
+                rdForceFieldHelpers.MMFFOptimizeMolecule(mol, maxIters=_MAX_STEPS)
+            elif rdForceFieldHelpers.UFFHasAllMoleculeParams(mol):
+                rdForceFieldHelpers.UFFOptimizeMolecule(mol, maxIters=_MAX_STEPS)
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{name}: RDKit could not build a geometry: {error}") from error
+    _lay_side_by_side(mol)
+    return mol
+
+
+def _lay_side_by_side(mol: Chem.Mol) -> None:
+    """Move the parts of a structure such as a salt, which RDKit centres on one point, apart along x."""
+    parts = Chem.GetMolFrags(mol)
+    if len(parts) < 2:
+        return
+    conformer = mol.GetConformer()
+    positions = np.array(conformer.GetPositions())
+    edge = 0.0
+    for part in map(list, parts):
+        positions[part, 0] += edge - positions[part, 0].min()
+        positions[part, 1:] -= positions[part, 1:].mean(axis=0)
+        edge = positions[part, 0].max() + _GAP
+    for index, position in enumerate(positions.tolist()):
+        conformer.SetAtomPosition(index, position)
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream)
+        columns = {column.strip().lower(): column for column in reader.fieldnames or () if column}
+        if "smiles" not in columns:
+            raise InputError(f"{file}: no column 'smiles'; found: {', '.join(columns) or 'none'}")
+        for row in reader:
+            labels = {label: row[columns[label]] for label in LABELS if label in columns and row[columns[label]]}
+            yield (row[columns["smiles"]] or "").strip(), labels
+
+
+def _smi_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    for line in file.read_text(encoding="utf-8-sig").splitlines():
+        words = line.split()
+        if words and not words[0].startswith("#"):
+            yield words[0], {}
+
+
+def _label(text: str, label: str, name: str) -> np.ndarray:
+    try:
+        return np.array([float(text)])
+    except ValueError as error:
+        raise InputError(f"{name}: '{label}' is '{text:.40}', expected a number in eV") from error
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    return file
+
+
+class _Said:
+    """What RDKit has said so far, in one line."""
+
+    def __init__(self, capture: object) -> None:
+        self._capture = capture
+
+    def __call__(self) -> str:
+        messages = str(getattr(self._capture, "messages", "") or "")
+        # "[12:00:00] text", one per line
+        return "; ".join(line.split("] ", 1)[-1].strip() for line in messages.splitlines() if line.strip())
+
+
+@contextmanager
+def _captured() -> Iterator[_Said]:
+    """Keep RDKit from writing to standard error."""
+    with rdBase.BlockLogs():
+        # older RDKit has no capture: then errors come without its reasons
+        capture = getattr(rdBase, "CaptureErrorLog", None)
+        if capture is None:
+            yield _Said(None)
+            return
+        with capture() as log:
+            yield _Said(log)
+
+
+def _because(messages: str) -> str:
+    return f" ({messages[:300]})" if messages else ""

@@ -1,0 +1,232 @@
+"""One way in for every kind of path."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from torch_geometric.data import Data
+
+from molflt.data.ase_io import TagConvention, ase_format, read_ase
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.rdkit_io import from_smiles, read_sdf, read_smiles_file
+from molflt.errors import InputError
+
+_SDF, _SMILES = (".sdf", ".mol"), (".smi", ".csv")
+_WHOLE, _END = 64 << 20, 1 << 20
+"""Bytes up to which a file is hashed whole, and bytes hashed at either end of a longer one."""
+
+
+@runtime_checkable
+class StructureDataset(Protocol):
+    """Structures by index, with their sizes."""
+
+    def __len__(self) -> int:
+        """The number of structures."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Data:
+        """One structure, without a neighbour list; negative indices count from the end."""
+        ...
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64: atoms of every structure."""
+        ...
+
+
+class ListDataset:
+    """Structures held in memory."""
+
+    def __init__(self, structures: Iterable[Data]) -> None:
+        self._structures = list(structures)
+        self._n_atoms = np.array([int(s.num_nodes) for s in self._structures], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._structures)
+
+    def __getitem__(self, index: int) -> Data:
+        return self._structures[index]
+
+    def __iter__(self) -> Iterator[Data]:
+        return iter(self._structures)
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64."""
+        return self._n_atoms
+
+
+class SubsetDataset:
+    """Some structures of a data set, read when asked for."""
+
+    def __init__(self, dataset: StructureDataset, indices: Iterable[int]) -> None:
+        self._dataset = dataset
+        self.indices = np.fromiter((int(k) for k in indices), dtype=np.int64)
+        n = len(dataset)
+        if len(self.indices) and (self.indices.min() < -n or self.indices.max() >= n):
+            raise InputError(f"an index of the subset is out of range for {n} structures")
+        self.indices %= max(n, 1)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Data:
+        return self._dataset[int(self.indices[index])]
+
+    def __iter__(self) -> Iterator[Data]:
+        return (self[k] for k in range(len(self)))
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64."""
+        return self._dataset.n_atoms[self.indices]
+
+
+class ConcatDataset:
+    """Data sets one after the other, read when asked for."""
+
+    def __init__(self, datasets: Sequence[StructureDataset]) -> None:
+        self._datasets = list(datasets)
+        self._ends = list(accumulate(len(dataset) for dataset in self._datasets))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Data:
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} structures")
+        k = bisect_right(self._ends, position)
+        return self._datasets[k][position - (self._ends[k] - len(self._datasets[k]))]
+
+    def __iter__(self) -> Iterator[Data]:
+        return (self[k] for k in range(len(self)))
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64."""
+        sizes = [dataset.n_atoms for dataset in self._datasets]
+        return np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
+
+
+def subset(dataset: StructureDataset, indices: Iterable[int]) -> SubsetDataset:
+    """Some structures of a data set, in the order given.
+
+    Raises:
+        InputError: an index is out of range.
+    """
+    return SubsetDataset(dataset, indices)
+
+
+def open_dataset(path: str | os.PathLike[str], tags: TagConvention = "auto") -> StructureDataset:
+    """Open whatever a path holds.
+
+    Args:
+        path: an LMDB file or folder (of shards), a file ASE reads, SDF or MOL, SMILES (.smi, or .csv with a
+            column ``smiles``), or a folder of structure files (in the order of their names).
+        tags: how to understand the tags of files read through ASE, see ``ase_io.from_atoms``.
+
+    Raises:
+        InputError: nothing there, a kind of file that is not read, or damaged content.
+    """
+    source = Path(path)
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder")
+    if source.is_dir():
+        if (source / "data.mdb").is_file() or any(source.glob("*.lmdb")):
+            return LmdbDataset(source)
+        files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
+        if not files:
+            raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
+        return ConcatDataset([open_dataset(file, tags) for file in files])
+    suffix = source.suffix.lower()
+    if suffix in (".lmdb", ".mdb"):
+        return LmdbDataset(source)
+    if suffix in _SDF:
+        return ListDataset(read_sdf(source))
+    if suffix in _SMILES:
+        return ListDataset(read_smiles_file(source))
+    return ListDataset(read_ase(source, tags))
+
+
+def resolve_inputs(inputs: Sequence[str], tags: TagConvention = "auto") -> StructureDataset:
+    """Structures for a prediction.
+
+    Args:
+        inputs: paths, glob patterns and SMILES, in any mixture. What exists as a path is a path.
+        tags: see ``open_dataset``.
+
+    Returns:
+        All structures in the order of the inputs, named ``PATH#INDEX`` or by their SMILES; records that carry a
+        name of their own keep it.
+
+    Raises:
+        InputError: no inputs, or an input that is neither a path, a pattern with matches nor a SMILES.
+    """
+    if not inputs:
+        raise InputError("no inputs: give files, folders, glob patterns or SMILES")
+    datasets: list[StructureDataset] = []
+    for text in inputs:
+        if os.path.exists(text):
+            datasets.append(open_dataset(text, tags))
+        elif matches := sorted(glob.glob(text, recursive=True)):
+            datasets.extend(open_dataset(match, tags) for match in matches)
+        else:
+            try:
+                datasets.append(ListDataset([from_smiles(text)]))
+            except InputError as error:
+                raise InputError(
+                    f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
+                ) from error
+    return ConcatDataset(datasets)
+
+
+def fingerprint(path: str | os.PathLike[str]) -> str:
+    """A cheap fingerprint of a data set's content, independent of where it lies.
+
+    SHA-256 over names, sizes and contents; of a file above 64 MiB the first and last MiB.
+
+    Raises:
+        InputError: nothing there, or it cannot be read.
+    """
+    source = Path(path)
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder")
+    if source.is_dir():
+        # lock files and kept sizes come and go
+        files = [f for f in sorted(source.rglob("*")) if f.is_file() and not _is_companion(f)]
+        names = [f.relative_to(source).as_posix() for f in files]
+    else:
+        files, names = [source], [source.name]
+    digest = hashlib.sha256()
+    try:
+        for file, name in zip(files, names, strict=True):
+            size = file.stat().st_size
+            digest.update(f"{name}\n{size}\n".encode())
+            with file.open("rb") as stream:
+                if size <= _WHOLE:
+                    while block := stream.read(_END):
+                        digest.update(block)
+                else:
+                    digest.update(stream.read(_END))
+                    stream.seek(-_END, os.SEEK_END)
+                    digest.update(stream.read(_END))
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _is_companion(file: Path) -> bool:
+    return file.name.endswith((".natoms.npz", "-lock", "lock.mdb"))
+
+
+def _is_known(file: Path) -> bool:
+    return file.suffix.lower() in (*_SDF, *_SMILES) or ase_format(file) is not None
