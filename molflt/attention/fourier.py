@@ -96,7 +96,7 @@ class FourierAttention(AttentionLayer):
         self.local_rpe = LocalRPE(n_rbf, n_heads)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
-        self.rpe_weights = nn.Parameter(_RPE_WEIGHT_STD * torch.randn(n_weights, n_heads)) if n_weights else None
+        self.rpe_weights = nn.Parameter(_RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
         if n_weights and far_rank == 1:
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
         if n_weights and far_rank == "m":

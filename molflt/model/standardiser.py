@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,10 +58,10 @@ class Standardiser(nn.Module):
         for z, energy in statistics.references.items():
             self.references[z] = energy
 
-    def _apply(self, fn: object, recurse: bool = True) -> Standardiser:
+    def _apply(self, fn: Any, recurse: bool = True) -> Standardiser:
         """Move with the model but keep float64: reference energies lose digits that matter in float32."""
         kept = {name: value for name, value in self._buffers.items() if value is not None}
-        super()._apply(fn, recurse)  # type: ignore[arg-type]
+        super()._apply(fn, recurse)
         for name, value in kept.items():
             moved = self._buffers[name]
             assert moved is not None

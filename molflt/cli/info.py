@@ -1,0 +1,95 @@
+"""``molflt info``: what a model file or a data set holds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from molflt.cli.terminal import say
+
+
+def info_command(
+    path: str = typer.Argument(..., help="A model file, or structures in any readable form.", show_default=False),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+) -> None:
+    """Describe a model or a data set.
+
+    Example: molflt info runs/tiny/best.safetensors
+    """
+    content = _model_info(Path(path)) if path.endswith(".safetensors") else _data_info(path)
+    if as_json:
+        typer.echo(json.dumps(content))
+        return
+    _print(content, 0)
+
+
+def _model_info(path: Path) -> dict[str, Any]:
+    from ase.data import chemical_symbols
+
+    from molflt.model.model_file import load_model
+
+    loaded = load_model(path)
+    metadata = loaded.metadata.model_dump(mode="json")
+    symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
+    return {"model": str(path), "parameters": loaded.model.n_parameters(), "elements": symbols, **metadata}
+
+
+def _data_info(path: str) -> dict[str, Any]:
+    import numpy as np
+    from ase.data import chemical_symbols
+
+    from molflt.data.progress import track
+    from molflt.data.sources import open_dataset
+    from molflt.training.config_file import resolve_path
+    from molflt.vocabulary import TARGETS
+
+    dataset = open_dataset(resolve_path(path))
+    elements: Counter[int] = Counter()
+    boundary: Counter[str] = Counter()
+    values: dict[str, list[float]] = {target: [] for target in TARGETS}
+    relaxed = 0
+    sizes = []
+    for data in track((dataset[i] for i in range(len(dataset))), "reading", len(dataset)):
+        sizes.append(int(data.num_nodes))
+        elements.update(set(data.atomic_numbers.tolist()))
+        boundary["".join("T" if p else "F" for p in data.pbc[0].tolist())] += 1
+        relaxed += "positions_relaxed" in data
+        for target, found in values.items():
+            if target in data:
+                found.append(float(data[target]))
+    labels = {}
+    for target, found in values.items():
+        if found:
+            array = np.asarray(found)
+            labels[target] = {
+                "n": len(found),
+                "mean_eV": float(array.mean()),
+                "std_eV": float(array.std()),
+                "mean_absolute_deviation_eV": float(np.abs(array - array.mean()).mean()),
+                "min_eV": float(array.min()),
+                "max_eV": float(array.max()),
+            }
+    return {
+        "data": path,
+        "structures": len(sizes),
+        "atoms": {"min": min(sizes), "median": float(np.median(sizes)), "max": max(sizes), "total": sum(sizes)},
+        "elements": {chemical_symbols[z]: n for z, n in sorted(elements.items())},
+        "periodic": dict(boundary),
+        "with_relaxed_positions": relaxed,
+        "labels": labels,
+    }
+
+
+def _print(content: dict[str, Any], depth: int) -> None:
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            say(f"{'  ' * depth}{key}:")
+            _print(value, depth + 1)
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            shown = f"{shown:.6g}" if isinstance(shown, float) else shown
+            say(f"{'  ' * depth}{key}: {shown}")

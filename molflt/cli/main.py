@@ -1,0 +1,62 @@
+"""The ``molflt`` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from molflt import __version__
+from molflt.cli.config import config_command
+from molflt.cli.convert import convert_command
+from molflt.cli.evaluate import evaluate_command
+from molflt.cli.info import info_command
+from molflt.cli.predict import predict_command
+from molflt.cli.terminal import errors
+from molflt.cli.train import train_command
+from molflt.errors import InputError
+
+app = typer.Typer(
+    name="molflt",
+    help="Train, evaluate and use linear, exactly invariant Fourier-RPE transformers for molecules and materials.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train_command)
+app.command("evaluate")(evaluate_command)
+app.command("predict")(predict_command)
+app.command("info")(info_command)
+app.command("convert")(convert_command)
+app.command("config")(config_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"molflt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one message and status 2, an interruption status 130."""
+    try:
+        app()
+    except InputError as error:
+        errors.print("Error:", str(error), style="red", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("Interrupted.", style="yellow")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""``molflt train``: a configuration to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from molflt.cli.terminal import errors, say
+from molflt.training.config_file import load_config
+
+
+def train_command(
+    config: Path = typer.Argument(..., help="YAML file; 'molflt config PRESET' prints one.", show_default=False),
+    overrides: list[str] = typer.Argument(None, help="key.sub=value, as often as needed.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="Run directory to create or continue.", show_default=False),
+    resume: Literal["never", "auto"] = typer.Option(
+        "never", help="auto: continue the run in --out from its last finished epoch, as if never interrupted."
+    ),
+) -> None:
+    """Train an energy model.
+
+    The run directory gets best.safetensors and last.safetensors (models), metrics.csv and metrics.jsonl (one record
+    per epoch), config.yaml, and last.ckpt (to continue from).
+
+    Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=flt
+    """
+    settings = load_config(config, overrides or [])
+    # Heavy imports wait until the configuration is known to be good.
+    from molflt.training.run import train
+
+    try:
+        result = train(settings, out, resume=resume == "auto", say=say)
+    except KeyboardInterrupt:
+        errors.print(f"Stopped. Continue with the same command and --resume auto (run directory {out}).")
+        raise
+    share = f", {result.best / result.mad:.3f} of the mean absolute deviation" if result.mad > 0 else ""
+    say(f"best: {result.best:.4f} eV{share}, epoch {result.best_epoch + 1}, {result.best_model}")

@@ -1,0 +1,185 @@
+"""One file per model: safetensors weights with JSON metadata. Loading never unpickles and runs no code."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+
+from molflt.atomic_file import atomic_file
+from molflt.attention.build import interchangeable_method
+from molflt.attention.config import AttentionConfig, FrequenciesKind
+from molflt.attention.fourier import FourierPositions
+from molflt.errors import InputError
+from molflt.model.config import ModelConfig
+from molflt.model.energy_model import EnergyModel
+
+SCHEMA_VERSION = 1
+METADATA_KEY = "molflt"
+
+
+class TrainingData(BaseModel):
+    """Where a model's knowledge comes from."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str
+    fingerprint: str
+    n_structures: int
+
+
+class ModelMetadata(BaseModel):
+    """What a model file says of itself."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    schema_version: int = SCHEMA_VERSION
+    config: ModelConfig
+    seed: int = Field(description="of the random frequencies and features")
+    target: str = Field(description="the field the model was trained on, see molflt.vocabulary")
+    units: dict[str, str] = Field(default_factory=lambda: {"energy": "eV", "length": "Å"})
+    elements: list[int] = Field(description="atomic numbers in the training set")
+    standardiser: dict[str, Any] = Field(description="the statistics, for reading; the ones in use are tensors")
+    training_data: TrainingData
+    validation: dict[str, float] = Field(description="metrics of the weights in this file")
+    epoch: int
+    versions: dict[str, str] = Field(default_factory=lambda: library_versions())
+
+
+@dataclass
+class LoadedModel:
+    """A model and what its file says of it."""
+
+    model: EnergyModel
+    metadata: ModelMetadata
+    path: Path
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what computed the weights."""
+    versions = {"python": platform.python_version()}
+    for name in ("molflt", "torch", "torch-geometric", "lightning", "numpy"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "unknown"
+    return versions
+
+
+def save_model(path: str | Path, model: EnergyModel, metadata: ModelMetadata) -> None:
+    """Write a model file, atomically."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(to_bytes(tensors, metadata={METADATA_KEY: metadata.model_dump_json()}))
+
+
+def read_metadata(path: str | Path) -> ModelMetadata:
+    """Read what a model file says of itself, without loading weights.
+
+    Raises:
+        InputError: the file is missing, truncated, no model, or of a newer schema.
+    """
+    with _open(Path(path)) as handle:
+        return _parse_metadata(Path(path), handle.metadata())
+
+
+def load_model(path: str | Path, frequencies: FrequenciesKind | None = None) -> LoadedModel:
+    """Load a model, in evaluation mode, on the CPU.
+
+    Args:
+        path: a file written by :func:`save_model`.
+        frequencies: evaluate the far field by this method instead of the recorded one. Possible only among the
+            methods that compute the same function to their tolerance.
+
+    Raises:
+        InputError: the file cannot be used, or the switch of method is not possible.
+    """
+    path = Path(path)
+    with _open(path) as handle:
+        metadata = _parse_metadata(path, handle.metadata())
+        model = EnergyModel(metadata.config, metadata.seed)
+        expected = model.state_dict()
+        found = set(handle.keys())
+        if found != set(expected):
+            missing, surplus = sorted(set(expected) - found), sorted(found - set(expected))
+            raise InputError(
+                f"{path}: the weights do not fit the configuration in the file "
+                f"(missing: {_first(missing)}; unknown: {_first(surplus)}); the file was altered or is damaged"
+            )
+        weights: dict[str, torch.Tensor] = {}
+        for name, tensor in expected.items():
+            shape = tuple(handle.get_slice(name).get_shape())
+            if shape != tuple(tensor.shape):
+                raise InputError(f"{path}: tensor '{name}' has shape {shape}, expected {tuple(tensor.shape)}")
+            weights[name] = handle.get_tensor(name)
+            if weights[name].is_floating_point() and not bool(torch.isfinite(weights[name]).all()):
+                raise InputError(f"{path}: tensor '{name}' holds NaN or infinity; train again from a good checkpoint")
+    model.load_state_dict(weights)
+    if frequencies is not None:
+        set_frequencies(model, frequencies)
+    return LoadedModel(model.eval(), metadata, path)
+
+
+def set_frequencies(model: EnergyModel, frequencies: FrequenciesKind) -> None:
+    """Evaluate the far field of a trained model by another numerical method.
+
+    Raises:
+        InputError: the model has no far field, or one of the two methods is an estimator: its deviation from f
+            is part of what the weights learnt.
+    """
+    attention: AttentionConfig = model.config.attention
+    if frequencies == attention.frequencies:
+        return
+    positions = model.positions
+    if not isinstance(positions, FourierPositions) or positions.method is None:
+        raise InputError(f"this model has no Fourier far field, so frequencies={frequencies} means nothing for it")
+    if not positions.method.interchangeable or frequencies == "sampled":
+        raise InputError(
+            f"this model was trained with frequencies={attention.frequencies}; it cannot be used with {frequencies}. "
+            "'sampled' is an estimator that is part of a model; auto, exact, quadrature, lattice are interchangeable"
+        )
+    positions.method = interchangeable_method(frequencies, attention.tolerance)
+    attention.frequencies = frequencies
+
+
+def _open(path: Path) -> Any:
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the model file in it, such as {path / 'best.safetensors'}")
+    if not path.exists():
+        raise InputError(f"{path}: no such file; a trained model is RUN_DIR/best.safetensors")
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: not a readable safetensors file, perhaps truncated ({error})") from error
+
+
+def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
+    if not raw or METADATA_KEY not in raw:
+        raise InputError(f"{path}: a safetensors file, but not a molflt model (it has no '{METADATA_KEY}' metadata)")
+    try:
+        content = json.loads(raw[METADATA_KEY])
+        schema = int(content["schema_version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: its metadata is damaged ({error})") from error
+    if schema > SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: written with model schema {schema}, this molflt reads up to {SCHEMA_VERSION}; upgrade molflt"
+        )
+    try:
+        return ModelMetadata.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']})") from error
+
+
+def _first(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else "none"

@@ -1,0 +1,1 @@
+"""Energies of structures by a trained model: batched prediction, evaluation, output files."""

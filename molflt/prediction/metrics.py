@@ -1,0 +1,50 @@
+"""The numbers by which energies are judged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+EWT_THRESHOLD = 0.02
+"""eV; an energy counts as within threshold below it (OC20)."""
+
+
+@dataclass(frozen=True)
+class EnergyMetrics:
+    """Errors of predicted energies on one labelled set.
+
+    Attributes:
+        n: structures.
+        energy_mae: mean absolute error, eV.
+        energy_rmse: root mean square error, eV.
+        ewt: share of errors below 0.02 eV.
+        mad: mean absolute deviation of the targets from their mean, eV: the error of the best constant, nearly.
+        mae_over_mad: the first divided by the last; 1 is no better than a constant.
+    """
+
+    n: int
+    energy_mae: float
+    energy_rmse: float
+    ewt: float
+    mad: float
+    mae_over_mad: float
+
+    def as_dict(self) -> dict[str, float]:
+        """By name."""
+        return asdict(self)
+
+
+def energy_metrics(predicted: np.ndarray, target: np.ndarray) -> EnergyMetrics:
+    """Compare energies (n,) eV with their targets (n,) eV."""
+    error = np.abs(np.asarray(predicted, dtype=np.float64) - np.asarray(target, dtype=np.float64))
+    mad = float(np.abs(target - np.mean(target)).mean())
+    mae = float(error.mean())
+    return EnergyMetrics(
+        n=len(error),
+        energy_mae=mae,
+        energy_rmse=float(np.sqrt((error**2).mean())),
+        ewt=float((error < EWT_THRESHOLD).mean()),
+        mad=mad,
+        mae_over_mad=mae / mad if mad > 0 else float("nan"),
+    )

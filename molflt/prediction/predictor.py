@@ -1,0 +1,93 @@
+"""Energies of many structures, batched by an atom budget, in the order given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from ase.data import chemical_symbols
+from torch.utils.data import DataLoader
+
+from molflt.data.batching import AtomBudgetSampler, StructureCollater
+from molflt.data.progress import track
+from molflt.data.sources import StructureDataset
+from molflt.errors import InputError
+from molflt.model.model_file import LoadedModel
+
+DEFAULT_MAX_ATOMS = 2048
+
+
+@dataclass
+class Prediction:
+    """Energies in the order of the structures.
+
+    Attributes:
+        energies: (n_structures,) eV, float64.
+        names: where each structure came from.
+    """
+
+    energies: np.ndarray
+    names: list[str]
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto``: the GPU when there is one, else the CPU.
+
+    Raises:
+        InputError: the device does not exist here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"--device {name}: not a device; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--device {name}: this machine has no usable GPU; use auto or cpu")
+    return device
+
+
+def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]:
+    """Symbols of elements the model was not trained on."""
+    return [chemical_symbols[z] for z in sorted(atomic_numbers - set(loaded.metadata.elements))]
+
+
+def predict(
+    loaded: LoadedModel,
+    dataset: StructureDataset,
+    device: torch.device | str = "cpu",
+    max_atoms: int = DEFAULT_MAX_ATOMS,
+) -> tuple[Prediction, set[int]]:
+    """Predict the energy of every structure.
+
+    Args:
+        loaded: the model.
+        dataset: structures without neighbour lists; they are computed here.
+        device: where to compute.
+        max_atoms: atoms per batch; bounds memory, changes no result.
+
+    Returns:
+        The predictions, and the atomic numbers seen.
+    """
+    device = torch.device(device)
+    model = loaded.model.to(device)
+    sampler = AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0)
+    collater = StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)
+    batches = list(sampler)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, collate_fn=collater)  # type: ignore[arg-type]
+    energies = np.full(len(dataset), np.nan)
+    names = [""] * len(dataset)
+    elements: set[int] = set()
+    with torch.inference_mode():
+        pairs = zip(batches, loader, strict=True)
+        for indices, batch in track(pairs, "predicting", total=len(batches)):
+            energies[indices] = model(batch.to(device)).energy.cpu().numpy()
+            for i, name in zip(indices, batch.name, strict=True):
+                names[i] = name
+            elements.update(batch.atomic_numbers.unique().tolist())
+    for name, energy in zip(names, energies, strict=True):
+        if not np.isfinite(energy):
+            raise InputError(f"{name}: the model's energy is not finite; check the structure for overlapping atoms")
+    return Prediction(energies, names), elements

@@ -1,0 +1,115 @@
+"""Training and validation batches as a pure function of configuration, seed and epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+import numpy as np
+from torch.utils.data import DataLoader
+
+from molflt.data.batching import AtomBudgetSampler, collate
+from molflt.data.sources import StructureDataset, fingerprint, open_dataset
+from molflt.model.standardiser import Statistics
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import resolve_path
+from molflt.training.datasets import NoisyDataset, PreparedDataset, label_statistics, labels
+
+NOISY_NODES_FROM = 10_000
+"""Structures from which on ``noisy_nodes: auto`` is on."""
+
+
+class EnergyDataModule(lightning.LightningDataModule):
+    """The data of a run.
+
+    The training loader is made anew every epoch: batches, noise and order follow from (seed, epoch), so a resumed
+    run needs to restore nothing to see what it would have seen.
+
+    Attributes:
+        statistics: of the training labels.
+        elements: atomic numbers in the training set.
+        relaxed: whether every training structure has relaxed positions.
+        noisy: whether training inputs are noised.
+        mad: mean absolute deviation of the labels, eV, by validation split.
+
+    Raises:
+        InputError: data that cannot be read, or structures without labels.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        self.config = config
+        data = config.data
+        self.train_path = resolve_path(data.train)
+        self.train_structures: StructureDataset = open_dataset(self.train_path)
+        self.val_structures = {name: open_dataset(resolve_path(path)) for name, path in data.val.items()}
+        kind = data.standardise
+        if kind == "auto":
+            kind = "element" if data.target == "energy" else "structure"
+        self.statistics: Statistics
+        self.statistics, self.elements, self.relaxed = label_statistics(
+            self.train_structures, data.target, kind, data.train
+        )
+        self.mad = {}
+        for name, structures in self.val_structures.items():
+            values = labels(structures, data.target, data.val[name])
+            self.mad[name] = float(np.abs(values - values.mean()).mean())
+        auto = config.loss.noisy_nodes == "auto"
+        wanted = len(self.train_structures) >= NOISY_NODES_FROM if auto else bool(config.loss.noisy_nodes)
+        self.noisy = wanted and self.relaxed
+        self._prepared: PreparedDataset | None = None
+
+    def train_fingerprint(self) -> str:
+        """Content fingerprint of the training file."""
+        return fingerprint(self.train_path)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Batches of the current epoch."""
+        assert self.trainer is not None
+        epoch = self.trainer.current_epoch
+        sampler = self._sampler(self.train_structures, shuffle=True)
+        sampler.set_epoch(epoch)
+        if self.noisy:
+            config = self.config
+            noisy = NoisyDataset(
+                self.train_structures,
+                config.loss.noise_std,
+                config.seed,
+                epoch,
+                config.model.neighbour_cutoff,
+                config.model.all_pairs_if_isolated,
+            )
+            return self._loader(noisy, sampler, self.config.data.num_workers)
+        if self._prepared is None:
+            self._prepared = self._prepare(self.train_structures)
+        return self._loader(self._prepared, sampler, self._workers(self._prepared))
+
+    def val_dataloader(self) -> list[DataLoader[Any]]:
+        """One loader per validation split, in the order of the configuration."""
+        loaders = []
+        for structures in self.val_structures.values():
+            prepared = self._prepare(structures)
+            loaders.append(self._loader(prepared, self._sampler(structures, shuffle=False), self._workers(prepared)))
+        return loaders
+
+    def _prepare(self, structures: StructureDataset) -> PreparedDataset:
+        model = self.config.model
+        return PreparedDataset(structures, model.neighbour_cutoff, model.all_pairs_if_isolated)
+
+    def _sampler(self, structures: StructureDataset, shuffle: bool) -> AtomBudgetSampler:
+        assert self.trainer is not None
+        return AtomBudgetSampler(
+            structures.n_atoms,
+            self.config.data.max_atoms,
+            shuffle=shuffle,
+            seed=self.config.seed,
+            rank=self.trainer.global_rank,
+            n_ranks=self.trainer.world_size,
+        )
+
+    def _workers(self, prepared: PreparedDataset) -> int:
+        # A cache in a worker dies with it.
+        return 0 if prepared.cached else self.config.data.num_workers
+
+    def _loader(self, dataset: Any, sampler: AtomBudgetSampler, num_workers: int) -> DataLoader[Any]:
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers)

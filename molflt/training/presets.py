@@ -1,0 +1,94 @@
+"""Named configurations; each trains on the bundled data as it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from molflt.training.config import TrainConfig
+
+_BUNDLED = {
+    "train": "bundled:adsorption/train.lmdb",
+    "val": {
+        "val": "bundled:adsorption/val.lmdb",
+        "val_ood_metal": "bundled:adsorption/val_ood_metal.lmdb",
+        "val_ood_adsorbate": "bundled:adsorption/val_ood_adsorbate.lmdb",
+    },
+}
+
+
+def _paper(n_layers: int, attention: str) -> dict[str, Any]:
+    """FLT appendix B.3 and Table 3: the sizes of the paper. Batch 64 is given as atoms, 78 a structure in OC20."""
+    features = {"n_features": 64, "n_frequencies": 16, "n_basis": 32}
+    return {
+        "model": {
+            "dim": 768,
+            "n_heads": 48,
+            "n_layers": n_layers,
+            "n_recycles": 4,
+            "ffn_dim": 2048,
+            "n_rbf": 128,
+            "attention_dropout": 0.1,
+            "attention": {
+                "flt": {"far_rank": "m", "frequencies": "sampled"},
+                "performer": {"mechanism": "performer"},
+            }[attention]
+            | features,
+        },
+        "data": {"max_atoms": 5000, "num_workers": 4},
+        "optimiser": {
+            "name": "adam",
+            "lr": 3e-4,
+            "betas": (0.9, 0.98),
+            "eps": 1e-6,
+            "weight_decay": 1e-3,
+            "schedule": "linear",
+            "warmup_steps": 10_000,
+            "ema_decay": 0.0,
+        },
+        "loss": {"auxiliary_start": 15.0, "auxiliary_end": 1.0},
+        "trainer": {"max_epochs": 1000, "max_steps": 500_000},
+    }
+
+
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny": (
+        "about two minutes on two cores",
+        {
+            "model": {"dim": 64, "n_heads": 8, "n_layers": 2, "ffn_dim": 128, "n_rbf": 24},
+            "data": {"max_atoms": 1024},
+            "optimiser": {"lr": 3e-3},
+            "trainer": {"max_epochs": 20},
+        },
+    ),
+    "small": (
+        "an hour on two cores",
+        {
+            "model": {"dim": 128, "n_heads": 8, "n_layers": 4, "ffn_dim": 256, "n_rbf": 32},
+            "data": {"max_atoms": 1024},
+            "optimiser": {"lr": 1e-3},
+            "trainer": {"max_epochs": 100},
+        },
+    ),
+    "base": (
+        "made for a GPU",
+        {
+            "model": {"dim": 256, "n_heads": 8, "n_layers": 6, "n_recycles": 2, "ffn_dim": 768, "n_rbf": 48},
+            "data": {"max_atoms": 4096, "num_workers": 4},
+            "optimiser": {"lr": 5e-4, "warmup_steps": 1000},
+            "trainer": {"max_epochs": 100},
+        },
+    ),
+    "paper-flt-10l": ("the sizes of FLT-10L (arXiv 2302.01925), attention made invariant", _paper(10, "flt")),
+    "paper-flt-12l": ("the sizes of FLT-12L (arXiv 2302.01925), attention made invariant", _paper(12, "flt")),
+    "paper-performer-12l": ("the sizes of Performer-12L (arXiv 2302.01925)", _paper(12, "performer")),
+}
+
+
+def preset_config(name: str) -> TrainConfig:
+    """The configuration called ``name``.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    values = PRESETS[name][1]
+    return TrainConfig.model_validate({**values, "data": {**_BUNDLED, **values.get("data", {})}})

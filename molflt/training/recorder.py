@@ -1,0 +1,120 @@
+"""What a run leaves behind after every validation: metrics, model files, a line on the terminal."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning.pytorch.callbacks import Callback
+
+from molflt.atomic_file import atomic_file
+from molflt.model.model_file import ModelMetadata, save_model
+from molflt.training.task import EnergyTask
+
+HEARTBEAT_SECONDS = 30.0
+
+
+class RunRecorder(Callback):
+    """Writes metrics.jsonl, metrics.csv, last.safetensors and, when the first split improves, best.safetensors.
+
+    Args:
+        run_dir: where to.
+        metadata: of the model; validation metrics and epoch are filled in here.
+        mad: mean absolute deviation of the labels of each split, eV.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, run_dir: Path, metadata: ModelMetadata, mad: dict[str, float], say: Callable[[str], None]
+    ) -> None:
+        self.run_dir = run_dir
+        self.metadata = metadata
+        self.mad = mad
+        self.say = say
+        self.monitor = f"{next(iter(mad))}/energy_mae"
+        self.best = math.inf
+        self.best_epoch = -1
+        self._last_sign = time.monotonic()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"best": self.best, "best_epoch": self.best_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Drop records of epochs that are about to be repeated."""
+        if trainer.is_global_zero:
+            kept = [record for record in read_records(self.run_dir) if record["epoch"] < trainer.current_epoch]
+            self._write_records(kept)
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """A sign of life where no progress bar gives one."""
+        if trainer.progress_bar_callback is None and time.monotonic() - self._last_sign > HEARTBEAT_SECONDS:
+            self._last_sign = time.monotonic()
+            loss = float(trainer.callback_metrics.get("train/loss", outputs["loss"]))
+            total = trainer.num_training_batches
+            self.say(f"epoch {trainer.current_epoch + 1}: batch {batch_idx + 1} of {total}, loss {loss:.4f}")
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Record the epoch if it was validated."""
+        if self.monitor not in trainer.callback_metrics or not self._validated(trainer):
+            return
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        record = {"epoch": trainer.current_epoch, "step": trainer.global_step, **metrics}
+        improved = metrics[self.monitor] < self.best
+        if improved:
+            self.best, self.best_epoch = metrics[self.monitor], trainer.current_epoch
+        if trainer.is_global_zero:
+            assert isinstance(pl_module, EnergyTask)
+            self._write_records([*read_records(self.run_dir), record])
+            validation = {k: v for k, v in metrics.items() if not k.startswith("train/")}
+            metadata = self.metadata.model_copy(update={"validation": validation, "epoch": trainer.current_epoch})
+            save_model(self.run_dir / "last.safetensors", pl_module.evaluated_model, metadata)
+            if improved:
+                save_model(self.run_dir / "best.safetensors", pl_module.evaluated_model, metadata)
+            self.say(self._line(trainer, metrics, improved))
+        self._last_sign = time.monotonic()
+
+    def _validated(self, trainer: lightning.Trainer) -> bool:
+        return (trainer.current_epoch + 1) % int(trainer.check_val_every_n_epoch or 1) == 0
+
+    def _line(self, trainer: lightning.Trainer, metrics: dict[str, float], improved: bool) -> str:
+        parts = [f"epoch {trainer.current_epoch + 1:>4}/{trainer.max_epochs}"]
+        parts.append(f"train {metrics.get('train/energy_mae', math.nan):.4f} eV")
+        for name, mad in self.mad.items():
+            mae = metrics[f"{name}/energy_mae"]
+            share = f" ({mae / mad:.3f} of MAD)" if mad > 0 else ""
+            parts.append(f"{name} {mae:.4f} eV{share}")
+        parts.append(f"EwT {100 * metrics[self.monitor.replace('energy_mae', 'ewt')]:.1f} %")
+        return "  ".join(parts) + ("  *" if improved else "")
+
+    def _write_records(self, records: list[dict[str, Any]]) -> None:
+        with atomic_file(self.run_dir / "metrics.jsonl") as path:
+            path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        names = list(dict.fromkeys(name for record in records for name in record))
+        with atomic_file(self.run_dir / "metrics.csv") as path, open(path, "w", newline="") as handle:
+            writer = csv.DictWriter(handle, fieldnames=names)
+            writer.writeheader()
+            writer.writerows(records)
+
+
+def read_records(run_dir: Path) -> list[dict[str, Any]]:
+    """One record per validated epoch, oldest first; none before the first."""
+    path = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

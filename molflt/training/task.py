@@ -1,0 +1,136 @@
+"""The Lightning module: losses, optimiser, moving average, validation metrics."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
+
+from molflt.model.energy_model import EnergyModel, ModelOutput
+from molflt.prediction.metrics import EWT_THRESHOLD
+from molflt.training.config import TrainConfig
+from molflt.training.schedule import auxiliary_weight, learning_rate_factor, moving_average
+
+
+class EnergyTask(lightning.LightningModule):
+    """Learns ``config.data.target``.
+
+    Args:
+        config: of the run.
+        model: with its statistics loaded.
+        split_names: validation splits in the order of their loaders.
+    """
+
+    def __init__(self, config: TrainConfig, model: EnergyModel, split_names: list[str]) -> None:
+        super().__init__()
+        self.config = config
+        self.model = model
+        self.average: EnergyModel | None = None
+        if config.optimiser.ema_decay > 0:
+            self.average = copy.deepcopy(model).requires_grad_(False)
+        self.split_names = split_names
+        self.energy_metrics = nn.ModuleList(_energy_metrics() for _ in split_names)
+        self.ewt_metrics = nn.ModuleList(MeanMetric().set_dtype(torch.float64) for _ in split_names)
+
+    @property
+    def evaluated_model(self) -> EnergyModel:
+        """What is validated and saved: the moving average where there is one."""
+        return self.model if self.average is None else self.average
+
+    def on_train_epoch_start(self) -> None:
+        """Make dropout a function of (seed, epoch, rank), so that a resumed run repeats it."""
+        torch.manual_seed(hash((self.config.seed, self.current_epoch, self.global_rank)) % 2**63)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """L1 on the standardised energy plus the scheduled displacement loss."""
+        output: ModelOutput = self.model(batch)
+        target = batch[self.config.data.target]
+        absolute = (output.energy - target).abs()
+        energy_loss = absolute.mean() / self.model.standardiser.std
+        self._log("train/energy_mae", absolute.detach().mean(), batch.num_graphs)
+        loss = energy_loss
+        if output.displacement is not None:
+            displacement_loss = self._displacement_loss(output.displacement, batch)
+            loss_config = self.config.loss
+            weight = auxiliary_weight(
+                self.global_step, self._total_steps(), loss_config.auxiliary_start, loss_config.auxiliary_end
+            )
+            self._log("train/displacement_loss", displacement_loss.detach(), batch.num_graphs)
+            loss = loss + weight * displacement_loss
+        self._log("train/loss", loss.detach(), batch.num_graphs)
+        return loss.to(torch.float32)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Move the average towards the new weights."""
+        if self.average is None:
+            return
+        decay = self.config.optimiser.ema_decay
+        with torch.no_grad():
+            for kept, new in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                kept.copy_(moving_average(kept, new, self.global_step, decay))
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Errors of the evaluated model, collected per split."""
+        energy = self.evaluated_model(batch).energy
+        target = batch[self.config.data.target]
+        metrics, ewt = self._metrics(dataloader_idx)
+        metrics.update(energy, target)
+        ewt.update(((energy - target).abs() < EWT_THRESHOLD).to(energy.dtype))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log and reset the metrics of every split, by its name."""
+        for i, name in enumerate(self.split_names):
+            metrics, ewt = self._metrics(i)
+            values = {**metrics.compute(), "ewt": ewt.compute()}
+            self.log_dict({f"{name}/{key}": value.to(torch.float32) for key, value in values.items()})
+            metrics.reset()
+            ewt.reset()
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Adam or AdamW; decay on matrices only; the schedule counts steps."""
+        config = self.config.optimiser
+        groups = _parameter_groups(self.model, config.weight_decay)
+        kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+        optimiser = kind(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+        total = self._total_steps()
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: learning_rate_factor(step, config.warmup_steps, total, config.schedule)
+        )
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _displacement_loss(self, predicted: Tensor, batch: Any) -> Tensor:
+        target = (batch.positions_relaxed - batch.positions).to(predicted.dtype)
+        free = (~batch.fixed).to(predicted.dtype)[:, None]
+        scale = self.model.standardiser.displacement_std.to(predicted.dtype)
+        return ((predicted - target).abs() * free).sum() / (3 * free.sum().clamp(min=1)) / scale
+
+    def _metrics(self, split: int) -> tuple[MetricCollection, MeanMetric]:
+        metrics, ewt = self.energy_metrics[split], self.ewt_metrics[split]
+        assert isinstance(metrics, MetricCollection)
+        assert isinstance(ewt, MeanMetric)
+        return metrics, ewt
+
+    def _total_steps(self) -> int:
+        return int(self.trainer.estimated_stepping_batches)
+
+    def _log(self, name: str, value: Tensor, n: int) -> None:
+        self.log(name, value.to(torch.float32), on_step=False, on_epoch=True, batch_size=n, sync_dist=True)
+
+
+def _energy_metrics() -> MetricCollection:
+    metrics = MetricCollection({"energy_mae": MeanAbsoluteError(), "energy_rmse": MeanSquaredError(squared=False)})
+    # Errors of a few meV on energies of many eV: sums in double precision.
+    return metrics.set_dtype(torch.float64)
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    embeddings = {p for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in parameters if p.dim() >= 2 and p not in embeddings]
+    kept = [p for p in parameters if p.dim() < 2 or p in embeddings]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
