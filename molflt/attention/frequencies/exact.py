@@ -7,7 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from molflt.attention.frequencies.images import pairs_from_structures, squared_norm, sum_over_images
+from molflt.attention.frequencies.images import (
+    expected_images,
+    pairs_from_structures,
+    squared_norm,
+    sum_over_images,
+)
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianRPE
@@ -41,14 +46,8 @@ class ExactMethod(FrequencyMethod):
 
     def cost(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> float:
         """Multiply-adds for structure ``b``, counted as terms times basis functions."""
-        n, n_images = geometry.sizes[b], 1.0
-        if geometry.is_periodic(b):
-            rows = [k for k in range(3) if geometry.pbc[b][k]]
-            lattice = geometry.cell[b][rows]
-            measure = float(torch.linalg.det(lattice @ lattice.T).sqrt())
-            radius = self.image_radius(rpe)
-            ball = {1: 2 * radius, 2: math.pi * radius**2, 3: 4 / 3 * math.pi * radius**3}[len(rows)]
-            n_images = max(1.0, ball / measure)
+        n = geometry.sizes[b]
+        n_images = expected_images(geometry, b, self.image_radius(rpe))
         return _EXP_COST * n * n * n_images * rpe.n_basis
 
 

@@ -53,6 +53,16 @@ def image_shifts(lattice: Tensor, radius: float) -> Tensor:
     return integers[keep] @ lattice
 
 
+def expected_images(geometry: Geometry, b: int, radius: float) -> float:
+    """How many lattice translations a ball of ``radius`` Å holds, by volume; at least one."""
+    if not geometry.is_periodic(b):
+        return 1.0
+    lattice = periodic_vectors(geometry, b).detach()
+    measure = float(torch.linalg.det(lattice @ lattice.T).sqrt())
+    ball = (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[lattice.shape[0]]
+    return max(1.0, ball / measure)
+
+
 def _chunks(delta: Tensor, shifts: Tensor) -> Iterator[Tensor]:
     step = max(1, _PAIRS_PER_CHUNK // max(1, delta.shape[0] * delta.shape[1]))
     yield from shifts.split(step)

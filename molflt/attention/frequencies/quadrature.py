@@ -9,6 +9,7 @@ from torch import Tensor
 
 from molflt.attention.envelope import taper
 from molflt.attention.frequencies.images import (
+    expected_images,
     pairs_from_structures,
     safe_norm,
     sum_over_images,
@@ -55,15 +56,16 @@ class QuadratureMethod(FrequencyMethod):
 
     def block(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> Tensor:
         """(n, n, n_basis) of structure ``b`` alone."""
-        c = cutoff_factor(self.tolerance)
-        widest = rpe.widths.max().to(torch.float64)
+        widest = float(rpe.widths.detach().max())
+        radius = widest * cutoff_factor(self.tolerance)
+        # The errors of the images of a pair add up.
+        tolerance = self.tolerance / expected_images(geometry, b, radius)
         if geometry.is_periodic(b):
-            radius = float(widest.detach()) * c
+            radius = widest * cutoff_factor(tolerance)
             diameter = torch.as_tensor(TAPER * radius, dtype=torch.float64, device=geometry.positions.device)
         else:
-            radius = math.inf
             diameter = safe_norm(wrapped_pair_displacements(geometry, b)).max()
-        xi, weights = self.nodes(rpe, diameter)
+        xi, weights = self.nodes(rpe, diameter, tolerance)
         kappa = (2 * math.pi * xi).to(geometry.dtype)
 
         def basis(delta: Tensor) -> Tensor:
@@ -76,17 +78,18 @@ class QuadratureMethod(FrequencyMethod):
 
         return sum_over_images(geometry, b, TAPER * radius, basis)
 
-    def nodes(self, rpe: GaussianRPE, diameter: Tensor) -> tuple[Tensor, Tensor]:
+    def nodes(self, rpe: GaussianRPE, diameter: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
         """Nodes ξ_k (r,) 1/Å and the weight of each for each basis function (r, n_basis); float64.
 
         Args:
             rpe: the widths.
             diameter: scalar, Å: the largest distance at which f will be asked for.
+            tolerance: of each value.
         """
-        c = cutoff_factor(self.tolerance)
         widths = rpe.widths.to(torch.float64)
-        xi_cut = c / (2 * math.pi * widths.min())
-        spacing = 1 / (diameter + c * widths.max())
+        xi_cut = cutoff_factor(tolerance) / (2 * math.pi * widths.min())
+        # The rule repeats f with period L = 1/δ, and the radial form weighs the repeated tail by up to 2L²/σ².
+        spacing = 1 / (diameter + cutoff_factor(tolerance / 10) * widths.max())
         r = math.ceil(float((TAPER * xi_cut / spacing).detach()))
         xi = spacing * torch.arange(1, r + 1, dtype=torch.float64, device=spacing.device)
         radial = spacing * 4 * math.pi * xi**2 * taper(xi, xi_cut, TAPER * xi_cut)

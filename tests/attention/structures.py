@@ -1,0 +1,88 @@
+"""Structures the attention tests share, and their geometry."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.build import add_adsorbate, bulk, fcc111, molecule
+
+from molflt.attention.geometry import Geometry, build_geometry
+from molflt.data.ase_io import from_atoms
+from molflt.data.batching import StructureCollater
+
+
+def slab() -> Atoms:
+    atoms = fcc111("Cu", (2, 2, 3), vacuum=5.0)
+    add_adsorbate(atoms, "O", 1.3, "fcc")
+    atoms.set_tags([1] * 12 + [2])
+    atoms.pbc = True
+    atoms.rattle(0.1, seed=1)
+    return atoms
+
+
+def slab_open() -> Atoms:
+    """Periodic along two axes only."""
+    atoms = slab()
+    atoms.pbc = (True, True, False)
+    return atoms
+
+
+def wire() -> Atoms:
+    """Periodic along one oblique axis only."""
+    atoms = Atoms("HOC", [[0, 0, 0], [0.9, 0.4, 0.1], [1.2, -0.7, 1.0]], cell=[[2.5, 1.0, 0.7], [0, 9, 0], [0, 0, 9]])
+    atoms.pbc = (True, False, False)
+    return atoms
+
+
+def triclinic() -> Atoms:
+    random = np.random.default_rng(3)
+    cell = np.array([[3.1, 0.2, -0.4], [1.1, 4.0, 0.3], [-0.9, 1.3, 5.2]])
+    atoms = Atoms("NiAlCO", scaled_positions=random.uniform(size=(4, 3)), cell=cell, pbc=True)
+    return atoms
+
+
+def tiny_cell() -> Atoms:
+    """One atom whose own images are its only neighbours."""
+    return bulk("Pt")
+
+
+STRUCTURES = {
+    "molecule": lambda: molecule("CH3CH2OH"),
+    "benzene": lambda: molecule("C6H6"),
+    "linear": lambda: molecule("CO2"),
+    "atom": lambda: Atoms("He", [[0.3, 0.1, 0.2]]),
+    "slab": slab,
+    "slab_open": slab_open,
+    "wire": wire,
+    "triclinic": triclinic,
+    "tiny_cell": tiny_cell,
+}
+
+
+def batch_of(atoms: list[Atoms], cutoff: float = 6.0, all_pairs: bool = False):
+    data = [from_atoms(a, f"structure {i}") for i, a in enumerate(atoms)]
+    return StructureCollater(cutoff, all_pairs)(data)
+
+
+def geometry_of(
+    atoms: list[Atoms], cutoff: float = 6.0, dtype=torch.float64, all_pairs: bool = False, n_max: int | None = None
+) -> Geometry:
+    b = batch_of(atoms, cutoff, all_pairs)
+    return build_geometry(
+        b.positions, b.atomic_numbers, b.batch, b.cell, b.pbc, b.edge_index, b.cell_offsets, dtype, n_max
+    )
+
+
+def random_rotation(seed: int) -> np.ndarray:
+    """An orthogonal matrix, proper or not."""
+    q, r = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))
+    return q * np.sign(np.diag(r))
+
+
+def rotated(atoms: Atoms, seed: int) -> Atoms:
+    q = random_rotation(seed)
+    out = atoms.copy()
+    out.set_cell(np.asarray(atoms.cell) @ q, scale_atoms=False)
+    out.positions = atoms.positions @ q
+    return out
