@@ -7,10 +7,10 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
@@ -21,9 +21,13 @@ from molflt.attention.fourier import FourierPositions
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, TARGETS
 
 SCHEMA_VERSION = 1
 METADATA_KEY = "molflt"
+_MOST_FEATURES = 1_000_000
+"""Random features are drawn in a loop: a file may not make it endless."""
+_REMEDY = "the file was altered or is damaged: copy it again or train again"
 
 
 class TrainingData(BaseModel):
@@ -41,17 +45,26 @@ class ModelMetadata(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(SCHEMA_VERSION, ge=1)
     config: ModelConfig
-    seed: int = Field(description="of the random frequencies and features")
+    seed: int = Field(ge=0, lt=2**63, description="of the random frequencies and features")
     target: str = Field(description="the field the model was trained on, see molflt.vocabulary")
     units: dict[str, str] = Field(default_factory=lambda: {"energy": "eV", "length": "Å"})
-    elements: list[int] = Field(description="atomic numbers in the training set")
+    elements: list[Annotated[int, Field(ge=1, le=MAX_ATOMIC_NUMBER)]] = Field(
+        description="atomic numbers in the training set"
+    )
     standardiser: dict[str, Any] = Field(description="the statistics, for reading; the ones in use are tensors")
     training_data: TrainingData
     validation: dict[str, float] = Field(description="metrics of the weights in this file")
     epoch: int
     versions: dict[str, str] = Field(default_factory=lambda: library_versions())
+
+    @field_validator("target")
+    @classmethod
+    def _known_target(cls, value: str) -> str:
+        if value not in TARGETS:
+            raise ValueError(f"unknown target '{value}'")
+        return value
 
 
 @dataclass
@@ -105,23 +118,11 @@ def load_model(path: str | Path, frequencies: FrequenciesKind | None = None) -> 
     path = Path(path)
     with _open(path) as handle:
         metadata = _parse_metadata(path, handle.metadata())
-        model = EnergyModel(metadata.config, metadata.seed)
-        expected = model.state_dict()
-        found = set(handle.keys())
-        if found != set(expected):
-            missing, surplus = sorted(set(expected) - found), sorted(found - set(expected))
-            raise InputError(
-                f"{path}: the weights do not fit the configuration in the file "
-                f"(missing: {_first(missing)}; unknown: {_first(surplus)}); the file was altered or is damaged"
-            )
-        weights: dict[str, torch.Tensor] = {}
-        for name, tensor in expected.items():
-            shape = tuple(handle.get_slice(name).get_shape())
-            if shape != tuple(tensor.shape):
-                raise InputError(f"{path}: tensor '{name}' has shape {shape}, expected {tuple(tensor.shape)}")
-            weights[name] = handle.get_tensor(name)
-            if weights[name].is_floating_point() and not bool(torch.isfinite(weights[name]).all()):
-                raise InputError(f"{path}: tensor '{name}' holds NaN or infinity; train again from a good checkpoint")
+        expected = _expected_tensors(path, metadata, handle)
+        weights = {name: _checked_tensor(path, name, tensor, handle) for name, tensor in expected.items()}
+    model = EnergyModel(metadata.config, metadata.seed)
+    # A model trained in double precision stays in double precision; the constructor makes single precision.
+    model.to(weights["energy_head.factor"].dtype)
     model.load_state_dict(weights)
     if frequencies is not None:
         set_frequencies(model, frequencies)
@@ -136,12 +137,14 @@ def set_frequencies(model: EnergyModel, frequencies: FrequenciesKind) -> None:
             is part of what the weights learnt.
     """
     attention: AttentionConfig = model.config.attention
+    positions = model.positions
+    if attention.mechanism != "fourier" or not attention.far_field:
+        raise InputError(
+            f"this model has no Fourier far field, so frequencies={frequencies} means nothing for it; leave it out"
+        )
     if frequencies == attention.frequencies:
         return
-    positions = model.positions
-    if not isinstance(positions, FourierPositions) or positions.method is None:
-        raise InputError(f"this model has no Fourier far field, so frequencies={frequencies} means nothing for it")
-    if not positions.method.interchangeable or frequencies == "sampled":
+    if "sampled" in (frequencies, attention.frequencies) or not isinstance(positions, FourierPositions):
         raise InputError(
             f"this model was trained with frequencies={attention.frequencies}; it cannot be used with {frequencies}. "
             "'sampled' is an estimator that is part of a model; auto, exact, quadrature, lattice are interchangeable"
@@ -158,17 +161,22 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: not a readable safetensors file, perhaps truncated ({error})") from error
+        raise InputError(
+            f"{path}: not a model file, or a truncated one ({error}); copy it again, or give RUN_DIR/best.safetensors"
+        ) from error
 
 
 def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
     if not raw or METADATA_KEY not in raw:
-        raise InputError(f"{path}: a safetensors file, but not a molflt model (it has no '{METADATA_KEY}' metadata)")
+        raise InputError(
+            f"{path}: a safetensors file, but not a molflt model (it has no '{METADATA_KEY}' metadata); "
+            "models are made by 'molflt train'"
+        )
     try:
         content = json.loads(raw[METADATA_KEY])
         schema = int(content["schema_version"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: its metadata is damaged ({error})") from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
     if schema > SCHEMA_VERSION:
         raise InputError(
             f"{path}: written with model schema {schema}, this molflt reads up to {SCHEMA_VERSION}; upgrade molflt"
@@ -178,7 +186,48 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']})") from error
+        raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']}); {_REMEDY}") from error
+
+
+def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[str, torch.Tensor]:
+    """The state of a model of this configuration, without memory behind it, once the file is known to have it.
+
+    A file's word on sizes is not trusted: nothing is allocated before its tensors have been compared.
+    """
+    found = set(handle.keys())
+    config = metadata.config
+    if config.n_layers > len(found) or config.attention.n_features > _MOST_FEATURES:
+        raise InputError(f"{path}: the weights do not fit the sizes in the file's configuration; {_REMEDY}")
+    try:
+        with torch.device("meta"):
+            expected = EnergyModel(config, metadata.seed).state_dict()
+    except (RuntimeError, ValueError, OverflowError, TypeError) as error:
+        raise InputError(f"{path}: its configuration makes no model ({_reason(error)}); {_REMEDY}") from error
+    if found != set(expected):
+        missing, surplus = sorted(set(expected) - found), sorted(found - set(expected))
+        raise InputError(
+            f"{path}: the weights do not fit the configuration in the file "
+            f"(missing: {_first(missing)}; unknown: {_first(surplus)}); {_REMEDY}"
+        )
+    for name, tensor in expected.items():
+        shape = tuple(handle.get_slice(name).get_shape())
+        if shape != tuple(tensor.shape):
+            raise InputError(f"{path}: tensor '{name}' has shape {shape}, expected {tuple(tensor.shape)}; {_REMEDY}")
+    return expected
+
+
+def _checked_tensor(path: Path, name: str, expected: torch.Tensor, handle: Any) -> torch.Tensor:
+    tensor: torch.Tensor = handle.get_tensor(name)
+    allowed = (torch.float32, torch.float64) if expected.is_floating_point() else (expected.dtype,)
+    if tensor.dtype not in allowed:
+        raise InputError(f"{path}: tensor '{name}' has dtype {tensor.dtype}, expected {allowed[0]}; {_REMEDY}")
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{path}: tensor '{name}' holds NaN or infinity; {_REMEDY}")
+    return tensor
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _first(names: list[str]) -> str:
