@@ -10,10 +10,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from vesin import NeighborList
 
+from molflt.data.cells import SHORTEST, open_directions
 from molflt.errors import InputError
 
-COINCIDENT = 1e-6
-"""Å. Two atoms closer than this are one atom given twice."""
 _EXACT = "donot_use_mm_for_euclid_dist"
 """torch.cdist loses small distances where it multiplies matrices."""
 
@@ -54,7 +53,7 @@ def neighbour_list(
     # one thread: DataLoader workers already use the cores
     search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
     i, j, shifts, distances = search.compute(points, box, True, "ijSd")
-    if len(close := np.flatnonzero(distances < COINCIDENT)):
+    if len(close := np.flatnonzero(distances < SHORTEST)):
         first = close[np.lexsort((j[close], i[close]))[0]]
         raise InputError(
             f"atoms {i[first]} and {j[first]} coincide (distance {distances[first]:.1e} Å); remove one of them"
@@ -95,7 +94,7 @@ def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = F
 def _all_pairs(positions: Tensor) -> Tensor:
     if not bool(torch.isfinite(positions).all()):
         raise InputError("an atom has a position that is not finite")
-    close = torch.triu(torch.cdist(positions, positions, compute_mode=_EXACT) < COINCIDENT, diagonal=1)
+    close = torch.triu(torch.cdist(positions, positions, compute_mode=_EXACT) < SHORTEST, diagonal=1)
     if len(pairs := close.nonzero()):
         raise InputError(f"atoms {int(pairs[0, 0])} and {int(pairs[0, 1])} coincide; remove one of them")
     return (~torch.eye(len(positions), dtype=torch.bool)).nonzero().T.contiguous()
@@ -108,16 +107,9 @@ def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray,
     structure) is replaced by one at right angles to the periodic vectors, and long enough that no image of
     an atom along it comes within the cutoff. One search then serves every kind of boundary.
     """
-    vectors = lattice[periodic]
-    lengths = np.linalg.norm(vectors, axis=1)
-    if not np.isfinite(vectors).all() or np.any(lengths < COINCIDENT):
-        raise InputError("a periodic lattice vector is zero or not finite; correct the cell or pbc")
-    # the product of the singular values of the unit vectors is the volume they span: 1 at right angles
-    if len(vectors) and np.prod(np.linalg.svd(vectors / lengths[:, None], compute_uv=False)) < 1e-6:
-        raise InputError("the periodic lattice vectors are linearly dependent; correct the cell or pbc")
+    normals = open_directions(lattice, periodic)
     box = lattice.copy()
     if not periodic.all():
-        normals = np.linalg.qr(vectors.T, mode="complete")[0][:, len(vectors) :].T
         extents = np.ptp(points @ normals.T, axis=0)
         box[~periodic] = normals * (extents + cutoff + 1.0)[:, None]
     return box

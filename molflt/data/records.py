@@ -11,6 +11,7 @@ from ase.geometry import find_mic
 from torch_geometric.data import Data
 
 from molflt import vocabulary
+from molflt.data.cells import open_directions
 from molflt.errors import InputError
 
 LABELS = ("y_init", "y_relaxed", "energy")
@@ -161,13 +162,18 @@ def nearest_image(
         (n_atoms, 3), Å: ``positions`` plus the minimum-image displacement, exact for skewed cells.
 
     Raises:
-        InputError: a number is not finite.
+        InputError: a number is not finite, or the periodic lattice vectors are zero or dependent.
     """
     if not (np.isfinite(positions).all() and np.isfinite(moved).all() and np.isfinite(cell).all()):
         raise InputError(f"{where}: positions or cell hold NaN or infinity; correct or remove the record")
     if not pbc.any():
         return moved
-    displacements, _ = find_mic(moved - positions, cell, pbc)
+    full = cell.copy()
+    try:
+        full[~pbc] = open_directions(cell, pbc)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    displacements, _ = find_mic(moved - positions, full, pbc)
     return positions + displacements
 
 

@@ -181,11 +181,8 @@ class _Tensor(metaclass=_Frozen):
         raise pickle.UnpicklingError("a tensor has no state")
 
     def resolve(self) -> np.ndarray:
-        """Read the storage and cut the tensor out of it, with every bound checked first."""
-        # weights_only: a payload inside these bytes meets PyTorch's own allow-list
-        storage = torch.load(io.BytesIO(self.storage.raw), weights_only=True, map_location="cpu")
-        if not isinstance(storage, torch.storage.TypedStorage):
-            raise pickle.UnpicklingError(f"a tensor's storage holds {type(storage).__name__}")
+        """Cut the tensor out of its storage, with every bound checked first."""
+        storage = _load_storage(self.storage.raw)
         # TypedStorage.untyped() says the same but warns
         flat = torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage)
         n_elements = math.prod(self.size)
@@ -199,6 +196,22 @@ class _Tensor(metaclass=_Frozen):
             return flat.new_empty(self.size).numpy()
         tensor = flat.as_strided(self.size, self.stride, self.offset).clone()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _load_storage(raw: bytes) -> torch.storage.TypedStorage:
+    """Read what ``torch.save`` made of a storage; a payload inside meets PyTorch's own allow-list."""
+    try:
+        storage = torch.load(io.BytesIO(raw), weights_only=True, map_location="cpu")
+    except Exception as error:
+        # PyTorch's message ends in advice to switch the protection off: only the name is passed on
+        if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            raise pickle.UnpicklingError(f"refused: a tensor's bytes ask for '{found[1]}'") from error
+        # PyTorch stops at some opcodes before it meets a name; this finds the name, and no storage
+        load_value(raw, "a tensor's bytes")
+        raise pickle.UnpicklingError("a tensor's bytes hold no storage") from error
+    if not isinstance(storage, torch.storage.TypedStorage):
+        raise pickle.UnpicklingError(f"a tensor's bytes hold {type(storage).__name__}, not a storage")
+    return storage
 
 
 _ALLOWED: Mapping[tuple[str, str], type] = {
@@ -223,6 +236,7 @@ _ALLOWED: Mapping[tuple[str, str], type] = {
     ("collections", "OrderedDict"): dict,
     ("_codecs", "encode"): _Latin1,
     ("builtins", "bytes"): _EmptyBytes,
+    ("__builtin__", "bytes"): _EmptyBytes,
 }
 
 
@@ -312,7 +326,7 @@ def _decode(value: object, where: str, depth: int = 0) -> Any:
     if isinstance(value, _Tensor):
         try:
             return value.resolve()
-        # as in load_value; PyTorch names the global it refuses
+        # as in load_value
         except Exception as error:
             raise InputError(f"{where}: not a readable tensor: {_reason(error)}") from error
     if isinstance(value, list | tuple):

@@ -1,0 +1,53 @@
+"""What the tests of molflt.data share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch_geometric.data import Data
+
+from molflt.data.records import to_data
+
+
+@pytest.fixture(scope="session")
+def oc20() -> Path:
+    """The folder with the real OC20 samples."""
+    root = os.environ.get("MOLFLT_DATA")
+    folder = Path(root or "") / "oc20_is2re"
+    if not root or not folder.is_dir():
+        pytest.skip("MOLFLT_DATA does not name a folder with oc20_is2re: the real OC20 samples are not tested")
+    return folder
+
+
+def _record(seed: int = 0, n_atoms: int = 5) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    positions = generator.uniform(0, 6, size=(n_atoms, 3))
+    return {
+        "pos": positions,
+        "pos_relaxed": positions + generator.normal(scale=0.1, size=(n_atoms, 3)),
+        "cell": np.diag([6.0, 7.0, 8.0])[None],
+        "atomic_numbers": generator.integers(1, 80, size=n_atoms),
+        "tags": generator.integers(0, 3, size=n_atoms),
+        "fixed": generator.integers(0, 2, size=n_atoms).astype(bool),
+        "natoms": n_atoms,
+        "y_init": float(generator.normal()),
+        "y_relaxed": float(generator.normal()),
+        "sid": seed,
+    }
+
+
+@pytest.fixture
+def make_record() -> Callable[..., dict[str, Any]]:
+    """Factory of valid OC20-layout records: ``make_record(seed, n_atoms)``."""
+    return _record
+
+
+@pytest.fixture
+def make_structure() -> Callable[..., Data]:
+    """Factory of structures: ``make_structure(seed, n_atoms)``."""
+    return lambda seed=0, n_atoms=5: to_data(_record(seed, n_atoms), f"structure {seed}")

@@ -1,0 +1,199 @@
+"""Batches by an atom budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from molflt.data.batching import AtomBudgetSampler, StructureCollater, collate
+from molflt.data.neighbours import attach_neighbours
+from molflt.data.sources import ListDataset
+from molflt.errors import InputError
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=120)
+
+
+def _batches(sampler: AtomBudgetSampler, epoch: int = 0) -> list[list[int]]:
+    sampler.set_epoch(epoch)
+    batches = list(sampler)
+    assert len(batches) == len(sampler)
+    return batches
+
+
+def _within_budget(batch: list[int], sizes: list[int], max_atoms: int) -> bool:
+    return len(batch) == 1 or len(batch) * max(sizes[k] for k in batch) <= max_atoms
+
+
+@given(sizes=SIZES, max_atoms=st.integers(1, 150), n_ranks=st.integers(1, 4), limit=st.none() | st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_training_batches(sizes: list[int], max_atoms: int, n_ranks: int, limit: int | None) -> None:
+    if len(sizes) < n_ranks:
+        with pytest.raises(InputError, match="ranks"):
+            AtomBudgetSampler(sizes, max_atoms, shuffle=True, seed=1, n_ranks=n_ranks)
+        return
+    samplers = [
+        AtomBudgetSampler(sizes, max_atoms, shuffle=True, seed=1, rank=r, n_ranks=n_ranks, max_structures=limit)
+        for r in range(n_ranks)
+    ]
+    lengths = set()
+    for epoch in range(3):
+        shares = [_batches(sampler, epoch) for sampler in samplers]
+        lengths.update(len(share) for share in shares)
+        batches = [batch for share in shares for batch in share]
+        assert all(_within_budget(batch, sizes, max_atoms) for batch in batches)
+        assert all(batch and (limit is None or len(batch) <= limit) for batch in batches)
+        seen = Counter(index for batch in batches for index in batch)
+        assert max(seen.values()) == 1
+        # structures are left out only where each is alone in its batch and the ranks do not come out even
+        left_out = len(sizes) - len(seen)
+        assert left_out < n_ranks
+        assert left_out == 0 or all(len(batch) == 1 for batch in batches)
+    # the same on every rank and in every epoch
+    assert len(lengths) == 1
+    assert lengths.pop() > 0
+
+
+@given(sizes=SIZES, max_atoms=st.integers(1, 150), n_ranks=st.integers(1, 4), limit=st.none() | st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_evaluation_batches(sizes: list[int], max_atoms: int, n_ranks: int, limit: int | None) -> None:
+    shares = [
+        _batches(
+            AtomBudgetSampler(sizes, max_atoms, shuffle=False, seed=1, rank=r, n_ranks=n_ranks, max_structures=limit)
+        )
+        for r in range(n_ranks)
+    ]
+    # dealt out in turn: put together again they are the data set in its order
+    whole = [
+        shares[k % n_ranks][k // n_ranks]
+        for k in range(sum(map(len, shares)))
+        if k // n_ranks < len(shares[k % n_ranks])
+    ]
+    assert [index for batch in whole for index in batch] == list(range(len(sizes)))
+    assert all(_within_budget(batch, sizes, max_atoms) for batch in whole)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    # as full as the order allows
+    for batch, following in pairwise(whole):
+        one_more = [*batch, following[0]]
+        assert not _within_budget(one_more, sizes, max_atoms) or (limit is not None and len(batch) == limit)
+
+
+def test_epochs_differ_and_seeds_repeat() -> None:
+    sizes = np.random.default_rng(0).integers(10, 60, size=400)
+    sampler = AtomBudgetSampler(sizes, 600, shuffle=True, seed=3)
+    first, second = _batches(sampler, 0), _batches(sampler, 1)
+    as_sets = [{frozenset(batch) for batch in batches} for batches in (first, second)]
+    # new combinations, not the same batches in another order
+    assert len(as_sets[0] & as_sets[1]) < 0.05 * len(first)
+    assert _batches(sampler, 0) == first
+    assert _batches(AtomBudgetSampler(sizes, 600, shuffle=True, seed=3), 0) == first
+    assert _batches(AtomBudgetSampler(sizes, 600, shuffle=True, seed=4), 0) != first
+
+
+def test_buckets_use_the_budget() -> None:
+    sizes = np.random.default_rng(0).integers(4, 24, size=6000)
+    sampler = AtomBudgetSampler(sizes, 500, shuffle=True, seed=0)
+    fewest = sizes.sum() / 500
+    assert len(sampler) < 1.15 * fewest
+    # negative control: without buckets the padded budget wastes much more
+    assert len(AtomBudgetSampler(sizes, 500, shuffle=False, seed=0)) > 1.5 * fewest
+
+
+def test_a_structure_above_the_budget_is_alone() -> None:
+    batches = _batches(AtomBudgetSampler([5, 500, 5, 5], 20, shuffle=False, seed=0))
+    assert batches == [[0], [1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ([], {}),
+        ([3, 0], {}),
+        ([3], {"max_atoms": 0}),
+        ([3], {"max_structures": 0}),
+        ([3], {"rank": 1}),
+        ([3], {"n_ranks": 0}),
+    ],
+)
+def test_impossible_samplers_are_refused(sizes: list[int], options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        AtomBudgetSampler(sizes, **{"max_atoms": 10, "shuffle": False, "seed": 0, **options})
+
+
+def test_lightning_finds_set_epoch() -> None:
+    from lightning.fabric.utilities.data import _set_sampler_epoch
+
+    sampler = AtomBudgetSampler([1, 2, 3], 3, shuffle=True, seed=0)
+    _set_sampler_epoch(DataLoader([1, 2, 3], batch_sampler=sampler), 5)
+    assert sampler.epoch == 5
+
+
+def test_batch_has_the_vocabulary_shapes(make_structure: Any) -> None:
+    structures = [make_structure(seed, n) for seed, n in enumerate((3, 5, 4))]
+    batch = StructureCollater(5.0)(structures)
+    assert batch.num_graphs == 3
+    assert batch.num_nodes == 12
+    assert batch.cell.shape == (3, 3, 3)
+    assert batch.pbc.shape == (3, 3)
+    assert batch.pbc.dtype == torch.bool
+    assert batch.y_relaxed.shape == (3,)
+    assert batch.sid.tolist() == [0, 1, 2]
+    assert batch.name == ["structure 0", "structure 1", "structure 2"]
+    assert batch.batch.tolist() == [0] * 3 + [1] * 5 + [2] * 4
+    assert batch.positions.dtype == torch.float64
+
+
+def test_edges_count_through_the_batch(make_structure: Any) -> None:
+    structures = [make_structure(seed, n) for seed, n in enumerate((3, 5, 4))]
+    batch = StructureCollater(5.0)(structures)
+    receiver, sender = batch.edge_index
+    assert torch.equal(batch.batch[receiver], batch.batch[sender])
+    shifts = torch.einsum("ec,ecx->ex", batch.cell_offsets.double(), batch.cell[batch.batch[receiver]])
+    distances = (batch.positions[receiver] - batch.positions[sender] - shifts).norm(dim=-1)
+    assert len(distances) > 50
+    assert distances.max() < 5.0
+    alone = [attach_neighbours(s, 5.0).edge_index + k for s, k in zip(structures, (0, 3, 8), strict=True)]
+    assert torch.equal(batch.edge_index, torch.cat(alone, dim=1))
+
+
+def test_collater_leaves_the_structures_alone(make_structure: Any) -> None:
+    structures = [make_structure(0)]
+    StructureCollater(5.0)(structures)
+    assert "edge_index" not in structures[0]
+
+
+@pytest.mark.parametrize("field", ["y_relaxed", "positions_relaxed"])
+def test_a_label_of_some_structures_only_is_an_error(make_structure: Any, field: str) -> None:
+    structures = [make_structure(seed) for seed in range(3)]
+    assert field in collate(structures)
+    del structures[1][field]
+    with pytest.raises(InputError, match=f"'{field}'.*structure 1"):
+        collate(structures)
+
+
+def test_text_of_some_structures_only_is_left_out(make_structure: Any) -> None:
+    structures = [make_structure(seed) for seed in range(2)]
+    structures[1].adsorbate = "CO"
+    assert "adsorbate" not in collate(structures)
+    structures[0].adsorbate = "H"
+    assert collate(structures).adsorbate == ["H", "CO"]
+
+
+def test_no_structures_is_an_error() -> None:
+    with pytest.raises(InputError):
+        collate([])
+
+
+def test_through_a_loader(make_structure: Any) -> None:
+    dataset = ListDataset([make_structure(seed, 3 + seed % 4) for seed in range(20)])
+    sampler = AtomBudgetSampler(dataset.n_atoms, 20, shuffle=True, seed=0)
+    loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=StructureCollater(4.0))
+    seen = [sid for batch in loader for sid in batch.sid.tolist()]
+    assert sorted(seen) == list(range(20))

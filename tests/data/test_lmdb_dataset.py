@@ -1,0 +1,253 @@
+"""OC20 LMDB files: layouts, damage, processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from molflt import vocabulary
+from molflt.data import lmdb_dataset
+from molflt.data.batching import StructureCollater
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.records import to_data
+from molflt.errors import InputError
+
+
+def _write(path: Path, items: Mapping[str, bytes], *, folder: bool = False) -> Path:
+    with lmdb.open(str(path), subdir=folder, map_size=1 << 24, lock=False) as env, env.begin(write=True) as txn:
+        for key, value in items.items():
+            txn.put(key.encode(), value)
+    return path
+
+
+def _records(make_record: Any, n: int) -> list[dict[str, Any]]:
+    return [make_record(seed, 3 + seed % 5) for seed in range(n)]
+
+
+def _items(records: list[dict[str, Any]], first: int = 0) -> dict[str, bytes]:
+    return {str(first + k): pickle.dumps(record) for k, record in enumerate(records)}
+
+
+def _same(a: Any, b: Any) -> None:
+    assert set(a.keys()) == set(b.keys())
+    for field in vocabulary.FIELDS:
+        if field in a:
+            assert torch.equal(a[field], b[field]), field
+
+
+@pytest.mark.parametrize(
+    "length", [None, pickle.dumps(12), b"12", pickle.dumps(12, protocol=0)], ids=["none", "pickle", "ascii", "old"]
+)
+@pytest.mark.parametrize("folder", [False, True])
+def test_every_layout_reads_the_same(tmp_path: Path, make_record: Any, length: bytes | None, folder: bool) -> None:
+    records = _records(make_record, 12)
+    items = {**_items(records), "metadata": b"not a record"}
+    if length is not None:
+        items["length"] = length
+    dataset = LmdbDataset(_write(tmp_path / "data.lmdb", items, folder=folder))
+    assert len(dataset) == 12
+    # index 2 is 2, not the third key in LMDB's order (0, 1, 10, 11, 2, ...)
+    for index in (0, 2, 10, 11):
+        _same(dataset[index], to_data(records[index], "x"))
+    assert dataset[-1].sid == 11
+    assert dataset[3].name.endswith("data.lmdb#3")
+    assert dataset.n_atoms.dtype == np.int64
+    assert dataset.n_atoms.tolist() == [len(r["pos"]) for r in records]
+    assert [int(d.sid) for d in dataset] == list(range(12))
+    for outside in (12, -13):
+        with pytest.raises(IndexError):
+            dataset[outside]
+
+
+@pytest.mark.parametrize("length", [None, b"4"])
+def test_keys_need_not_be_contiguous(tmp_path: Path, make_record: Any, length: bytes | None) -> None:
+    records = _records(make_record, 4)
+    items = dict(zip(("7", "10", "3", "100"), _items(records).values(), strict=True))
+    if length:
+        items["length"] = length
+    dataset = LmdbDataset(_write(tmp_path / "a.lmdb", items))
+    assert [int(d.sid) for d in dataset] == [2, 0, 1, 3]
+    assert dataset[0].name.endswith("#3")
+
+
+def test_shards_follow_each_other(tmp_path: Path, make_record: Any) -> None:
+    records = _records(make_record, 9)
+    for k in (2, 0, 1):
+        _write(tmp_path / f"data.{k:04}.lmdb", _items(records[3 * k : 3 * k + 3]))
+    dataset = LmdbDataset(tmp_path)
+    assert len(dataset) == 9
+    assert [int(d.sid) for d in dataset] == list(range(9))
+    assert dataset[-4].sid == 5
+    assert dataset.n_atoms.tolist() == [len(r["pos"]) for r in records]
+
+
+def _truncated(path: Path, make_record: Any) -> None:
+    _write(path, _items(_records(make_record, 50)))
+    os.truncate(path, path.stat().st_size - 8192)
+
+
+DAMAGE = {
+    "missing": (lambda path, _: None, "no such file"),
+    "empty": (lambda path, _: path.touch(), "empty"),
+    "text": (lambda path, _: path.write_text("not a database\n" * 2000), "not an LMDB"),
+    "short text": (lambda path, _: path.write_text("x"), "not an LMDB"),
+    "cut short": (_truncated, "cut short"),
+    "no records": (lambda path, _: _write(path, {"metadata": b"1"}), "no records"),
+    "length alone": (lambda path, _: _write(path, {"length": b"3"}), "'length' says 3"),
+    "zero length": (lambda path, _: _write(path, {"length": b"0"}), "no records"),
+    "bad length": (lambda path, _: _write(path, {"length": pickle.dumps("many")}), "not a number of records"),
+    "folder": (lambda path, _: path.mkdir(), "no \\*.lmdb"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(DAMAGE))
+def test_what_is_no_data_set_is_named(tmp_path: Path, make_record: Any, kind: str) -> None:
+    make, message = DAMAGE[kind]
+    path = tmp_path / "bad.lmdb"
+    make(path, make_record)
+    with pytest.raises(InputError, match=message) as refusal:
+        LmdbDataset(path)
+    assert "bad.lmdb" in str(refusal.value)
+
+
+def test_a_missing_record_is_named(tmp_path: Path, make_record: Any) -> None:
+    items = _items(_records(make_record, 5))
+    del items["2"]
+    with pytest.raises(InputError, match="4 records"):
+        LmdbDataset(_write(tmp_path / "a.lmdb", {**items, "length": b"5"}))
+    # other keys make the count come out: then the gap shows on access
+    dataset = LmdbDataset(_write(tmp_path / "b.lmdb", {**items, "length": b"5", "metadata": b""}))
+    assert dataset[3].sid == 3
+    with pytest.raises(InputError, match=r"b\.lmdb#2: the record is missing"):
+        dataset[2]
+
+
+def test_a_damaged_record_is_named(tmp_path: Path, make_record: Any) -> None:
+    items = _items(_records(make_record, 3))
+    items["1"] = items["1"][:-20]
+    dataset = LmdbDataset(_write(tmp_path / "a.lmdb", items))
+    assert dataset[2].sid == 2
+    with pytest.raises(InputError, match=r"a\.lmdb#1"):
+        dataset[1]
+
+
+def test_two_data_sets_share_a_file_and_survive_its_replacement(tmp_path: Path, make_record: Any) -> None:
+    records = _records(make_record, 4)
+    path = _write(tmp_path / "a.lmdb", _items(records))
+    first, second = LmdbDataset(path), LmdbDataset(path)
+    assert first[1].sid == second[1].sid == 1
+    os.replace(_write(tmp_path / "new.lmdb", _items(records[::-1])), path)
+    assert LmdbDataset(path)[0].sid == 3
+    assert first[0].sid == 3
+
+
+def test_pickling_carries_no_environment(tmp_path: Path, make_record: Any) -> None:
+    dataset = LmdbDataset(_write(tmp_path / "a.lmdb", _items(_records(make_record, 4))))
+    assert dataset[0].sid == 0
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert [int(d.sid) for d in copy] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_what_this_process_reads(tmp_path: Path, make_record: Any, method: str) -> None:
+    dataset = LmdbDataset(_write(tmp_path / "a.lmdb", _items(_records(make_record, 16))))
+    # open in this process first: the children must not use the inherited environment
+    assert dataset[0].sid == 0
+    loader = DataLoader(
+        dataset, batch_size=2, num_workers=2, collate_fn=StructureCollater(4.0), multiprocessing_context=method
+    )
+    for _ in range(2 if method == "fork" else 1):
+        assert [sid for batch in loader for sid in batch.sid.tolist()] == list(range(16))
+    # and this process's own is still good
+    assert dataset[5].sid == 5
+
+
+@pytest.fixture
+def large(tmp_path: Path, make_record: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(lmdb_dataset, "_CACHE_SIZES_FROM", 3)
+    return _write(tmp_path / "a.lmdb", _items(_records(make_record, 6)))
+
+
+def test_sizes_of_a_large_file_are_kept(large: Path) -> None:
+    expected = [3, 4, 5, 6, 7, 3]
+    assert LmdbDataset(large).n_atoms.tolist() == expected
+    kept = large.with_name("a.lmdb.natoms.npz")
+    with np.load(kept) as content:
+        stamp = content["stamp"]
+    # proof that the file is what is read: put other numbers in
+    np.savez(kept, stamp=stamp, n_atoms=np.arange(6))
+    assert LmdbDataset(large).n_atoms.tolist() == list(range(6))
+    # and that it is dropped when the database changes, or when it is damaged
+    os.utime(large, ns=(1, 1))
+    assert LmdbDataset(large).n_atoms.tolist() == expected
+    kept.write_bytes(b"damaged")
+    assert LmdbDataset(large).n_atoms.tolist() == expected
+    assert sorted(p.name for p in large.parent.iterdir()) == ["a.lmdb", "a.lmdb.natoms.npz"]
+
+
+def test_sizes_of_a_small_file_are_not_kept(tmp_path: Path, make_record: Any) -> None:
+    dataset = LmdbDataset(_write(tmp_path / "a.lmdb", _items(_records(make_record, 6))))
+    assert dataset.n_atoms.tolist() == [3, 4, 5, 6, 7, 3]
+    assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
+
+
+def test_a_read_only_folder_is_no_error(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # root may write anywhere, so the refusal is simulated
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(lmdb_dataset, "NamedTemporaryFile", refuse)
+    assert LmdbDataset(large).n_atoms.tolist() == [3, 4, 5, 6, 7, 3]
+
+
+def test_sizes_without_natoms_come_from_the_atoms(tmp_path: Path, make_record: Any) -> None:
+    records = [{k: v for k, v in r.items() if k != "natoms"} for r in _records(make_record, 3)]
+    assert LmdbDataset(_write(tmp_path / "a.lmdb", _items(records))).n_atoms.tolist() == [3, 4, 5]
+
+
+def test_a_record_without_atoms_is_named_when_sizes_are_read(tmp_path: Path) -> None:
+    dataset = LmdbDataset(_write(tmp_path / "a.lmdb", {"0": pickle.dumps({"sid": 1})}))
+    with pytest.raises(InputError, match=r"a\.lmdb#0: the record does not say"):
+        _ = dataset.n_atoms
+
+
+def test_real_files_of_both_layouts_hold_the_same_structures(oc20: Path) -> None:
+    old, new = LmdbDataset(oc20 / "pyg1.lmdb"), LmdbDataset(oc20 / "pyg2.lmdb")
+    assert len(old) == len(new) == 5
+    for a, b in zip(old, new, strict=True):
+        _same(a, b)
+    assert old.n_atoms.tolist() == [int(d.num_nodes) for d in new]
+
+
+@pytest.mark.parametrize("name", ["pyg1.lmdb", "pyg2.lmdb"])
+def test_real_structures_equal_plain_unpickling(oc20: Path, tmp_path: Path, name: str) -> None:
+    # a copy: this process may have the file itself open, and LMDB opens none twice
+    copy = Path(shutil.copy(oc20 / name, tmp_path / name))
+    with lmdb.open(str(copy), subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
+        raw = [txn.get(str(index).encode()) for index in range(5)]
+    for index, data in enumerate(LmdbDataset(oc20 / name)):
+        original = pickle.loads(raw[index])
+        # PyG 1 kept the fields in __dict__ itself
+        fields = original.__dict__ if "_store" not in original.__dict__ else original.to_dict()
+        assert torch.equal(data.positions, fields["pos"].double())
+        assert torch.equal(data.atomic_numbers, fields["atomic_numbers"].long())
+        assert torch.equal(data.tags, fields["tags"].long())
+        assert torch.equal(data.fixed, fields["fixed"] == 1)
+        assert torch.equal(data.cell, fields["cell"].double())
+        assert data.pbc.all()
+        assert float(data.y_relaxed) == fields["y_relaxed"]
+        assert float(data.y_init) == fields["y_init"]
+        assert int(data.sid) == fields["sid"]
+        # a fixed atom stays where it is, once the image is right
+        moved = (data.positions_relaxed - data.positions).norm(dim=1)
+        assert moved[data.fixed].max() < 1e-3

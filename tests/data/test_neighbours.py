@@ -1,0 +1,187 @@
+"""Neighbour lists against ASE's."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase.neighborlist import primitive_neighbor_list
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from molflt.data.neighbours import attach_neighbours, neighbour_list
+from molflt.errors import InputError
+
+Pair = tuple[int, int, int, int, int]
+ALL_BOUNDARIES = list(product([False, True], repeat=3))
+
+
+def _ours(positions: Any, cell: Any, pbc: Any, cutoff: float) -> list[Pair]:
+    edge_index, offsets = neighbour_list(positions, cell, pbc, cutoff)
+    assert edge_index.dtype == offsets.dtype == torch.int64
+    assert edge_index.shape == (2, len(offsets))
+    return [tuple(row) for row in torch.cat([edge_index, offsets.T]).T.tolist()]  # type: ignore[misc]
+
+
+def _ase(positions: Any, cell: Any, pbc: Any, cutoff: float) -> set[Pair]:
+    i, j, shifts = primitive_neighbor_list("ijS", pbc, np.asarray(cell), positions, cutoff, self_interaction=False)
+    return {(int(a), int(b), *map(int, s)) for a, b, s in zip(i, j, shifts, strict=True)}  # type: ignore[misc]
+
+
+def _distances(pairs: list[Pair], positions: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    """|r_i − r_j − cell_offsets @ cell|: the vocabulary's convention, written out."""
+    rows = np.array(pairs, dtype=np.int64).reshape(-1, 5)
+    return np.linalg.norm(positions[rows[:, 0]] - positions[rows[:, 1]] - rows[:, 2:] @ cell, axis=1)
+
+
+@given(
+    seed=st.integers(0, 1_000_000),
+    n_atoms=st.integers(1, 9),
+    pbc=st.sampled_from(ALL_BOUNDARIES),
+    size=st.floats(2.0, 7.0),
+    spread=st.sampled_from([1.0, 8.0, 60.0]),
+    cutoff=st.floats(0.7, 6.0),
+)
+@settings(max_examples=120, deadline=None)
+def test_same_pairs_as_ase(
+    seed: int, n_atoms: int, pbc: tuple[bool, bool, bool], size: float, spread: float, cutoff: float
+) -> None:
+    generator = np.random.default_rng(seed)
+    cell = size * (np.eye(3) + generator.normal(scale=0.4, size=(3, 3)))
+    assume(abs(np.linalg.det(cell)) > 0.15 * size**3)
+    positions = generator.normal(scale=spread, size=(n_atoms, 3))
+    pairs = _ours(positions, cell, pbc, cutoff)
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == _ase(positions, cell, pbc, cutoff)
+    assert (_distances(pairs, positions, cell) <= cutoff).all()
+
+
+@pytest.mark.parametrize("pbc", ALL_BOUNDARIES)
+def test_one_atom_in_a_tiny_skewed_cell_sees_its_images(pbc: tuple[bool, bool, bool]) -> None:
+    cell = np.array([[1.1, 0.0, 0.0], [0.5, 1.0, 0.0], [0.3, -0.4, 1.2]])
+    pairs = _ours(np.array([[5.0, -3.0, 2.0]]), cell, pbc, 4.0)
+    # oracle: every lattice vector shorter than the cutoff, but for zero
+    steps = np.array(list(product(range(-12, 13), repeat=3)))
+    steps = steps[(steps[:, ~np.array(pbc)] == 0).all(axis=1) & steps.any(axis=1)]
+    steps = steps[np.linalg.norm(steps @ cell, axis=1) < 4.0]
+    assert {pair[2:] for pair in pairs} == {tuple(map(int, s)) for s in steps}
+    assert all(pair[:2] == (0, 0) for pair in pairs)
+    assert bool(pairs) == any(pbc)
+
+
+def test_sign_of_the_offsets() -> None:
+    # atom 1 is just across the boundary: as a neighbour of atom 0 it is its image one cell lower
+    positions, cell = np.array([[0.2, 0.0, 0.0], [9.9, 0.0, 0.0]]), 10 * np.eye(3)
+    assert _ours(positions, cell, [True] * 3, 1.0) == [(0, 1, -1, 0, 0), (1, 0, 1, 0, 0)]
+
+
+@pytest.mark.parametrize("pbc", [(True, True, True), (True, True, False), (False, False, False)])
+def test_far_from_the_origin_nothing_changes(pbc: tuple[bool, bool, bool]) -> None:
+    generator = np.random.default_rng(5)
+    cell = 6 * np.eye(3) + generator.normal(size=(3, 3))
+    positions = generator.uniform(0, 6, size=(12, 3))
+    near = _ours(positions, cell, pbc, 4.0)
+    assert len(near) > 50
+    assert _ours(positions + np.array([1e4, -2e4, 3e4]), cell, pbc, 4.0) == near
+
+
+def test_wrapping_an_atom_moves_its_offsets_only() -> None:
+    generator = np.random.default_rng(6)
+    cell = 5 * np.eye(3) + generator.normal(size=(3, 3))
+    positions = generator.uniform(0, 5, size=(6, 3))
+    moved = positions.copy()
+    moved[2] += np.array([7, -11, 3]) @ cell
+    before = np.sort(_distances(_ours(positions, cell, [True] * 3, 5.0), positions, cell))
+    after = np.sort(_distances(_ours(moved, cell, [True] * 3, 5.0), moved, cell))
+    assert len(before) > 50
+    np.testing.assert_allclose(after, before, atol=1e-10)
+
+
+def test_molecule_without_a_cell() -> None:
+    positions = np.array([[0.0, 0, 0], [1.0, 0, 0], [5.0, 0, 0]])
+    pairs = _ours(positions, np.zeros((3, 3)), [False] * 3, 1.5)
+    assert pairs == [(0, 1, 0, 0, 0), (1, 0, 0, 0, 0)]
+
+
+def test_lattice_vectors_along_open_directions_play_no_part() -> None:
+    generator = np.random.default_rng(7)
+    positions = generator.uniform(0, 6, size=(8, 3))
+    cell = 4 * np.eye(3) + generator.normal(size=(3, 3))
+    pbc = [True, False, True]
+    expected = _ours(positions, cell, pbc, 4.0)
+    for other in (np.zeros(3), np.array([0.1, 0.0, 0.0]), cell[0]):
+        changed = cell.copy()
+        changed[1] = other
+        assert _ours(positions, changed, pbc, 4.0) == expected
+
+
+def test_single_atom_alone() -> None:
+    assert _ours(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, 5.0) == []
+
+
+def test_order_is_fixed() -> None:
+    generator = np.random.default_rng(8)
+    pairs = _ours(generator.uniform(0, 4, size=(7, 3)), 4 * np.eye(3), [True] * 3, 5.0)
+    assert pairs == sorted(pairs)
+
+
+def test_tensors_and_batched_shapes_are_accepted() -> None:
+    positions = torch.tensor([[0.0, 0, 0], [1.0, 0, 0]], dtype=torch.float64)
+    pbc = torch.ones(1, 3, dtype=torch.bool)
+    edge_index, _ = neighbour_list(positions, 3 * torch.eye(3, dtype=torch.float64)[None], pbc, 1.5)
+    assert edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("positions", "cell", "pbc", "message"),
+    [
+        ([[0, 0, 0], [0, 0, 1e-9]], np.zeros((3, 3)), False, "atoms 0 and 1 coincide"),
+        ([[0, 0, 0], [1, 1, 1], [3, 0, 1e-9]], 3 * np.eye(3), True, "atoms 0 and 2 coincide"),
+        ([[0, 0, 0], [np.nan, 0, 0]], np.zeros((3, 3)), False, "atom 1 "),
+        ([[0, 0, 0], [np.inf, 0, 0]], 3 * np.eye(3), True, "atom 1 "),
+        ([[0, 0, 0]], np.zeros((3, 3)), True, "zero"),
+        ([[0, 0, 0]], np.full((3, 3), np.nan), True, "not finite"),
+        ([[0, 0, 0]], np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0]]), True, "linearly dependent"),
+    ],
+)
+def test_impossible_geometries_are_named(positions: Any, cell: Any, pbc: bool, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        neighbour_list(np.array(positions, dtype=float), cell, [pbc] * 3, 4.0)
+
+
+@pytest.mark.parametrize("cutoff", [0.0, -1.0, float("nan"), float("inf")])
+def test_cutoff_must_be_a_positive_length(cutoff: float) -> None:
+    with pytest.raises(InputError, match="cutoff"):
+        neighbour_list(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, cutoff)
+
+
+def test_attach_sets_both_fields(make_structure: Any) -> None:
+    data = attach_neighbours(make_structure(), 4.0)
+    edge_index, offsets = neighbour_list(data.positions, data.cell, data.pbc, 4.0)
+    assert torch.equal(data.edge_index, edge_index)
+    assert torch.equal(data.cell_offsets, offsets)
+
+
+def test_all_pairs_of_an_isolated_structure(make_structure: Any) -> None:
+    data = make_structure(0, 6)
+    data.pbc[:] = False
+    data.positions[3] += 1000
+    attach_neighbours(data, 1.0, all_pairs_if_isolated=True)
+    assert data.edge_index.T.tolist() == [[i, j] for i in range(6) for j in range(6) if i != j]
+    assert data.cell_offsets.shape == (30, 3)
+    assert not data.cell_offsets.any()
+    # a periodic structure keeps to the cutoff
+    data.pbc[0, 0] = True
+    assert attach_neighbours(data, 1.0, all_pairs_if_isolated=True).edge_index.shape[1] < 30
+
+
+@pytest.mark.parametrize("all_pairs", [False, True])
+def test_attach_names_structure_and_atoms(make_structure: Any, all_pairs: bool) -> None:
+    data = make_structure(2)
+    data.pbc[:] = False
+    data.positions[4] = data.positions[1]
+    with pytest.raises(InputError, match=r"structure 2 .*atoms 1 and 4 coincide"):
+        attach_neighbours(data, 5.0, all_pairs_if_isolated=all_pairs)
