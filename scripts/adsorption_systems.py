@@ -40,7 +40,7 @@ LAYERS = {"111": (3, 4, 5), "100": (3, 4, 5), "110": (4, 5), "211": (3, 4)}
 SLAB_ATOMS = (15, 66)
 
 VACUUM = 15.0
-"""Å above the relaxed slab; at least 12 remain above the adsorbate, EMT reaches 6."""
+"""Å between the ideal slab and its image; more than 11 remain above the adsorbate, EMT reaches 6."""
 FORCE_LIMIT = 0.05
 """eV/Å, when a relaxation counts as converged."""
 MAX_STEPS = 400
