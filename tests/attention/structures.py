@@ -61,7 +61,7 @@ STRUCTURES = {
 
 
 def batch_of(atoms: list[Atoms], cutoff: float = 6.0, all_pairs: bool = False):
-    data = [from_atoms(a, f"structure {i}") for i, a in enumerate(atoms)]
+    data = [from_atoms(a, f"structure {i}", tags="oc20") for i, a in enumerate(atoms)]
     return StructureCollater(cutoff, all_pairs)(data)
 
 
@@ -75,9 +75,9 @@ def geometry_of(
 
 
 def random_rotation(seed: int) -> np.ndarray:
-    """An orthogonal matrix, proper or not."""
-    q, r = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))
-    return q * np.sign(np.diag(r))
+    """An orthogonal matrix: a rotation for even seeds, a rotation with a reflection for odd ones."""
+    q, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))
+    return q * np.linalg.det(q) * (-1) ** seed
 
 
 def rotated(atoms: Atoms, seed: int) -> Atoms:
