@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from molflt.attention.radial_basis import gaussian
+
 REFERENCE_DENSITY = 0.05
 """ρ₀ in atoms/Å³: about that of condensed matter; fixed, so that weights keep their meaning across data sets."""
 
@@ -47,7 +49,7 @@ class GaussianRPE(nn.Module):
 
     def values(self, squared_distances: Tensor) -> Tensor:
         """n_t exp(−d²/2σ_t²): (...) Å² → (..., n_basis)."""
-        return self.amplitudes * torch.exp(-squared_distances[..., None] / (2 * self.widths**2))
+        return self.amplitudes * gaussian(squared_distances[..., None] / (2 * self.widths**2))
 
     def spectra(self, xi: Tensor) -> Tensor:
         """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³."""

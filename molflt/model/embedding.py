@@ -25,15 +25,14 @@ class AtomEmbedding(nn.Module):
         super().__init__()
         self.element = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
         self.tag = nn.Embedding(N_TAGS, dim)
-        self.neighbour_element = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
-        self.radial = nn.Linear(n_rbf, dim)
-        self.centrality = nn.Linear(dim, dim)
+        self.neighbour_element = nn.Embedding(MAX_ATOMIC_NUMBER + 1, n_rbf)
+        self.centrality = nn.Sequential(nn.Linear(n_rbf, dim), nn.GELU(), nn.Linear(dim, dim))
 
     def forward(self, geometry: Geometry, tags: Tensor, neighbourhood: Neighbourhood) -> Tensor:
         """Tags (n_atoms,) → (n_atoms, dim)."""
         receiver, sender = geometry.edge_index[:, neighbourhood.edges]
         z = geometry.atomic_numbers
-        messages = self.radial(neighbourhood.basis) * self.neighbour_element(z)[sender]
-        messages = messages * neighbourhood.envelope[:, None]
+        weights = self.neighbour_element(z).index_select(0, sender)
+        messages = neighbourhood.basis * weights * neighbourhood.envelope[:, None]
         summed = messages.new_zeros((geometry.n_atoms, messages.shape[1])).index_add(0, receiver, messages)
         return self.element(z) + self.tag(tags) + self.centrality(summed)

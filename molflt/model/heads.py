@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.geometry import Geometry
+from molflt.attention.layer import split_heads
 from molflt.attention.local_rpe import Neighbourhood
 from molflt.vocabulary import N_TAGS
 
@@ -45,10 +46,8 @@ class DisplacementHead(nn.Module):
         receiver, sender = geometry.edge_index[:, neighbourhood.edges]
         unit = geometry.edge_displacements[neighbourhood.edges]
         unit = unit / geometry.edge_distances[neighbourhood.edges, None]
-        head_dim = x.shape[1] // self.n_heads
-        a = self.receiver(x).view(-1, self.n_heads, head_dim)[receiver]
-        b = self.sender(x).view(-1, self.n_heads, head_dim)[sender]
-        per_head = (a * b).sum(dim=-1) * head_dim**-0.5
-        weight = (per_head * self.radial(neighbourhood.basis)).sum(dim=-1) * neighbourhood.envelope
-        out = unit.new_zeros((x.shape[0], 3))
-        return out.index_add(0, receiver, weight[:, None] * unit)
+        a, b = (geometry.pad(split_heads(part(x), self.n_heads)) for part in (self.receiver, self.sender))
+        scores = torch.einsum("bihc,bjhc->bijh", a, b) * a.shape[-1] ** -0.5
+        on_edges = scores.flatten(0, 2).index_select(0, geometry.pair_slot(receiver, sender))
+        weight = (on_edges * self.radial(neighbourhood.basis)).sum(dim=-1) * neighbourhood.envelope
+        return unit.new_zeros((x.shape[0], 3)).index_add(0, receiver, weight[:, None] * unit)

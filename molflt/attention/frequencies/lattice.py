@@ -35,29 +35,43 @@ class LatticeMethod(FrequencyMethod):
         return pairs_from_structures(geometry, [self.block(geometry, b, rpe) for b in range(geometry.n_structures)])
 
     def block(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> Tensor:
-        """(n, n, n_basis) of structure ``b`` alone."""
-        features, weights = self.features(geometry, b, rpe)
-        weighted = features * weights.transpose(0, 1)[:, None, :]
-        return (weighted @ features.transpose(0, 1)).permute(1, 2, 0)
+        """(n, n, n_basis) of structure ``b`` alone.
 
-    def features(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> tuple[Tensor, Tensor]:
-        """[cos 2πξ·r_i, sin 2πξ·r_i] (n, 2K) and the weight of each for each basis function (2K, n_basis)."""
+        A Gaussian of twice the width needs an eighth of the vectors: each group takes only what its narrowest needs.
+        """
+        waves, weights, counts = self.features(geometry, b, rpe)
+        groups = []
+        for first in range(0, rpe.n_basis, _GROUP):
+            count = max(counts[first : first + _GROUP])
+            part = waves[:, :count]
+            weighted = part * weights[:count, first : first + _GROUP].transpose(0, 1)[:, None, :]
+            groups.append(weighted @ part.transpose(0, 1))
+        return torch.cat(groups).permute(1, 2, 0)
+
+    def features(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> tuple[Tensor, Tensor, list[int]]:
+        """Plane waves on the atoms of structure ``b``, the longest waves first.
+
+        Returns:
+            cos 2πξ_k·r_i and sin 2πξ_k·r_i in turn, (n, 2K); the weight of each for each basis function,
+            (2K, n_basis); and how many of the 2K each basis function needs: the rest have weight zero.
+        """
         cell = self.full_cell(geometry, b, rpe)
         xi = self.reciprocal_vectors(cell, rpe)
         start, n = geometry.starts[b], geometry.sizes[b]
         phase = 2 * math.pi * geometry.positions[start : start + n] @ xi.transpose(0, 1)
-        features = torch.cat([phase.cos(), phase.sin()], dim=1).to(geometry.dtype)
         length = _norm_with_zero(xi)
-        xi_cut = self.cutoff(rpe)
+        xi_cut = self.cutoffs(rpe)
         multiplicity = torch.full_like(length, 2.0)
         multiplicity[0] = 1.0
-        weights = (multiplicity * taper(length, xi_cut, TAPER * xi_cut) / torch.linalg.det(cell).abs())[:, None]
-        weights = (weights * rpe.spectra(length)).to(geometry.dtype)
-        return features, weights.repeat(2, 1)
+        window = taper(length[:, None], xi_cut, TAPER * xi_cut)
+        weights = (multiplicity / torch.linalg.det(cell).abs())[:, None] * window * rpe.spectra(length)
+        counts = 2 * torch.searchsorted(length.detach(), TAPER * xi_cut.detach())
+        waves = torch.stack([phase.cos(), phase.sin()], dim=-1).flatten(1)
+        return waves.to(geometry.dtype), weights.repeat_interleave(2, dim=0).to(geometry.dtype), counts.tolist()
 
-    def cutoff(self, rpe: GaussianRPE) -> Tensor:
-        """|ξ| in 1/Å at which the narrowest Gaussian's spectrum has ended."""
-        return cutoff_factor(self.tolerance) / (2 * math.pi * rpe.widths.to(torch.float64).min())
+    def cutoffs(self, rpe: GaussianRPE) -> Tensor:
+        """(n_basis,) |ξ| in 1/Å at which each Gaussian's spectrum has ended."""
+        return cutoff_factor(self.tolerance) / (2 * math.pi * rpe.widths.to(torch.float64))
 
     def full_cell(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> Tensor:
         """(3, 3) Å: the cell, with artificial vectors along the axes that do not repeat."""
@@ -75,8 +89,8 @@ class LatticeMethod(FrequencyMethod):
         return torch.stack(rows)
 
     def reciprocal_vectors(self, cell: Tensor, rpe: GaussianRPE) -> Tensor:
-        """(K, 3) 1/Å: the zero vector first, then one of each pair ±ξ with |ξ| below the taper's end."""
-        longest = TAPER * float(self.cutoff(rpe).detach())
+        """(K, 3) 1/Å, by length: the zero vector, then one of each pair ±ξ with |ξ| below the last taper's end."""
+        longest = TAPER * float(self.cutoffs(rpe).detach().max())
         reach = [math.floor(longest * float(row.norm()) + 1e-9) for row in cell.detach()]
         first = torch.arange(0, reach[0] + 1, device=cell.device)
         others = [torch.arange(-m, m + 1, device=cell.device) for m in reach[1:]]
@@ -84,14 +98,18 @@ class LatticeMethod(FrequencyMethod):
         upper = (n[:, 0] > 0) | ((n[:, 0] == 0) & ((n[:, 1] > 0) | ((n[:, 1] == 0) & (n[:, 2] > 0))))
         n = n[upper].to(cell.dtype)
         reciprocal = torch.linalg.inv(cell).transpose(0, 1)
-        inside = (n @ reciprocal.detach()).norm(dim=1) <= longest
+        lengths = (n @ reciprocal.detach()).norm(dim=1)
+        order = torch.argsort(lengths, stable=True)
+        inside = order[lengths[order] <= longest]
         return torch.cat([cell.new_zeros((1, 3)), n[inside] @ reciprocal])
 
     def cost(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> float:
         """Multiply-adds for structure ``b`` in the quadratic contraction order."""
-        volume = float(torch.linalg.det(self.full_cell(geometry, b, rpe)).abs())
-        n_vectors = 2 / 3 * math.pi * (TAPER * float(self.cutoff(rpe))) ** 3 * volume + 1
-        return 2 * n_vectors * geometry.sizes[b] * (geometry.sizes[b] * rpe.n_basis + _TRIG_COST)
+        with torch.no_grad():
+            volume = float(torch.linalg.det(self.full_cell(geometry, b, rpe)).abs())
+            n_vectors = 2 / 3 * math.pi * (TAPER * self.cutoffs(rpe)) ** 3 * volume + 1
+        n = geometry.sizes[b]
+        return 2 * n * (n * float(n_vectors.sum()) + _TRIG_COST * float(n_vectors.max()))
 
 
 def _orthogonal_complement(vectors: Tensor) -> Tensor:
@@ -113,6 +131,9 @@ def _norm_with_zero(xi: Tensor) -> Tensor:
     """|ξ|, the first row being the zero vector, at which a norm has no gradient."""
     return torch.cat([xi.new_zeros(1), xi[1:].norm(dim=1)])
 
+
+_GROUP = 4
+"""Basis functions contracted at once: fewer, larger products against fewer vectors."""
 
 _TRIG_COST = 40.0
 """Multiply-adds a sine or cosine in double precision is worth; only the choice of method depends on it."""
