@@ -282,6 +282,8 @@ def _look_like_layers(atoms: Atoms, tags: np.ndarray) -> bool:
     """
     first, second = np.asarray(atoms.cell[0]), np.asarray(atoms.cell[1])
     normal = np.cross(first, second) if np.any(np.cross(first, second)) else np.array([0.0, 0.0, 1.0])
+    if not (np.isfinite(atoms.positions).all() and np.isfinite(normal).all()):
+        return False
     heights = [atoms.positions[tags == tag] @ normal for tag in (2, 1, 0)]
     present = [h for h in heights if len(h)]
     if len(heights[1]) == 0 or len(present) < 2:

@@ -156,6 +156,8 @@ def _committed(partial: Path, identity: bytes) -> int | None:
             lmdb.open(os.fspath(partial), subdir=False, readonly=True, lock=False) as environment,
             environment.begin() as transaction,
         ):
+            if partial.stat().st_size < (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]:
+                return None
             done = transaction.get(_DONE)
             same = transaction.get(_SOURCE) == identity
     except (lmdb.Error, OSError):

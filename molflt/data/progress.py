@@ -32,7 +32,9 @@ def track(
         return
     start = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    # where a bar cannot be redrawn, its last state is printed once
+    progress = Progress(*columns, console=console, transient=console.is_terminal)
     task = progress.add_task(label, total=total, completed=done)
     try:
         for item in items:

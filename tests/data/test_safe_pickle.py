@@ -191,6 +191,22 @@ def test_extension_codes_are_refused() -> None:
         copyreg.remove_extension("os", "system", 241)
 
 
+def test_memo_places_that_would_take_all_memory_are_refused() -> None:
+    with pytest.raises(InputError, match="memo place"):
+        load_value(b"\x80\x02Nr\xff\xff\xff\x7f.", "x")
+
+
+def test_repetition_is_bounded() -> None:
+    value: Any = [0] * 1000
+    for _ in range(4):
+        value = [value] * 1000
+    with pytest.raises(InputError, match="unfolds to more than"):
+        load_record(pickle.dumps({"pos": value}), "x")
+    giant = _AsTensor(_legacy_save(torch.zeros(1)._typed_storage()), size=(1 << 40,), stride=(0,))
+    with pytest.raises(InputError, match="unfolds to more than"):
+        load_record(pickle.dumps({"pos": giant}), "x")
+
+
 @pytest.mark.parametrize(
     "raw",
     [

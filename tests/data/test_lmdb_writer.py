@@ -1,0 +1,238 @@
+"""LMDB files are written whole or not at all, and an interrupted run goes on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+import torch
+
+from molflt import vocabulary
+from molflt.data import lmdb_writer
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.records import to_data, to_record
+from molflt.errors import InputError
+
+
+class Counted(Sequence):
+    """Records that count how often each is made, and may fail at one."""
+
+    def __init__(self, make_record: Any, n: int, fail_at: int | None = None) -> None:
+        self.make_record, self.n, self.fail_at = make_record, n, fail_at
+        self.made: list[int] = []
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        if index == self.fail_at:
+            raise RuntimeError("interrupted")
+        self.made.append(index)
+        return self.make_record(index)
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    # a copy, because LMDB opens no file twice in a process
+    copy = path.with_name("copy-of-" + path.name)
+    copy.write_bytes(path.read_bytes())
+    with lmdb.open(str(copy), subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
+        content = {key.decode(): bytes(value) for key, value in txn.cursor()}
+    copy.unlink()
+    return content
+
+
+@pytest.fixture(autouse=True)
+def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_writer, "_PER_COMMIT", 4)
+
+
+def test_layout(tmp_path: Path, make_record: Any) -> None:
+    records = [make_record(k) for k in range(11)]
+    assert write_lmdb(tmp_path / "a.lmdb", records) == 11
+    content = _content(tmp_path / "a.lmdb")
+    assert set(content) == {*map(str, range(11)), "length"}
+    assert pickle.loads(content["length"]) == 11
+    for k, record in enumerate(records):
+        stored = pickle.loads(content[str(k)])
+        assert type(stored) is dict
+        assert set(stored) == set(record)
+        for key, value in record.items():
+            np.testing.assert_array_equal(stored[key], value)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
+
+
+def test_structures_come_back(tmp_path: Path, make_record: Any) -> None:
+    structures = [to_data(make_record(k, 3 + k), f"s{k}") for k in range(6)]
+    write_lmdb(tmp_path / "a.lmdb", (to_record(s) for s in structures))
+    for read, written in zip(LmdbDataset(tmp_path / "a.lmdb"), structures, strict=True):
+        assert read.name == written.name
+        for field in vocabulary.FIELDS:
+            if field in written:
+                torch.testing.assert_close(read[field], written[field], rtol=0, atol=1e-13)
+
+
+def test_file_is_compact(tmp_path: Path) -> None:
+    records = [{"pos": np.random.default_rng(k).normal(size=(42, 3))} for k in range(100)]
+    write_lmdb(tmp_path / "a.lmdb", records)
+    status = (tmp_path / "a.lmdb").stat()
+    assert status.st_size < 1_000_000
+    assert status.st_blocks * 512 < 1_000_000
+
+
+def test_map_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_writer, "_FIRST_MAP_SIZE", 1 << 16)
+    records = [{"pos": np.full((5000, 3), float(k))} for k in range(20)]
+    assert write_lmdb(tmp_path / "a.lmdb", records) == 20
+    content = _content(tmp_path / "a.lmdb")
+    assert [pickle.loads(content[str(k)])["pos"][0, 0] for k in range(20)] == list(range(20))
+
+
+def test_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, make_record: Any) -> None:
+    path = tmp_path / "a.lmdb"
+    with pytest.raises(RuntimeError, match="interrupted"):
+        write_lmdb(path, Counted(make_record, 30, fail_at=21))
+    assert not path.exists()
+    assert (tmp_path / "a.lmdb.partial").exists()
+    again = Counted(make_record, 30)
+    assert write_lmdb(path, again) == 30
+    # 20 were committed; the first is looked at to know the source
+    assert again.made == [0, *range(20, 30)]
+    whole = tmp_path / "b.lmdb"
+    write_lmdb(whole, Counted(make_record, 30))
+    assert _content(path) == _content(whole)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lmdb", "b.lmdb"]
+
+
+def test_interrupted_iterable_is_wound_forward(tmp_path: Path, make_record: Any) -> None:
+    path = tmp_path / "a.lmdb"
+
+    def records(stop: int | None) -> Any:
+        for k in range(30):
+            if k == stop:
+                raise RuntimeError("interrupted")
+            yield make_record(k)
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        write_lmdb(path, records(21), total=30)
+    assert write_lmdb(path, records(None), total=30) == 30
+    assert [int(d.sid) for d in LmdbDataset(path)] == list(range(30))
+
+
+@pytest.mark.parametrize("change", ["source", "first record", "total", "resume=False", "damage", "cut short"])
+def test_partial_file_of_another_source_is_discarded(tmp_path: Path, make_record: Any, change: str) -> None:
+    path = tmp_path / "a.lmdb"
+    with pytest.raises(RuntimeError, match="interrupted"):
+        write_lmdb(path, Counted(make_record, 30, fail_at=21), source="one")
+    shift, n = (100 if change == "first record" else 0), (29 if change == "total" else 30)
+    if change == "damage":
+        (tmp_path / "a.lmdb.partial").write_bytes(b"damage" * 1000)
+    if change == "cut short":
+        os.truncate(tmp_path / "a.lmdb.partial", 12288)
+    again = Counted(lambda k: make_record(k + shift), n)
+    write_lmdb(path, again, source="two" if change == "source" else "one", resume=change != "resume=False")
+    assert again.made == [0, *range(n)]
+    assert [int(d.sid) for d in LmdbDataset(path)] == list(range(shift, shift + n))
+
+
+_SCRIPT = """
+import sys, time
+import numpy as np
+from molflt.data import lmdb_writer
+lmdb_writer._PER_COMMIT = 10
+def records():
+    for k in range(2000):
+        time.sleep(0.005)
+        yield {"pos": np.full((4, 3), float(k)), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
+lmdb_writer.write_lmdb(sys.argv[1], records(), total=2000)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_killed_run_leaves_no_file_and_goes_on(tmp_path: Path) -> None:
+    path, partial = tmp_path / "a.lmdb", tmp_path / "a.lmdb.partial"
+    process = subprocess.Popen([sys.executable, "-c", _SCRIPT, str(path)])
+    try:
+        deadline = time.monotonic() + 120
+        while not (partial.exists() and partial.stat().st_size > 40_000):
+            assert process.poll() is None, "the writer ended before it could be killed"
+            assert time.monotonic() < deadline, "the writer wrote nothing"
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert not path.exists()
+
+    class Records(Sequence):
+        def __init__(self) -> None:
+            self.made: list[int] = []
+
+        def __len__(self) -> int:
+            return 2000
+
+        def __getitem__(self, k: Any) -> dict[str, Any]:
+            self.made.append(k)
+            return {"pos": np.full((4, 3), float(k)), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
+
+    records = Records()
+    assert write_lmdb(path, records) == 2000
+    done = 2000 - (len(records.made) - 1)
+    assert 0 < done < 2000
+    assert done % 10 == 0
+    dataset = LmdbDataset(path)
+    assert [float(d.positions[0, 0]) for d in dataset] == list(range(2000))
+    assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
+
+
+def test_existing_output_is_kept_unless_told(tmp_path: Path, make_record: Any) -> None:
+    path = tmp_path / "a.lmdb"
+    write_lmdb(path, [make_record(1)])
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="exists already"):
+        write_lmdb(path, [make_record(2)])
+    assert path.read_bytes() == before
+    # an overwrite that fails keeps the old file too
+    with pytest.raises(RuntimeError, match="interrupted"):
+        write_lmdb(path, Counted(make_record, 9, fail_at=6), overwrite=True)
+    assert path.read_bytes() == before
+    assert LmdbDataset(path)[0].sid == 1
+    write_lmdb(path, [make_record(2)], overwrite=True)
+    assert LmdbDataset(path)[0].sid == 2
+
+
+@pytest.mark.parametrize("value", [object(), None, [1, 2], np.array([object()]), {"a": 1}, b"bytes", np.array([1j])])
+def test_only_numbers_and_text_are_written(tmp_path: Path, make_record: Any, value: object) -> None:
+    with pytest.raises(InputError, match="record 2, field 'extra'"):
+        write_lmdb(tmp_path / "a.lmdb", [make_record(0), make_record(1), {**make_record(2), "extra": value}])
+    assert not (tmp_path / "a.lmdb").exists()
+
+
+def test_tensors_and_numpy_scalars_become_plain(tmp_path: Path, make_record: Any) -> None:
+    record = {**make_record(0), "pos": torch.ones(5, 3), "sid": np.int64(4), "y_init": np.float32(0.5)}
+    write_lmdb(tmp_path / "a.lmdb", [record])
+    stored = pickle.loads(_content(tmp_path / "a.lmdb")["0"])
+    assert isinstance(stored["pos"], np.ndarray)
+    assert (type(stored["sid"]), type(stored["y_init"])) == (int, float)
+
+
+@pytest.mark.parametrize(("n", "total"), [(0, None), (3, 4), (3, 2)])
+def test_wrong_numbers_of_records_leave_no_file(tmp_path: Path, make_record: Any, n: int, total: int | None) -> None:
+    with pytest.raises(InputError):
+        write_lmdb(tmp_path / "a.lmdb", (make_record(k) for k in range(n)), total=total)
+    assert not (tmp_path / "a.lmdb").exists()
+
+
+def test_missing_folder_is_named(tmp_path: Path, make_record: Any) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        write_lmdb(os.path.join(tmp_path, "none", "a.lmdb"), [make_record(0)])

@@ -1,0 +1,160 @@
+"""Molecules from SMILES and SDF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rdkit import Chem
+from rdkit.Chem import rdDepictor, rdDistGeom
+
+from molflt.data.rdkit_io import from_mol, from_smiles, is_smiles, read_sdf, read_smiles_file
+from molflt.errors import InputError
+
+
+def _embedded(smiles: str) -> Chem.Mol:
+    mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
+    rdDistGeom.EmbedMolecule(mol, randomSeed=1)
+    return mol
+
+
+def test_ethanol() -> None:
+    data = from_smiles("CCO")
+    assert sorted(data.atomic_numbers.tolist()) == [1] * 6 + [6, 6, 8]
+    assert data.name == "CCO"
+    assert not data.pbc.any()
+    assert not data.tags.any()
+    bonds = torch.cdist(data.positions, data.positions)
+    # C-C, C-O in Å
+    assert float(bonds[0, 1]) == pytest.approx(1.52, abs=0.03)
+    assert float(bonds[1, 2]) == pytest.approx(1.42, abs=0.03)
+
+
+def test_the_seed_fixes_the_conformer() -> None:
+    smiles = "CC(C)Cc1ccc(cc1)C(C)C(=O)O"
+    first, again, other = from_smiles(smiles), from_smiles(smiles), from_smiles(smiles, seed=7)
+    assert torch.equal(first.positions, again.positions)
+    assert not torch.allclose(first.positions, other.positions)
+
+
+@pytest.mark.parametrize("smiles", ["[H][H]", "[Fe]", "OB(O)c1ccccc1", "C12C3C4C1C5C2C3C45", "[C-]#[O+]", "C" * 40])
+def test_unusual_molecules(smiles: str) -> None:
+    data = from_smiles(smiles)
+    assert torch.isfinite(data.positions).all()
+    if data.num_nodes > 1:
+        assert torch.pdist(data.positions).min() > 0.7
+
+
+@pytest.mark.parametrize("smiles", ["[Na+].[Cl-]", "CCO.O", "O.O.O.O"])
+def test_parts_are_apart(smiles: str) -> None:
+    data = from_smiles(smiles)
+    parts = Chem.GetMolFrags(Chem.AddHs(Chem.MolFromSmiles(smiles)))
+    distances = torch.cdist(data.positions, data.positions)
+    between = [float(distances[list(a)][:, list(b)].min()) for a in parts for b in parts if a != b]
+    assert min(between) >= 3.0 - 1e-9
+    assert max(between) < 20
+
+
+@pytest.mark.parametrize(
+    ("smiles", "reason"),
+    [("C1CC(", "position"), ("C(C)(C)(C)(C)C", "valence"), ("not a molecule", "SMILES"), ("", "empty")],
+)
+def test_bad_smiles_say_why_and_rdkit_is_silent(smiles: str, reason: str, capfd: Any) -> None:
+    with pytest.raises(InputError, match=reason):
+        from_smiles(smiles, name="line 3")
+    assert not is_smiles(smiles)
+    assert capfd.readouterr().err == ""
+    # negative control: RDKit does speak
+    if smiles:
+        Chem.MolFromSmiles(smiles)
+        assert capfd.readouterr().err != ""
+
+
+def test_dummy_atoms_are_refused() -> None:
+    with pytest.raises(InputError, match="atomic_numbers"):
+        from_smiles("*CC")
+
+
+@pytest.mark.parametrize(
+    ("mol", "message"),
+    [
+        (Chem.MolFromSmiles("CCO"), "no positions"),
+        (Chem.Mol(), "no atoms"),
+        (Chem.RemoveHs(_embedded("CCO")), "6 hydrogen"),
+    ],
+)
+def test_incomplete_molecules_are_refused(mol: Chem.Mol, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_mol(mol, "x")
+
+
+def _write_sdf(path: Path, mols: list[Chem.Mol]) -> None:
+    with Chem.SDWriter(str(path)) as writer:
+        for mol in mols:
+            writer.write(mol)
+
+
+def test_sdf(tmp_path: Path) -> None:
+    mols = [_embedded(s) for s in ("CCO", "c1ccccc1", "O")]
+    mols[1].SetProp("energy", "-1.25")
+    _write_sdf(tmp_path / "a.sdf", mols)
+    structures = read_sdf(tmp_path / "a.sdf")
+    assert [d.num_nodes for d in structures] == [9, 12, 3]
+    assert [d.name for d in structures] == [f"{tmp_path / 'a.sdf'}#{k}" for k in range(3)]
+    assert float(structures[1].energy) == -1.25
+    assert "energy" not in structures[0]
+    expected = torch.tensor(mols[0].GetConformer().GetPositions())
+    torch.testing.assert_close(structures[0].positions, expected, rtol=0, atol=1e-4)
+
+
+def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
+    path = tmp_path / "a.sdf"
+    mols = [_embedded("CCO"), _embedded("O")]
+    mols[1].SetProp("energy", "low")
+    _write_sdf(path, mols)
+    with pytest.raises(InputError, match=r"a\.sdf#1: 'energy' is 'low'"):
+        read_sdf(path)
+    text = path.read_text()
+    path.write_text(text.replace("  9  8  0", "  9 88  0"))
+    with pytest.raises(InputError, match=r"a\.sdf#0: not a readable molecule"):
+        read_sdf(path)
+    path.write_text("")
+    with pytest.raises(InputError, match="no molecules"):
+        read_sdf(path)
+    flat = Chem.MolFromSmiles("C=O")
+    rdDepictor.Compute2DCoords(flat)
+    _write_sdf(path, [flat])
+    with pytest.raises(InputError, match="flat drawing"):
+        read_sdf(path)
+    assert capfd.readouterr().err == ""
+
+
+def test_smi(tmp_path: Path) -> None:
+    path = tmp_path / "a.smi"
+    path.write_text("# comment\nCCO ethanol\n\nO\twater\n")
+    assert [(d.num_nodes, d.name) for d in read_smiles_file(path)] == [(9, f"{path}#0"), (3, f"{path}#1")]
+    path.write_text("CCO\nC1CC(\n")
+    with pytest.raises(InputError, match=r"a\.smi#1: 'C1CC\('"):
+        read_smiles_file(path)
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('name,SMILES,energy\n"a, b",CCO,-1.5\nwater,O,\n')
+    first, second = read_smiles_file(path)
+    assert (first.num_nodes, float(first.energy)) == (9, -1.5)
+    assert "energy" not in second
+    path.write_text("name,mol\na,C\n")
+    with pytest.raises(InputError, match="no column 'smiles'"):
+        read_smiles_file(path)
+    path.write_text("smiles,energy\nC,low\n")
+    with pytest.raises(InputError, match=r"a\.csv#0: 'energy'"):
+        read_smiles_file(path)
+    path.write_text("smiles\n")
+    with pytest.raises(InputError, match="no molecules"):
+        read_smiles_file(path)
+    path.write_bytes(b"smiles\n\xff\xfe\n")
+    with pytest.raises(InputError, match="not a readable text"):
+        read_smiles_file(path)

@@ -1,0 +1,164 @@
+"""One way in for every kind of path."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import pytest
+from ase.build import molecule
+
+from molflt.data import sources
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.sources import (
+    ConcatDataset,
+    ListDataset,
+    StructureDataset,
+    fingerprint,
+    open_dataset,
+    resolve_inputs,
+    subset,
+)
+from molflt.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_record: Any) -> Path:
+    ase.io.write(tmp_path / "b.extxyz", [molecule("H2O"), molecule("CH4")])
+    ase.io.write(tmp_path / "a.xyz", molecule("CO"))
+    (tmp_path / "c.smi").write_text("O\nC\n")
+    (tmp_path / "notes.txt").write_text("nothing to read")
+    (tmp_path / "shards").mkdir()
+    for k in range(2):
+        write_lmdb(tmp_path / "shards" / f"{k}.lmdb", [make_record(10 * k + j, 3 + j) for j in range(3)])
+    return tmp_path
+
+
+def test_every_kind_of_path(folder: Path) -> None:
+    expected = {
+        "b.extxyz": [3, 5],
+        "a.xyz": [2],
+        "c.smi": [3, 5],
+        "shards/0.lmdb": [3, 4, 5],
+        "shards": [3, 4, 5, 3, 4, 5],
+        ".": [2, 3, 5, 3, 5],
+    }
+    for path, sizes in expected.items():
+        dataset = open_dataset(folder / path)
+        assert isinstance(dataset, StructureDataset)
+        assert len(dataset) == len(sizes)
+        assert dataset.n_atoms.tolist() == sizes
+        assert [int(dataset[k].num_nodes) for k in range(len(dataset))] == sizes
+        assert int(dataset[-1].num_nodes) == sizes[-1]
+    assert isinstance(open_dataset(folder / "shards"), LmdbDataset)
+
+
+@pytest.mark.parametrize("name", ["missing.lmdb", "notes.txt", "empty"])
+def test_unusable_paths_are_named(folder: Path, name: str) -> None:
+    (folder / "empty").mkdir()
+    with pytest.raises(InputError, match=name.replace(".", r"\.")):
+        open_dataset(folder / name)
+
+
+def test_inputs_of_all_kinds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    dataset = resolve_inputs(["b.extxyz", "CCO", "shards/*.lmdb", "[Na+].[Cl-]", "*.xyz"])
+    names = [dataset[k].name for k in range(len(dataset))]
+    assert names == [
+        "b.extxyz#0",
+        "b.extxyz#1",
+        "CCO",
+        *(f"shards/{k}.lmdb#{j}" for k in range(2) for j in range(3)),
+        "[Na+].[Cl-]",
+        "a.xyz#0",
+    ]
+    assert dataset.n_atoms.tolist() == [3, 5, 9, 3, 4, 5, 3, 4, 5, 2, 2]
+
+
+def test_a_path_wins_over_a_smiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "CC").mkdir()
+    ase.io.write(folder / "CC" / "x.xyz", molecule("CO"))
+    assert resolve_inputs(["CC"]).n_atoms.tolist() == [2]
+    assert resolve_inputs(["CCC"]).n_atoms.tolist() == [11]
+
+
+@pytest.mark.parametrize("text", ["nope.xyz", "none/*.lmdb", "hello world", ""])
+def test_an_input_that_is_nothing_says_what_was_tried(folder: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"no file or folder, matches no files .* no molecule"):
+        resolve_inputs(["CCO", text])
+
+
+def test_no_inputs() -> None:
+    with pytest.raises(InputError, match="no inputs"):
+        resolve_inputs([])
+
+
+def test_subset(folder: Path, make_structure: Any) -> None:
+    dataset = ListDataset([make_structure(k, 3 + k) for k in range(6)])
+    part = subset(dataset, np.array([4, 0, -1]))
+    assert [int(d.sid) for d in part] == [4, 0, 5]
+    assert part.n_atoms.tolist() == [7, 3, 8]
+    assert part[-1].sid == 5
+    with pytest.raises(IndexError):
+        part[3]
+    for bad in (6, -7):
+        with pytest.raises(InputError, match="out of range"):
+            subset(dataset, [bad])
+    nested = subset(subset(open_dataset(folder / "shards"), range(1, 5)), [3, 0])
+    assert [int(d.sid) for d in pickle.loads(pickle.dumps(nested))] == [11, 1]
+
+
+def test_concatenation(make_structure: Any) -> None:
+    parts = [ListDataset([make_structure(k) for k in span]) for span in ((0, 1), (), (2,), (3, 4, 5))]
+    dataset = ConcatDataset(parts)
+    assert [int(d.sid) for d in dataset] == list(range(6))
+    assert dataset[-6].sid == 0
+    for outside in (6, -7):
+        with pytest.raises(IndexError):
+            dataset[outside]
+    assert len(ConcatDataset([])) == 0
+    assert ConcatDataset([]).n_atoms.shape == (0,)
+
+
+def test_fingerprint_tells_contents_apart(folder: Path, tmp_path: Path) -> None:
+    shards = folder / "shards"
+    first = fingerprint(shards)
+    assert len(first) == 64
+    assert fingerprint(shards) == first
+    # not of the place, nor of files that come and go
+    moved = tmp_path / "elsewhere"
+    shards.rename(moved)
+    (moved / "0.lmdb.natoms.npz").write_bytes(b"kept")
+    (moved / "0.lmdb-lock").write_bytes(b"lock")
+    assert fingerprint(moved) == first
+    content = bytearray((moved / "1.lmdb").read_bytes())
+    content[-1] ^= 1
+    (moved / "1.lmdb").write_bytes(content)
+    changed = fingerprint(moved)
+    assert changed != first
+    (moved / "1.lmdb").rename(moved / "2.lmdb")
+    assert fingerprint(moved) not in (first, changed)
+    with pytest.raises(InputError, match="no such"):
+        fingerprint(moved / "none")
+
+
+def test_fingerprint_of_a_long_file_reads_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_WHOLE", 1000)
+    monkeypatch.setattr(sources, "_END", 100)
+    path = tmp_path / "a.lmdb"
+    prints = set()
+    for position in (0, 99, 500, 1950, 1999, None):
+        content = bytearray(2000)
+        if position is not None:
+            content[position] = 1
+        path.write_bytes(content)
+        prints.add(fingerprint(path))
+    # the change in the middle goes unseen, and looks like no change
+    assert len(prints) == 5
+    path.write_bytes(bytes(2001))
+    assert fingerprint(path) not in prints
