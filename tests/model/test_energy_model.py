@@ -129,7 +129,7 @@ def test_a_supercell_is_a_multiple(attention):
 def test_a_performer_sees_no_positions_and_molflt_does():
     for attention, sees in (("performer", False), ("molflt", True)):
         model = make_model(attention)
-        model.embedding.centrality.weight.data.zero_()
+        model.embedding.neighbour_element.weight.data.zero_()
         atoms = STRUCTURES["molecule"]()
         other = atoms.copy()
         other.rattle(0.1, seed=5)
