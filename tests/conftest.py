@@ -34,7 +34,7 @@ def _emt_energy(atoms: Atoms) -> float:
 def _slab(random: np.random.Generator) -> Atoms:
     build = (fcc111, fcc100)[random.integers(2)]
     slab = build(("Cu", "Pt", "Ni")[random.integers(3)], (2, 2, 2), vacuum=5.0)
-    add_adsorbate(slab, ("H", "O", "C")[random.integers(3)], random.uniform(1.0, 2.0), "ontop")
+    add_adsorbate(slab, ("H", "O", "C")[random.integers(3)], random.uniform(1.6, 2.2), "ontop")
     # ASE counts layers from the surface down; OC20 tags sub-surface 0, surface 1, adsorbate 2.
     slab.set_tags([0 if tag == 2 else 1 if tag == 1 else 2 for tag in slab.get_tags()])
     return slab

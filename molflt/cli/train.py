@@ -32,8 +32,9 @@ def train_command(
 
     try:
         result = train(settings, out, resume=resume == "auto", say=say)
-    except KeyboardInterrupt:
-        errors.print(f"Stopped. Continue with the same command and --resume auto (run directory {out}).")
-        raise
+    except (KeyboardInterrupt, SystemExit) as stop:
+        code = stop.code if isinstance(stop, SystemExit) else 130
+        errors.print(f"Stopped. To go on, repeat the command with --resume auto (run directory {out}).", markup=False)
+        raise typer.Exit(code if isinstance(code, int) else 1) from None
     share = f", {result.best / result.mad:.3f} of the mean absolute deviation" if result.mad > 0 else ""
     say(f"best: {result.best:.4f} eV{share}, epoch {result.best_epoch + 1}, {result.best_model}")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from molflt.data.batching import AtomBudgetSampler, StructureCollater
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
+from molflt.vocabulary import TARGETS
 
 DEFAULT_MAX_ATOMS = 2048
 
@@ -30,6 +32,23 @@ class Prediction:
 
     energies: np.ndarray
     names: list[str]
+
+
+class _Unlabelled(Dataset[Any]):
+    """Structures as a prediction needs them: labels, which perhaps only some carry, do not go into batches."""
+
+    def __init__(self, structures: StructureDataset) -> None:
+        self.structures = structures
+
+    def __len__(self) -> int:
+        return len(self.structures)
+
+    def __getitem__(self, index: int) -> Any:
+        data = copy.copy(self.structures[index])
+        for name in (*TARGETS, "positions_relaxed"):
+            if name in data:
+                del data[name]
+        return data
 
 
 def choose_device(name: str) -> torch.device:
@@ -76,7 +95,8 @@ def predict(
     sampler = AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0)
     collater = StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)
     batches = list(sampler)
-    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, collate_fn=collater)  # type: ignore[arg-type]
+    unlabelled = _Unlabelled(dataset)
+    loader: DataLoader[Any] = DataLoader(unlabelled, batch_sampler=batches, collate_fn=collater)
     energies = np.full(len(dataset), np.nan)
     names = [""] * len(dataset)
     elements: set[int] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -20,7 +20,7 @@ class DataConfig(BaseModel):
         description="structures to train on; bundled:NAME is NAME in the data folder of the repository"
     )
     val: dict[str, str] = Field(
-        min_length=1, description="validation splits by name; the first decides best and early stop"
+        min_length=1, description="validation splits by name, or one path; the first decides best and early stop"
     )
     target: str = Field("y_relaxed", description="label to learn, eV: y_relaxed, y_init or energy")
     standardise: Literal["auto"] | StandardiserKind = Field(
@@ -28,6 +28,19 @@ class DataConfig(BaseModel):
     )
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
     num_workers: int = Field(0, ge=0, description="loader processes; sets that fit are cached and need none")
+
+    @field_validator("val", mode="before")
+    @classmethod
+    def _one_split(cls, value: Any) -> Any:
+        return {"val": value} if isinstance(value, str) else value
+
+    @field_validator("val")
+    @classmethod
+    def _split_names(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not name or "/" in name or name == "train":
+                raise ValueError(f"'{name}' cannot name a validation split; choose another name, without '/'")
+        return value
 
     @field_validator("target")
     @classmethod
@@ -75,9 +88,9 @@ class TrainerConfig(BaseModel):
 
     max_epochs: int = Field(30, ge=1, description="passes over the training set")
     max_steps: int = Field(-1, ge=-1, description="optimiser steps at most; -1 for no limit")
-    val_every: int = Field(1, ge=1, description="epochs between validations")
+    val_every: int = Field(1, ge=1, description="epochs between validations; the last epoch is always validated")
     patience: int = Field(0, ge=0, description="stop after so many validations without improvement; 0 is off")
-    accelerator: str = Field("auto", description="auto, cpu or gpu")
+    accelerator: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto takes a CUDA GPU if there is one")
     devices: int = Field(1, ge=1, description="processes, one per device")
     num_nodes: int = Field(1, ge=1, description="machines")
     precision: Literal["32-true", "64-true", "bf16-mixed"] = Field(
@@ -88,13 +101,20 @@ class TrainerConfig(BaseModel):
         default_factory=list, description="besides metrics.csv and metrics.jsonl; each is an extra to install"
     )
 
+    @field_validator("max_steps")
+    @classmethod
+    def _some_steps(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("must be -1 (no limit) or at least 1")
+        return value
+
 
 class TrainConfig(BaseModel):
     """Everything ``molflt train`` needs."""
 
     model_config = ConfigDict(extra="forbid")
 
-    seed: int = Field(0, ge=0, description="of weights, batches, dropout and noise")
+    seed: int = Field(0, ge=0, lt=2**32, description="of weights, batches, dropout and noise")
     data: DataConfig
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     optimiser: OptimiserConfig = Field(default_factory=lambda: OptimiserConfig())

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
+from molflt.errors import InputError
 from molflt.model.standardiser import Statistics
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import resolve_path
@@ -56,8 +57,14 @@ class EnergyDataModule(lightning.LightningDataModule):
             self.mad[name] = float(np.abs(values - values.mean()).mean())
         auto = config.loss.noisy_nodes == "auto"
         wanted = len(self.train_structures) >= NOISY_NODES_FROM if auto else bool(config.loss.noisy_nodes)
+        if config.loss.noisy_nodes is True and not self.relaxed:
+            raise InputError(
+                f"{data.train}: loss.noisy_nodes=true needs relaxed positions in every training structure; "
+                "set loss.noisy_nodes=auto or false"
+            )
         self.noisy = wanted and self.relaxed
         self._prepared: PreparedDataset | None = None
+        self._prepared_val: list[PreparedDataset] = []
 
     def train_fingerprint(self) -> str:
         """Content fingerprint of the training file."""
@@ -78,23 +85,28 @@ class EnergyDataModule(lightning.LightningDataModule):
                 epoch,
                 config.model.neighbour_cutoff,
                 config.model.all_pairs_if_isolated,
+                (config.data.target,),
             )
             return self._loader(noisy, sampler, self.config.data.num_workers)
         if self._prepared is None:
-            self._prepared = self._prepare(self.train_structures)
+            kept = (self.config.data.target, "positions_relaxed") if self.relaxed else (self.config.data.target,)
+            self._prepared = self._prepare(self.train_structures, kept)
         return self._loader(self._prepared, sampler, self._workers(self._prepared))
 
     def val_dataloader(self) -> list[DataLoader[Any]]:
         """One loader per validation split, in the order of the configuration."""
-        loaders = []
-        for structures in self.val_structures.values():
-            prepared = self._prepare(structures)
-            loaders.append(self._loader(prepared, self._sampler(structures, shuffle=False), self._workers(prepared)))
-        return loaders
+        # Lightning asks again every epoch; the neighbour lists are kept.
+        if not self._prepared_val:
+            kept = (self.config.data.target,)
+            self._prepared_val = [self._prepare(structures, kept) for structures in self.val_structures.values()]
+        return [
+            self._loader(prepared, self._sampler(prepared.structures, shuffle=False), self._workers(prepared))
+            for prepared in self._prepared_val
+        ]
 
-    def _prepare(self, structures: StructureDataset) -> PreparedDataset:
+    def _prepare(self, structures: StructureDataset, kept: tuple[str, ...]) -> PreparedDataset:
         model = self.config.model
-        return PreparedDataset(structures, model.neighbour_cutoff, model.all_pairs_if_isolated)
+        return PreparedDataset(structures, model.neighbour_cutoff, model.all_pairs_if_isolated, kept)
 
     def _sampler(self, structures: StructureDataset, shuffle: bool) -> AtomBudgetSampler:
         assert self.trainer is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,26 @@ import torch
 from torch.utils.data import Dataset
 
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.progress import track
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, TARGETS
 
 CACHED_ATOMS = 300_000
 """A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
+
+
+def with_labels(data: Any, kept: Collection[str]) -> Any:
+    """A copy of a structure with only these of its labels and relaxed positions.
+
+    Whatever else a file happens to hold, perhaps for some structures only, need not fit into a batch.
+    """
+    data = copy.copy(data)
+    for name in (*TARGETS, "positions_relaxed"):
+        if name in data and name not in kept:
+            del data[name]
+    return data
 
 
 class PreparedDataset(Dataset[Any]):
@@ -25,10 +40,14 @@ class PreparedDataset(Dataset[Any]):
         structures: what to prepare.
         cutoff: Å.
         all_pairs_if_isolated: see :func:`molflt.data.neighbours.attach_neighbours`.
+        kept: the labels wanted, see :func:`with_labels`.
     """
 
-    def __init__(self, structures: StructureDataset, cutoff: float, all_pairs_if_isolated: bool) -> None:
+    def __init__(
+        self, structures: StructureDataset, cutoff: float, all_pairs_if_isolated: bool, kept: Collection[str]
+    ) -> None:
         self.structures = structures
+        self.kept = kept
         self.cutoff = cutoff
         self.all_pairs_if_isolated = all_pairs_if_isolated
         self.cached = int(structures.n_atoms.sum()) <= CACHED_ATOMS
@@ -40,7 +59,8 @@ class PreparedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if index in self._cache:
             return self._cache[index]
-        data = attach_neighbours(self.structures[index], self.cutoff, self.all_pairs_if_isolated)
+        data = with_labels(self.structures[index], self.kept)
+        data = attach_neighbours(data, self.cutoff, self.all_pairs_if_isolated)
         if self.cached:
             self._cache[index] = data
         return data
@@ -60,6 +80,7 @@ class NoisyDataset(Dataset[Any]):
         epoch: of training.
         cutoff: Å.
         all_pairs_if_isolated: see :func:`molflt.data.neighbours.attach_neighbours`.
+        kept: the labels wanted besides the relaxed positions, see :func:`with_labels`.
     """
 
     def __init__(
@@ -70,7 +91,9 @@ class NoisyDataset(Dataset[Any]):
         epoch: int,
         cutoff: float,
         all_pairs_if_isolated: bool,
+        kept: Collection[str],
     ) -> None:
+        self.kept = (*kept, "positions_relaxed")
         self.structures = structures
         self.noise_std = noise_std
         self.seed = seed
@@ -82,7 +105,7 @@ class NoisyDataset(Dataset[Any]):
         return len(self.structures)
 
     def __getitem__(self, index: int) -> Any:
-        data = self.structures[index].clone()
+        data = with_labels(self.structures[index], self.kept)
         random = np.random.default_rng([self.seed, self.epoch, index])
         along = random.uniform()
         noise = torch.from_numpy(random.normal(scale=self.noise_std, size=tuple(data.positions.shape)))
@@ -105,8 +128,7 @@ def label_statistics(
     energies, compositions = [], []
     unlabelled: list[str] = []
     square, count, relaxed = 0.0, 0, True
-    for i in range(len(structures)):
-        data = structures[i]
+    for data in track((structures[i] for i in range(len(structures))), "reading labels", len(structures)):
         if target not in data:
             unlabelled.append(data.name)
             continue
@@ -135,11 +157,13 @@ def labels(structures: StructureDataset, target: str, source: str) -> np.ndarray
     Raises:
         InputError: as :func:`label_statistics`.
     """
-    found = [float(s[target]) if target in s else None for s in (structures[i] for i in range(len(structures)))]
+    read = track((structures[i] for i in range(len(structures))), "reading labels", len(structures))
+    found = [float(structure[target]) if target in structure else None for structure in read]
     missing = [i for i, value in enumerate(found) if value is None]
     if missing:
         names = ", ".join(structures[i].name for i in missing[:3])
         raise InputError(
-            f"{source}: {len(missing)} of {len(found)} structures have no label '{target}' (first: {names})"
+            f"{source}: {len(missing)} of {len(found)} structures have no label '{target}' (first: {names}); "
+            "choose labelled data or remove them"
         )
     return np.asarray(found, dtype=np.float64)

@@ -14,8 +14,9 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 
 from molflt.atomic_file import atomic_file
+from molflt.errors import InputError
 from molflt.model.model_file import ModelMetadata, save_model
-from molflt.training.task import EnergyTask
+from molflt.training.task import EnergyTask, diverged
 
 HEARTBEAT_SECONDS = 30.0
 
@@ -23,38 +24,67 @@ HEARTBEAT_SECONDS = 30.0
 class RunRecorder(Callback):
     """Writes metrics.jsonl, metrics.csv, last.safetensors and, when the first split improves, best.safetensors.
 
+    It also decides when a run is over: the last epoch is validated whatever ``val_every`` says, and ``patience``
+    counts validations (Lightning's own early stop counts epochs, and forgets on resuming that it had stopped).
+
     Args:
         run_dir: where to.
         metadata: of the model; validation metrics and epoch are filled in here.
         mad: mean absolute deviation of the labels of each split, eV.
         say: prints a line.
+        patience: validations without improvement after which to stop; 0 goes on.
     """
 
     def __init__(
-        self, run_dir: Path, metadata: ModelMetadata, mad: dict[str, float], say: Callable[[str], None]
+        self,
+        run_dir: Path,
+        metadata: ModelMetadata,
+        mad: dict[str, float],
+        say: Callable[[str], None],
+        patience: int = 0,
     ) -> None:
         self.run_dir = run_dir
         self.metadata = metadata
         self.mad = mad
         self.say = say
+        self.patience = patience
         self.monitor = f"{next(iter(mad))}/energy_mae"
         self.best = math.inf
         self.best_epoch = -1
+        self.without_improvement = 0
+        self._validated = False
         self._last_sign = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"best": self.best, "best_epoch": self.best_epoch}
+        return {
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "without_improvement": self.without_improvement,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
+        self.without_improvement = int(state_dict["without_improvement"])
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Drop records of epochs that are about to be repeated."""
+        """Drop records of epochs that are about to be repeated; stay stopped if the run had stopped."""
         if trainer.is_global_zero:
             kept = [record for record in read_records(self.run_dir) if record["epoch"] < trainer.current_epoch]
             self._write_records(kept)
+        if self._out_of_patience():
+            trainer.should_stop = True
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Validate the last epoch in any case: its weights are what the run was for."""
+        self._validated = False
+        if trainer.current_epoch + 1 == trainer.max_epochs:
+            trainer.check_val_every_n_epoch = 1
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """The metrics are those of this epoch."""
+        self._validated = True
 
     def on_train_batch_end(
         self,
@@ -64,22 +94,32 @@ class RunRecorder(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """A sign of life where no progress bar gives one."""
+        """A sign of life where no progress bar gives one; at ``max_steps``, stop and validate."""
         if trainer.progress_bar_callback is None and time.monotonic() - self._last_sign > HEARTBEAT_SECONDS:
             self._last_sign = time.monotonic()
-            loss = float(trainer.callback_metrics.get("train/loss", outputs["loss"]))
-            total = trainer.num_training_batches
+            total, loss = trainer.num_training_batches, float(outputs["loss"])
             self.say(f"epoch {trainer.current_epoch + 1}: batch {batch_idx + 1} of {total}, loss {loss:.4f}")
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.check_val_every_n_epoch = 1
+            trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Record the epoch if it was validated."""
-        if self.monitor not in trainer.callback_metrics or not self._validated(trainer):
+        """Record the epoch if it was validated.
+
+        Raises:
+            InputError: a metric is not a number; the files of the last good epoch stay.
+        """
+        if not self._validated:
             return
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise InputError(diverged(name, value, trainer))
         record = {"epoch": trainer.current_epoch, "step": trainer.global_step, **metrics}
         improved = metrics[self.monitor] < self.best
         if improved:
             self.best, self.best_epoch = metrics[self.monitor], trainer.current_epoch
+        self.without_improvement = 0 if improved else self.without_improvement + 1
         if trainer.is_global_zero:
             assert isinstance(pl_module, EnergyTask)
             self._write_records([*read_records(self.run_dir), record])
@@ -89,10 +129,13 @@ class RunRecorder(Callback):
             if improved:
                 save_model(self.run_dir / "best.safetensors", pl_module.evaluated_model, metadata)
             self.say(self._line(trainer, metrics, improved))
+        if self._out_of_patience():
+            self.say(f"no improvement in {self.patience} validations: stopping (trainer.patience)")
+            trainer.should_stop = True
         self._last_sign = time.monotonic()
 
-    def _validated(self, trainer: lightning.Trainer) -> bool:
-        return (trainer.current_epoch + 1) % int(trainer.check_val_every_n_epoch or 1) == 0
+    def _out_of_patience(self) -> bool:
+        return 0 < self.patience <= self.without_improvement
 
     def _line(self, trainer: lightning.Trainer, metrics: dict[str, float], improved: bool) -> str:
         parts = [f"epoch {trainer.current_epoch + 1:>4}/{trainer.max_epochs}"]

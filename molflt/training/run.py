@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import ModelMetadata, TrainingData
+from molflt.model.model_file import ModelMetadata, TrainingData, read_metadata
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import RunRecorder
 from molflt.training.task import EnergyTask
 
-CHECKPOINT = "last.ckpt"
+CONFIG, CHECKPOINT = "config.yaml", "last.ckpt"
 
 
 @dataclass
@@ -63,10 +71,16 @@ def train(
         callbacks: further Lightning callbacks.
 
     Raises:
-        InputError: unusable data, or a run directory that holds another run.
+        InputError: unusable data, a run directory that holds another run, or a loss that is no number any more.
+        KeyboardInterrupt: Ctrl-C; the run can be resumed.
     """
     run_dir = Path(run_dir)
-    checkpoint = _claim_run_dir(run_dir, config, resume)
+    first = _is_first_process()
+    if first:
+        _check_run_dir(run_dir, config, resume)
+    else:
+        say = _say_nothing
+    checkpoint = _checkpoint(run_dir) if resume else None
     _quiet_lightning()
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = EnergyDataModule(config)
@@ -88,44 +102,101 @@ def train(
         validation={},
         epoch=-1,
     )
+    if checkpoint:
+        _check_same_data(run_dir, metadata.training_data)
     say(
         f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
-    recorder = RunRecorder(run_dir, metadata, data.mad, say)
+    recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience)
     trainer = _trainer(config, run_dir, recorder, callbacks or [])
     task = EnergyTask(config, model, list(data.val_structures))
-    trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    if recorder.best_epoch < 0:
-        raise InputError("no epoch was validated: trainer.max_epochs is smaller than trainer.val_every")
+    if first:
+        # Only now: a run that failed on its data leaves the directory free for the next try.
+        with atomic_file(run_dir / CONFIG) as path:
+            path.write_text(to_yaml(config, "The configuration of this run; 'molflt train' with it repeats the run."))
+    with _interrupts(trainer):
+        trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     mad = data.mad[next(iter(data.mad))]
     return TrainResult(run_dir / "best.safetensors", recorder.best, recorder.best_epoch, mad)
 
 
-def _claim_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> str | None:
-    """Check that the directory is free, or holds this very run; return the checkpoint to continue from."""
-    saved = run_dir / "config.yaml"
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _is_first_process() -> bool:
+    """Whether this process speaks for all: Lightning starts the command again for every further device."""
+    return int(getattr(rank_zero_only, "rank", 0) or 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
+
+
+@contextmanager
+def _interrupts(trainer: lightning.Trainer) -> Iterator[None]:
+    """Give Ctrl-C and SIGTERM their usual meaning.
+
+    Lightning ends the process with status 1 on Ctrl-C, deaf to further ones, and with status 0 on SIGTERM.
+    """
+    main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SIGTERMException as stop:
+        raise SystemExit(128 + signal.SIGTERM) from stop
+    except SystemExit as stop:
+        if trainer.interrupted:
+            raise KeyboardInterrupt from stop
+        raise
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
+    """Check that the directory is free, or holds this very run."""
+    saved = run_dir / CONFIG
     if saved.exists():
         if not resume:
             raise InputError(
                 f"{run_dir}: holds a run already; continue it with '--resume auto' or choose another '--out'"
             )
-        before = load_config(saved)
-        changed = _changed_keys(before.model_dump(), config.model_dump())
+        changed = _changed_keys(load_config(saved).model_dump(), config.model_dump())
         if changed:
             raise InputError(
-                f"{run_dir}: was started with another configuration ({', '.join(changed)}); resume with the same "
+                f"{run_dir}: was started with another configuration ({'; '.join(changed)}); resume with the same "
                 "one, or choose another '--out'"
             )
+    elif run_dir.exists() and not run_dir.is_dir():
+        raise InputError(f"{run_dir}: is a file; choose another '--out'")
     elif run_dir.exists() and any(run_dir.iterdir()):
         raise InputError(f"{run_dir}: is not empty and not a run of molflt; choose another '--out'")
-    else:
-        with atomic_file(saved) as path:
-            path.write_text(to_yaml(config, "The configuration of this run; 'molflt train' with it repeats the run."))
-    checkpoint = run_dir / CHECKPOINT
-    return str(checkpoint) if checkpoint.exists() else None
+
+
+def _check_same_data(run_dir: Path, data: TrainingData) -> None:
+    last = run_dir / "last.safetensors"
+    if last.exists() and read_metadata(last).training_data.fingerprint != data.fingerprint:
+        raise InputError(
+            f"{run_dir}: {data.path} has changed since the run was started; restore it, or choose another '--out'"
+        )
+
+
+def _checkpoint(run_dir: Path) -> str | None:
+    """Where to continue from, if there is anything.
+
+    Raises:
+        InputError: the checkpoint is damaged.
+    """
+    path = run_dir / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        # Tensors and plain values only: a run directory may come from elsewhere.
+        torch.load(path, map_location="meta", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{path}: is damaged and cannot be continued from; start again with another '--out', or remove "
+            f"{run_dir} (its model files can still be used)"
+        ) from error
+    return str(path)
 
 
 def _changed_keys(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
@@ -143,32 +214,40 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
     settings = config.trainer
     interactive = sys.stderr.isatty()
     callbacks: list[Callback] = [*extra, recorder]
-    if settings.patience:
-        callbacks.append(EarlyStopping(recorder.monitor, patience=settings.patience, check_on_train_epoch_end=True))
     callbacks.append(
         ModelCheckpoint(run_dir, "last", save_on_train_epoch_end=True, enable_version_counter=False, save_top_k=1)
     )
     if interactive:
         callbacks.append(RichProgressBar(leave=False))
-    return lightning.Trainer(
-        accelerator=settings.accelerator,
-        devices=settings.devices,
-        num_nodes=settings.num_nodes,
-        precision=settings.precision,
-        max_epochs=settings.max_epochs,
-        max_steps=settings.max_steps,
-        check_val_every_n_epoch=settings.val_every,
-        num_sanity_val_steps=0,
-        gradient_clip_val=config.optimiser.clip_norm or None,
-        deterministic=settings.deterministic,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-        callbacks=callbacks,
-        logger=_loggers(settings.loggers, run_dir),
-        enable_progress_bar=interactive,
-        enable_model_summary=False,
-        enable_checkpointing=True,
-    )
+    try:
+        return lightning.Trainer(
+            accelerator=_accelerator(settings.accelerator),
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            precision=settings.precision,
+            max_epochs=settings.max_epochs,
+            max_steps=settings.max_steps,
+            check_val_every_n_epoch=settings.val_every,
+            num_sanity_val_steps=0,
+            gradient_clip_val=config.optimiser.clip_norm or None,
+            deterministic=settings.deterministic,
+            reload_dataloaders_every_n_epochs=1,
+            use_distributed_sampler=False,
+            callbacks=callbacks,
+            logger=_loggers(settings.loggers, run_dir),
+            enable_progress_bar=interactive,
+            enable_model_summary=False,
+            enable_checkpointing=True,
+        )
+    except (MisconfigurationException, ValueError) as error:
+        raise InputError(f"trainer: {str(error).splitlines()[0]}") from error
+
+
+def _accelerator(name: str) -> str:
+    """``auto`` means CUDA or CPU: Lightning would also take Apple's GPUs, which lack double precision."""
+    if name == "gpu" and not torch.cuda.is_available():
+        raise InputError("trainer.accelerator=gpu: this machine has no usable CUDA GPU; use auto or cpu")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def _loggers(names: Sequence[str], run_dir: Path) -> list[Logger] | bool:

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
 
+from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel, ModelOutput
 from molflt.prediction.metrics import EWT_THRESHOLD
 from molflt.training.config import TrainConfig
@@ -42,9 +43,12 @@ class EnergyTask(lightning.LightningModule):
         """What is validated and saved: the moving average where there is one."""
         return self.model if self.average is None else self.average
 
-    def on_train_epoch_start(self) -> None:
-        """Make dropout a function of (seed, epoch, rank), so that a resumed run repeats it."""
-        torch.manual_seed(hash((self.config.seed, self.current_epoch, self.global_rank)) % 2**63)
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Make dropout a function of (seed, step, rank), so that a resumed run repeats it.
+
+        Per step, not per epoch: loaders draw from the same generator, and not at the same moment after a resume.
+        """
+        torch.manual_seed(hash((self.config.seed, self.global_step, self.global_rank)) % 2**63)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """L1 on the standardised energy plus the scheduled displacement loss."""
@@ -63,6 +67,9 @@ class EnergyTask(lightning.LightningModule):
             self._log("train/displacement_loss", displacement_loss.detach(), batch.num_graphs)
             loss = loss + weight * displacement_loss
         self._log("train/loss", loss.detach(), batch.num_graphs)
+        # All ranks decide together: one that stopped alone would leave the others waiting.
+        if not self.trainer.strategy.reduce_boolean_decision(bool(torch.isfinite(loss)), all=True):
+            raise InputError(diverged("the loss", float(loss), self.trainer))
         return loss.to(torch.float32)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -120,6 +127,15 @@ class EnergyTask(lightning.LightningModule):
 
     def _log(self, name: str, value: Tensor, n: int) -> None:
         self.log(name, value.to(torch.float32), on_step=False, on_epoch=True, batch_size=n, sync_dist=True)
+
+
+def diverged(name: str, value: float, trainer: lightning.Trainer) -> str:
+    """What to say when a loss or metric is no number any more."""
+    return (
+        f"training diverged: {name} became {value} in epoch {trainer.current_epoch + 1}, step {trainer.global_step}. "
+        "The files in the run directory are those of the last good epoch. Try again in another run directory with a "
+        "lower optimiser.lr or optimiser.clip_norm, or a longer optimiser.warmup_steps"
+    )
 
 
 def _energy_metrics() -> MetricCollection:

@@ -1,0 +1,273 @@
+"""A run that was stopped and resumed is the run that was never stopped."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.records import to_record
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.model.model_file import load_model
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import load_config, to_yaml
+from molflt.training.recorder import read_records
+from molflt.training.run import train
+
+MakeConfig = Callable[..., TrainConfig]
+
+EVERYTHING_RANDOM = {
+    "model.dropout": 0.2,
+    "model.attention_dropout": 0.1,
+    "loss.noisy_nodes": True,
+    "optimiser.ema_decay": 0.95,
+    "trainer.max_epochs": 5,
+    "trainer.patience": 4,
+}
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+class Interrupt(Callback):
+    """Ctrl-C at a moment of choice."""
+
+    def __init__(self, epoch: int, batch: int) -> None:
+        self.epoch, self.batch = epoch, batch
+
+    def on_train_batch_start(self, trainer: lightning.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
+            raise KeyboardInterrupt
+
+
+class InterruptValidation(Callback):
+    """Ctrl-C while the validation of an epoch runs."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_validation_epoch_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+class KillBetweenFiles(Callback):
+    """A crash after the epoch's metrics and models were written and before its checkpoint."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_save_checkpoint(self, trainer: lightning.Trainer, pl_module: Any, checkpoint: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            raise RuntimeError("crash")
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    assert read_records(a) == read_records(b)
+    for name in ("metrics.csv", "metrics.jsonl"):
+        assert (a / name).read_bytes() == (b / name).read_bytes()
+    for name in ("best.safetensors", "last.safetensors"):
+        first, second = load_model(a / name), load_model(b / name)
+        assert first.metadata == second.metadata
+        for key, value in first.model.state_dict().items():
+            assert torch.equal(value, second.model.state_dict()[key]), key
+
+
+@pytest.fixture(scope="module")
+def reference(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("reference") / "run"
+    train(make_config(**EVERYTHING_RANDOM), run_dir, say=quiet)
+    assert len(read_records(run_dir)) == 5
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("stop", "error"),
+    [
+        (Interrupt(0, 3), KeyboardInterrupt),
+        (Interrupt(2, 0), KeyboardInterrupt),
+        (Interrupt(3, 2), KeyboardInterrupt),
+        (InterruptValidation(2), KeyboardInterrupt),
+        (KillBetweenFiles(2), RuntimeError),
+    ],
+    ids=["before the first checkpoint", "between epochs", "in an epoch", "in a validation", "between files"],
+)
+def test_resumed_run_is_the_uninterrupted_one(
+    stop: Callback, error: type[BaseException], reference: Path, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(**EVERYTHING_RANDOM)
+    with pytest.raises(error):
+        train(config, tmp_path / "run", say=quiet, callbacks=[stop])
+    train(config, tmp_path / "run", resume=True, say=quiet)
+    assert_same_run(tmp_path / "run", reference)
+
+
+def test_interrupted_twice(reference: Path, make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(**EVERYTHING_RANDOM)
+    for epoch in (1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", resume=True, say=quiet, callbacks=[Interrupt(epoch, 1)])
+    train(config, tmp_path / "run", resume=True, say=quiet)
+    assert_same_run(tmp_path / "run", reference)
+
+
+def test_interruption_leaves_ctrl_c_working(make_config: MakeConfig, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_config(), tmp_path / "run", say=quiet, callbacks=[Interrupt(0, 1)])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_killed_run(reference: Path, make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(**EVERYTHING_RANDOM)
+    file, run_dir = tmp_path / "config.yaml", tmp_path / "run"
+    file.write_text(to_yaml(config))
+    # The child stops itself in the middle of the fourth epoch, so that the kill never comes too late.
+    script = f"""
+import os, signal
+from pathlib import Path
+from lightning.pytorch.callbacks import Callback
+from molflt.training.config_file import load_config
+from molflt.training.run import train
+class Kill(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (3, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+train(load_config({str(file)!r}), Path({str(run_dir)!r}), callbacks=[Kill()])
+"""
+    killed = subprocess.run(
+        [sys.executable, "-c", script], timeout=180, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert [record["epoch"] for record in read_records(run_dir)] == [0, 1, 2]
+    train(load_config(file), run_dir, resume=True, say=quiet)
+    assert_same_run(run_dir, reference)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "hint"), [(signal.SIGINT, 130, "--resume auto"), (signal.SIGTERM, 143, "--resume auto")]
+)
+def test_signals_to_the_command(
+    number: signal.Signals, status: int, hint: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    file, run_dir = tmp_path / "config.yaml", tmp_path / "run"
+    file.write_text(to_yaml(make_config(**{"trainer.max_epochs": 5000, "optimiser.lr": 1e-5})))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "molflt.cli.main", "train", file, "--out", run_dir],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        deadline = time.monotonic() + 150
+        while not (run_dir / "last.ckpt").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == status, err
+    assert hint in err
+    assert "Traceback" not in out + err
+    assert read_records(run_dir)
+
+
+def test_finished_run_stays_as_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
+    result = train(make_config(), tmp_path / "run", say=quiet)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert train(make_config(), tmp_path / "run", resume=True, say=quiet) == result
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+
+def test_resume_without_a_run_starts_one(make_config: MakeConfig, tmp_path: Path) -> None:
+    train(make_config(), tmp_path / "run", resume=True, say=quiet)
+    assert len(read_records(tmp_path / "run")) == 2
+
+
+def test_csv_has_every_epoch_once(reference: Path) -> None:
+    with open(reference / "metrics.csv", newline="") as handle:
+        assert [int(row["epoch"]) for row in csv.DictReader(handle)] == list(range(5))
+
+
+def test_another_configuration_is_refused(make_config: MakeConfig, tiny_run: Path) -> None:
+    changed = make_config(**{"optimiser.lr": 1e-4, "model.n_layers": 2})
+    with pytest.raises(InputError) as caught:
+        train(changed, tiny_run, resume=True, say=quiet)
+    message = str(caught.value)
+    assert "optimiser.lr: 0.005 then, 0.0001 now" in message
+    assert "model.n_layers: 1 then, 2 now" in message
+    assert "seed" not in message
+
+
+def test_changed_data_is_refused(make_config: MakeConfig, tiny_data: Path, tmp_path: Path) -> None:
+    records = [to_record(structure) for structure in open_dataset(tiny_data / "train.lmdb")]
+    path = tmp_path / "train.lmdb"
+    write_lmdb(path, records, progress=False)
+    config = make_config(**{"data.train": str(path), "trainer.max_epochs": 3})
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", say=quiet, callbacks=[Interrupt(1, 1)])
+    write_lmdb(path, records[:-1], progress=False, overwrite=True)
+    with pytest.raises(InputError, match="has changed since the run was started"):
+        train(config, tmp_path / "run", resume=True, say=quiet)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"garbage" * 100])
+def test_damaged_checkpoint(
+    damage: Callable[[bytes], bytes], make_config: MakeConfig, tiny_run: Path, tmp_path: Path
+) -> None:
+    for path in tiny_run.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    checkpoint = tmp_path / "last.ckpt"
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    with pytest.raises(InputError, match=r"last\.ckpt: is damaged"):
+        train(make_config(), tmp_path, resume=True, say=quiet)
+
+
+def test_checkpoints_are_not_trusted(make_config: MakeConfig, tiny_run: Path, tmp_path: Path) -> None:
+    for path in tiny_run.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+
+    class Payload:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "attacked",))
+
+    torch.save({"state_dict": Payload()}, tmp_path / "last.ckpt")
+    with pytest.raises(InputError, match=r"last\.ckpt"):
+        train(make_config(), tmp_path, resume=True, say=quiet)
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_run_directories_are_protected(make_config: MakeConfig, tiny_run: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in tiny_run.iterdir()}
+    with pytest.raises(InputError, match="--resume auto"):
+        train(make_config(), tiny_run, say=quiet)
+    assert before == {path.name: path.read_bytes() for path in tiny_run.iterdir()}
+    (tmp_path / "thesis.tex").write_text("all my work")
+    for resume in (False, True):
+        with pytest.raises(InputError, match="not empty and not a run"):
+            train(make_config(), tmp_path, resume=resume, say=quiet)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(InputError, match="is a file"):
+        train(make_config(), tmp_path / "thesis.tex", say=quiet)
+
+
+def test_an_empty_directory_is_free(make_config: MakeConfig, tmp_path: Path) -> None:
+    train(make_config(**{"trainer.max_epochs": 1}), tmp_path, say=quiet)
+    assert len(read_records(tmp_path)) == 1
