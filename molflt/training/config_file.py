@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
+from molflt.attention.config import ATTENTION_PRESETS
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 
@@ -26,27 +29,52 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
         InputError: no such file, not YAML, a misspelt key (with the nearest right one), a wrong value.
     """
     path = Path(path)
-    if not path.is_file():
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the YAML file")
+    if not path.exists():
         raise InputError(f"{path}: no such file; 'molflt config tiny > {path}' makes one")
     try:
         content = OmegaConf.load(path)
-        if not OmegaConf.is_dict(content):
-            raise InputError(f"{path}: must be a mapping of keys to values")
-        for override in overrides:
-            key, separator, value = override.partition("=")
-            if not separator or not key:
-                raise InputError(f"override '{override}' is not of the form key.sub=value")
-            parsed = OmegaConf.from_dotlist([f"value={value}"])["value"]
-            # A whole section may be replaced by a name, as in model.attention=flt.
-            OmegaConf.update(content, key, parsed, merge=OmegaConf.is_dict(parsed), force_add=True)
+        if not isinstance(content, DictConfig):
+            raise InputError(f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one")
+        _expand_attention(content)
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path}: not readable as YAML ({_one_line(error)})") from error
+    for override in overrides:
+        _apply(content, override)
+    try:
         values = OmegaConf.to_container(content, resolve=True)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as YAML with overrides ({error})") from error
+    except OmegaConfBaseException as error:
+        raise InputError(f"{path}: {_one_line(error)}") from error
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
-        lines = "\n".join(f"  {_explain(detail)}" for detail in error.errors())
-        raise InputError(f"{path}: the configuration is not valid\n{lines}") from error
+        lines = dict.fromkeys(_explain(detail) for detail in error.errors())
+        raise InputError("\n  ".join([f"{path}: the configuration is not valid", *lines])) from error
+
+
+def _apply(content: DictConfig, override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not re.fullmatch(r"\w[\w-]*(\.\w[\w-]*)*", key):
+        raise InputError(f"override '{override}' is not of the form key.sub=value, as in trainer.max_epochs=5")
+    try:
+        parsed = OmegaConf.from_dotlist([f"value={value}"])["value"]
+        # Sections are completed; a value, such as a name for a section, and the free list of splits are replaced.
+        OmegaConf.update(content, key, parsed, merge=OmegaConf.is_dict(parsed) and key != "data.val", force_add=True)
+        _expand_attention(content)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise InputError(f"override '{override}' cannot be applied ({_one_line(error)})") from error
+
+
+def _expand_attention(content: DictConfig) -> None:
+    """Write a preset's name out, so that model.attention=flt can be followed by model.attention.n_features=32."""
+    name = OmegaConf.select(content, "model.attention")
+    if isinstance(name, str) and name in ATTENTION_PRESETS:
+        OmegaConf.update(content, "model.attention", OmegaConf.create(ATTENTION_PRESETS[name]), merge=False)
+
+
+def _one_line(error: Exception) -> str:
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
 
 
 def resolve_path(path: str) -> Path:
@@ -84,7 +112,7 @@ def _yaml_lines(config: BaseModel, depth: int) -> list[str]:
             lines += [f"{indent}{name}:", *_yaml_lines(value, depth + 1)]
         elif isinstance(value, dict):
             lines.append(f"{indent}{name}:  # {field.description}")
-            lines += [f"{indent}  {key}: {_scalar(item)}" for key, item in value.items()]
+            lines += [f"{indent}  {_quoted(key)}: {_scalar(item)}" for key, item in value.items()]
         else:
             lines.append(f"{indent}{name}: {_scalar(value)}  # {field.description}")
     return lines
@@ -97,20 +125,46 @@ def _scalar(value: Any) -> str:
         return text.replace("e", ".0e") if "e" in text and "." not in text else text
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_scalar(item) for item in value) + "]"
-    return str(OmegaConf.to_yaml(OmegaConf.create({"value": value}))).partition(": ")[2].rstrip("\n")
+    # A dollar before a brace would be an interpolation.
+    return _quoted(value.replace("${", r"\${")) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """Text as it stands where YAML reads it back as that text, else quoted as JSON, which YAML reads as well."""
+    plain = re.fullmatch(r"\w[\w./:+-]*", text) and OmegaConf.to_container(OmegaConf.create(f"value: {text}"))
+    return text if plain == {"value": text} else json.dumps(text, ensure_ascii=False)
 
 
 def _explain(detail: ErrorDetails) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] != "extra_forbidden":
-        return f"{key}: {detail['msg'].removeprefix('Value error, ')}"
+    # For a union, pydantic adds the names of its members to the path.
+    parts = [str(part) for part in detail["loc"] if not re.match(r"literal\[|bool$|\[key\]$", str(part))]
+    key = ".".join(parts)
+    match detail["type"]:
+        case "extra_forbidden":
+            near = _nearest(key)
+            return f"{key}: there is no such key" + (f"; did you mean {near}?" if near else "")
+        case "missing":
+            return f"{key}: is missing"
+        case "model_type" | "dict_type":
+            return f"{key}: must be a mapping of keys to values, not {detail['input']!r}"
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    given = detail["input"]
+    if detail["type"] == "value_error" or not isinstance(given, str | int | float):
+        return f"{key}: {message}"
+    # pydantic goes on about how it tried to read the number; the value says as much.
+    reading = re.compile(r", (unable to|got a number)")
+    return f"{key}: {reading.split(message)[0]}, not {given!r}"
+
+
+def _nearest(key: str) -> str | None:
+    """The right spelling: of the whole path, or of its last part wherever that stands."""
     known = _known_keys(TrainConfig)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not near:
-        last = {name.rpartition(".")[2]: name for name in known}
-        match = difflib.get_close_matches(key.rpartition(".")[2], list(last), n=1, cutoff=0.6)
-        near = [last[match[0]]] if match else []
-    return f"{key}: there is no such key" + (f"; did you mean {near[0]}?" if near else "")
+    if near:
+        return near[0]
+    last = {name.rpartition(".")[2]: name for name in known}
+    match = difflib.get_close_matches(key.rpartition(".")[2], list(last), n=1, cutoff=0.6)
+    return last[match[0]] if match else None
 
 
 def _known_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:

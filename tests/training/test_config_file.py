@@ -1,0 +1,226 @@
+"""YAML and overrides in, a checked configuration out, and errors that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molflt.attention.build import build_attention
+from molflt.attention.concat import ConcatAttention
+from molflt.attention.fourier import FourierAttention
+from molflt.attention.performer import PerformerAttention
+from molflt.attention.softmax import SoftmaxAttention
+from molflt.errors import InputError
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import load_config, resolve_path, to_yaml
+from molflt.training.presets import PRESETS, preset_config
+
+
+@pytest.fixture
+def tiny_yaml(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(to_yaml(preset_config("tiny")))
+    return path
+
+
+def _message(path: Path, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_yaml(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "preset.yaml"
+    path.write_text(to_yaml(preset_config(name), "a header\nof two lines"))
+    assert load_config(path) == preset_config(name)
+
+
+def test_yaml_explains_every_key(tiny_yaml: Path) -> None:
+    for line in tiny_yaml.read_text().splitlines():
+        if line and not line.endswith((":", ".lmdb")) and not line.startswith("#"):
+            assert "  # " in line, line
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/a/" + "long folder/" * 20 + "x.lmdb", "a: b", "a # b", "${oc.env:HOME}", "ü Å", "'q\"", "yes", "1e5", " lead",
+     "null", "~", "[x]", "{a}", "*a", "&b", "!x", "%y", "@z", "back\\slash", "C:\\data"],
+)  # fmt: skip
+def test_any_path_and_split_name_survives_yaml(text: str, tmp_path: Path) -> None:
+    config = preset_config("tiny")
+    config.data.train = text
+    config.data.val = {text.replace("/", "_"): text}
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize("value", [1e-12, 1e-6, 0.1, 1 / 3, 3e300, 5.0])
+def test_numbers_survive_yaml(value: float, tmp_path: Path) -> None:
+    config = preset_config("tiny")
+    config.optimiser.lr = value
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load_config(path).optimiser.lr == value
+
+
+@pytest.mark.parametrize(
+    ("override", "right"),
+    [
+        ("trainer.max_epoch=1", "trainer.max_epochs"),
+        ("modle.dim=3", "model"),
+        ("model.attention.n_feature=3", "model.attention.n_features"),
+        ("optimizer.lr=1e-3", "optimiser"),
+        ("max_epochs=3", "trainer.max_epochs"),
+        ("sed=1", "seed"),
+        ("data.valid=x", "data.val"),
+    ],
+)
+def test_misspelt_key_suggests_the_right_one(override: str, right: str, tiny_yaml: Path) -> None:
+    message = _message(tiny_yaml, override)
+    assert "there is no such key" in message
+    assert message.endswith(f"did you mean {right}?")
+
+
+def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
+    message = _message(tiny_yaml, "trainer.max_epoch=1", "model.dim=x", "seed=-1")
+    assert "trainer.max_epoch:" in message
+    assert "model.dim: must be a valid integer, not 'x'" in message
+    assert "seed: must be greater than or equal to 0, not -1" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.max_epochs=abc", "trainer.max_epochs: must be a valid integer, not 'abc'"),
+        ("trainer.max_epochs=1.5", "trainer.max_epochs: must be a valid integer, not 1.5"),
+        ("trainer.max_epochs=0", "trainer.max_epochs: must be greater than or equal to 1, not 0"),
+        ("trainer.max_steps=0", "must be -1 (no limit) or at least 1"),
+        ("trainer.precision=16", "'32-true', '64-true' or 'bf16-mixed', not 16"),
+        ("trainer.accelerator=tpu", "'auto', 'cpu' or 'gpu', not 'tpu'"),
+        ("trainer=3", "trainer: must be a mapping of keys to values, not 3"),
+        ("optimiser.lr=-1", "optimiser.lr: must be greater than 0, not -1"),
+        ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
+        ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
+        ("model.attention=fltt", "choose one of molflt, flt, flt-concat, performer, softmax"),
+        ("model.attention.frequencies=exakt", "'auto', 'exact', 'quadrature', 'lattice' or 'sampled', not 'exakt'"),
+        ("model.attention.combine=concat", "set frequencies=sampled"),
+        ("data.target=energ", "choose one of y_relaxed, y_init, energy"),
+        ("data.val={}", "data.val"),
+        ("data.val={train: x}", "'train' cannot name a validation split"),
+        ("data.val={a/b: x}", "'a/b' cannot name a validation split"),
+        ("loss.noisy_nodes=maybe", "loss.noisy_nodes: must be"),
+    ],
+)
+def test_wrong_values(override: str, expected: str, tiny_yaml: Path) -> None:
+    message = _message(tiny_yaml, override)
+    assert str(tiny_yaml) in message
+    assert expected in message
+
+
+@pytest.mark.parametrize("override", ["trainer.max_epochs", "=3", "a..b=3", "[=3", "a.=1", "data.train={a", "x=${y}"])
+def test_malformed_overrides_are_quoted(override: str, tiny_yaml: Path) -> None:
+    message = _message(tiny_yaml, override)
+    assert f"override '{override}'" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"- a\n- b", b"a: [", b"\x00\x01", b"seed: 0\nseed: 1\n", b"\xff\xfe\x00", b"1: 2\n", b"data: 3",
+     b"seed: 1", b"data: {train: x}", b"x: !!python/object/apply:os.system [ls]"],
+)  # fmt: skip
+def test_other_files(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_bytes(content)
+    assert str(path) in _message(path)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    assert "molflt config tiny" in _message(tmp_path / "absent.yaml")
+    assert "is a folder" in _message(tmp_path)
+
+
+def test_overrides_change_what_they_name_and_nothing_else(tiny_yaml: Path) -> None:
+    config = load_config(tiny_yaml, ["trainer.max_epochs=3", "optimiser.lr=1e-4", "data.train=a=b.lmdb"])
+    expected = preset_config("tiny")
+    expected.trainer.max_epochs = 3
+    expected.optimiser.lr = 1e-4
+    expected.data.train = "a=b.lmdb"
+    assert config == expected
+
+
+def test_overrides_of_sections_and_splits(tiny_yaml: Path) -> None:
+    config = load_config(tiny_yaml, ["trainer={max_epochs: 3, val_every: 2}", "data.val={mine: x.lmdb}"])
+    assert (config.trainer.max_epochs, config.trainer.val_every) == (3, 2)
+    assert config.trainer.deterministic == preset_config("tiny").trainer.deterministic
+    assert config.data.val == {"mine": "x.lmdb"}
+    assert load_config(tiny_yaml, ["data.val=x.lmdb"]).data.val == {"val": "x.lmdb"}
+    assert load_config(tiny_yaml, ["data.val.more=x.lmdb"]).data.val["more"] == "x.lmdb"
+
+
+def test_attention_by_name_and_then_in_part(tiny_yaml: Path) -> None:
+    config = load_config(tiny_yaml, ["model.attention=flt", "model.attention.n_features=32"])
+    assert (config.model.attention.far_rank, config.model.attention.frequencies) == ("m", "sampled")
+    assert config.model.attention.n_features == 32
+    short = tiny_yaml.with_name("short.yaml")
+    short.write_text("data: {train: a.lmdb, val: b.lmdb}\nmodel: {attention: performer}\n")
+    assert load_config(short, ["model.attention.n_features=32"]).model.attention.mechanism == "performer"
+
+
+MakesAttention = Callable[[TrainConfig], Any]
+
+
+def _first_layer(config: TrainConfig) -> Any:
+    model = config.model
+    return build_attention(model.attention, model.dim, model.n_heads, 1, model.n_rbf, 0.0, 0)[1][0]
+
+
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [
+        ("model.attention=molflt", FourierAttention),
+        ("model.attention=flt", FourierAttention),
+        ("model.attention=flt-concat", ConcatAttention),
+        ("model.attention=performer", PerformerAttention),
+        ("model.attention=softmax", SoftmaxAttention),
+    ],
+)
+@pytest.mark.parametrize("preset", ["tiny", "small", "base"])
+def test_one_key_swaps_the_attention(preset: str, override: str, kind: type, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(to_yaml(preset_config(preset)))
+    config = load_config(path, [override, "model.dim=16", "model.n_heads=2"])
+    assert isinstance(_first_layer(config), kind)
+
+
+@pytest.mark.parametrize("name", ["paper-flt-10l", "paper-flt-12l"])
+def test_one_key_makes_the_paper_s_form(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(to_yaml(preset_config(name)))
+    small = ["model.dim=16", "model.n_heads=2"]
+    assert isinstance(_first_layer(load_config(path, small)), FourierAttention)
+    assert isinstance(_first_layer(load_config(path, [*small, "model.attention.combine=concat"])), ConcatAttention)
+
+
+def test_paper_presets_have_the_paper_s_sizes() -> None:
+    for name, layers in {"paper-flt-10l": 10, "paper-flt-12l": 12, "paper-performer-12l": 12}.items():
+        config = preset_config(name)
+        model = config.model
+        sizes = (model.n_layers, model.dim, model.n_heads, model.ffn_dim, model.n_recycles)
+        assert sizes == (layers, 768, 48, 2048, 4)
+        assert (model.attention.n_features, model.attention.n_frequencies, model.attention.n_basis) == (64, 16, 32)
+        optimiser = config.optimiser
+        assert (optimiser.name, optimiser.betas, optimiser.eps) == ("adam", (0.9, 0.98), 1e-6)
+        assert (optimiser.lr, optimiser.warmup_steps, optimiser.schedule) == (3e-4, 10_000, "linear")
+        assert (config.trainer.max_steps, model.attention_dropout) == (500_000, 0.1)
+
+
+def test_bundled_data_that_is_not_there() -> None:
+    with pytest.raises(InputError, match="install molflt from a clone"):
+        resolve_path("bundled:nothing/here.lmdb")
+    assert resolve_path("some/path") == Path("some/path")
