@@ -5,12 +5,10 @@ from __future__ import annotations
 import typer
 
 from molflt.errors import InputError
-from molflt.training.config_file import to_yaml
-from molflt.training.presets import PRESETS, preset_config
 
 
 def config_command(
-    preset: str = typer.Argument(None, help=f"One of {', '.join(PRESETS)}.", show_default=False),
+    preset: str = typer.Argument(None, help="A preset's name; leave it out to see them.", show_default=False),
 ) -> None:
     """Print a complete YAML configuration that trains on the bundled data as it stands.
 
@@ -18,6 +16,9 @@ def config_command(
 
     Example: molflt config tiny > tiny.yaml
     """
+    from molflt.training.config_file import to_yaml
+    from molflt.training.presets import PRESETS, preset_config
+
     if preset is None:
         for name, (summary, _) in PRESETS.items():
             typer.echo(f"{name:<22}{summary}")

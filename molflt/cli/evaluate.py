@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,9 @@ Interchangeable = Literal["auto", "exact", "quadrature", "lattice"]
 
 def evaluate_command(
     model: Path = typer.Argument(..., help="Model file, RUN_DIR/best.safetensors.", show_default=False),
-    data: str = typer.Argument(..., help="LMDB file or folder, or any file of labelled structures."),
+    data: str = typer.Argument(
+        ..., help="LMDB file or folder, or any file of labelled structures.", show_default=False
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     max_atoms: int = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result."),
@@ -42,11 +45,12 @@ def evaluate_command(
         warn(f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little")
     metrics = energy_metrics(prediction.energies, expected)
     if as_json:
-        content = {"model": str(model), "data": data, "target": target, **metrics.as_dict(), "unknown": unknown}
+        numbers = {name: value if math.isfinite(value) else None for name, value in metrics.as_dict().items()}
+        content = {"model": str(model), "data": data, "target": target, **numbers, "unknown": unknown}
         typer.echo(json.dumps(content))
         return
-    say(f"{data}: {metrics.n} structures, target {target}")
-    share = f"{metrics.mae_over_mad:.3f} of the mean absolute deviation {metrics.mad:.4f} eV"
-    say(f"  MAE   {metrics.energy_mae:.4f} eV   ({share})")
+    say(f"{data}: {metrics.n:,} structures, target {target}")
+    share = f"   ({metrics.mae_over_mad:.3f} of the mean absolute deviation {metrics.mad:.4f} eV)"
+    say(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
     say(f"  RMSE  {metrics.energy_rmse:.4f} eV")
     say(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")

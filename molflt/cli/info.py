@@ -13,14 +13,17 @@ from molflt.cli.terminal import say
 
 
 def info_command(
-    path: str = typer.Argument(..., help="A model file, or structures in any readable form.", show_default=False),
+    path: str = typer.Argument(
+        ..., help="A model file, a run directory, or structures in any readable form.", show_default=False
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
     """Describe a model or a data set.
 
     Example: molflt info runs/tiny/best.safetensors
     """
-    content = _model_info(Path(path)) if path.endswith(".safetensors") else _data_info(path)
+    model = Path(path) / "best.safetensors" if (Path(path) / "best.safetensors").exists() else Path(path)
+    content = _model_info(model) if model.suffix == ".safetensors" else _data_info(path)
     if as_json:
         typer.echo(json.dumps(content))
         return

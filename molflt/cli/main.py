@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -47,12 +48,23 @@ def _root(
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one message and status 2, an interruption status 130."""
+    """Run a command.
+
+    A user's mistake is one message and status 2, what the system refuses (disk full, no permission) status 1, an
+    interruption status 130.
+    """
     try:
         app()
     except InputError as error:
         errors.print("Error:", str(error), style="red", markup=False)
         sys.exit(2)
+    except BrokenPipeError:
+        # The reader, such as head, has what it wanted; the interpreter must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        errors.print("Error:", str(error), style="red", markup=False)
+        sys.exit(1)
     except KeyboardInterrupt:
         errors.print("Interrupted.", style="yellow")
         sys.exit(130)

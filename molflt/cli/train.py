@@ -8,7 +8,6 @@ from typing import Literal
 import typer
 
 from molflt.cli.terminal import errors, say
-from molflt.training.config_file import load_config
 
 
 def train_command(
@@ -21,13 +20,15 @@ def train_command(
 ) -> None:
     """Train an energy model.
 
-    The run directory gets best.safetensors and last.safetensors (models), metrics.csv and metrics.jsonl (one record
-    per epoch), config.yaml, and last.ckpt (to continue from).
+    The run directory gets best.safetensors and last.safetensors (models), metrics.csv and metrics.jsonl (one
+    record per validated epoch), config.yaml, and last.ckpt (to continue from).
 
     Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=flt
     """
+    # Imports wait: help should come at once, and a mistake in the configuration soon.
+    from molflt.training.config_file import load_config
+
     settings = load_config(config, overrides or [])
-    # Heavy imports wait until the configuration is known to be good.
     from molflt.training.run import train
 
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,11 +31,15 @@ def check_output(path: Path, oc20_split: OC20Split | None, overwrite: bool) -> N
         raise InputError(f"{path}: output must end in {', '.join(FORMATS)}")
     if oc20_split is not None and path.suffix != ".npz":
         raise InputError(f"{path}: the leaderboard takes npz; use -o NAME.npz with --oc20-split")
-    if path.exists() and not overwrite:
-        if oc20_split is None:
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; choose another name")
+    if not path.exists():
+        return
+    if oc20_split is None:
+        if not overwrite:
             raise InputError(f"{path}: exists already; choose another name or give --overwrite")
-        if f"{oc20_split}_energy" in _load_npz(path):
-            raise InputError(f"{path}: holds split '{oc20_split}' already; choose another name or give --overwrite")
+    elif f"{oc20_split}_energy" in _load_npz(path) and not overwrite:
+        raise InputError(f"{path}: holds split '{oc20_split}' already; choose another name or give --overwrite")
 
 
 def write_predictions(
@@ -83,7 +89,7 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
         raise InputError(f"{path}: not a readable npz file ({error}); choose another name") from error
     if set(arrays) - known:
         raise InputError(f"{path}: not a leaderboard file (it holds {', '.join(arrays)}); choose another name")

@@ -63,8 +63,13 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise InputError(f"--device {name}: not a device; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        # Apple's GPUs lack double precision, in which energies are summed.
+        raise InputError(f"--device {name}: not supported; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {name}: this machine has no usable GPU; use auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"--device {name}: there are {torch.cuda.device_count()} GPUs, counted from cuda:0")
     return device
 
 
