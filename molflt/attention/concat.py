@@ -46,7 +46,7 @@ class ConcatPositions(SharedPositions):
         xi = self.method.frequencies().to(geometry.positions.dtype)
         phase = 2 * torch.pi * geometry.positions @ xi.transpose(0, 1)
         waves = torch.cat([phase.cos(), phase.sin()], dim=1).to(geometry.dtype)
-        return ConcatContext(waves, self.method.coefficients(self.rpe).to(geometry.dtype))
+        return ConcatContext(waves, self.method.coefficients(self.rpe()).to(geometry.dtype))
 
 
 class ConcatAttention(AttentionLayer):

@@ -47,7 +47,7 @@ class AttentionConfig(BaseModel):
         description="numerical method for the far field; auto picks exact or lattice for each structure; sampled is "
         "an estimator that becomes part of the model",
     )
-    tolerance: float = Field(1e-6, gt=0, lt=1e-2, description="stated error of quadrature and lattice")
+    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="stated error of quadrature and lattice")
     n_basis: int = Field(16, ge=2, description="T, Gaussians in the RPE function f")
     sigma_min: float = Field(2.0, gt=0, description="narrowest Gaussian of f at the start, Å")
     sigma_max: float = Field(12.0, gt=0, description="widest Gaussian of f at the start, Å")

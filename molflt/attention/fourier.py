@@ -54,13 +54,13 @@ class FourierPositions(SharedPositions):
     @property
     def n_weights(self) -> int:
         """Weights per layer and head; 0 without a far field."""
-        return 0 if self.method is None or self.rpe is None else self.method.n_weights(self.rpe)
+        return 0 if self.method is None or self.rpe is None else self.method.n_weights(self.rpe.n_basis)
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> FourierContext:
         """See :class:`SharedPositions`."""
         if self.method is None or self.rpe is None:
             return FourierContext(neighbourhood, None)
-        return FourierContext(neighbourhood, self.method.pair_basis(geometry, self.rpe))
+        return FourierContext(neighbourhood, self.method.pair_basis(geometry, self.rpe()))
 
 
 class FourierAttention(AttentionLayer):

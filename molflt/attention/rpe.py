@@ -42,10 +42,27 @@ class GaussianRPE(nn.Module):
         """σ_t, (n_basis,) Å, between ``sigma_low`` and ``sigma_high``."""
         return self.sigma_low * (self.sigma_high / self.sigma_low) ** torch.sigmoid(self.raw_widths)
 
-    @property
-    def amplitudes(self) -> Tensor:
-        """n_t, (n_basis,): the amplitude of f that a weight of one gives."""
-        return 1 / (1 + REFERENCE_DENSITY * (2 * math.pi * self.widths**2) ** 1.5)
+    def forward(self) -> GaussianBasis:
+        """The basis functions at the present widths; computed once per batch."""
+        return GaussianBasis(self.widths)
+
+
+class GaussianBasis:
+    """n_t exp(−|Δ|²/2σ_t²) for all t, in real space and in reciprocal space.
+
+    Attributes:
+        widths: σ_t, (n_basis,) Å.
+        amplitudes: n_t, (n_basis,): the amplitude of f that a weight of one gives.
+        narrowest, widest: smallest and largest σ_t as numbers, Å.
+    """
+
+    def __init__(self, widths: Tensor) -> None:
+        self.widths = widths
+        self.amplitudes = 1 / (1 + REFERENCE_DENSITY * (2 * math.pi * widths**2) ** 1.5)
+        self.narrowest, self.widest = (float(x) for x in torch.aminmax(widths.detach()))
+
+    def __len__(self) -> int:
+        return int(self.widths.shape[0])
 
     def values(self, squared_distances: Tensor) -> Tensor:
         """n_t exp(−d²/2σ_t²): (...) Å² → (..., n_basis)."""

@@ -89,7 +89,7 @@ def test_fourier_attention_is_its_formula(name, far_rank):
                 rpe = shared.rpe
                 shifts = torch.from_numpy(np.array(images(atoms, 20.0)))
                 delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + shifts
-                f = rpe.values((delta**2).sum(-1)).sum(0) @ layer.rpe_weights
+                f = rpe().values((delta**2).sum(-1)).sum(0) @ layer.rpe_weights
                 content = torch.ones(HEADS, dtype=torch.float64)
                 if far_rank == 1:
                     content = functional.softplus(layer.query_gate.linear(x[i])) * functional.softplus(
@@ -141,7 +141,7 @@ def test_concat_is_algorithm_one():
         "molecule", {"combine": "concat", "frequencies": "sampled", "directions": "random"}
     )
     n = geometry.n_atoms
-    a = shared.method.coefficients(shared.rpe) @ layer.rpe_weights
+    a = shared.method.coefficients(shared.rpe()) @ layer.rpe_weights
     assert bool((a < 0).any())
     xi = shared.method.frequencies()
     delta = geometry.positions[:, None] - geometry.positions[None]

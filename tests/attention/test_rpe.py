@@ -12,8 +12,8 @@ def test_spectrum_is_the_fourier_transform_of_f():
     xi = torch.linspace(0, 3.0, 60_001, dtype=torch.float64)
     for distance in (0.0, 0.7, 3.0, 8.0):
         kernel = torch.from_numpy(np.sinc(2 * xi.numpy() * distance))
-        integral = torch.trapezoid((4 * math.pi * xi**2 * kernel)[:, None] * rpe.spectra(xi), xi, dim=0)
-        expected = rpe.values(torch.tensor(distance**2, dtype=torch.float64))
+        integral = torch.trapezoid((4 * math.pi * xi**2 * kernel)[:, None] * rpe().spectra(xi), xi, dim=0)
+        expected = rpe().values(torch.tensor(distance**2, dtype=torch.float64))
         torch.testing.assert_close(integral, expected, rtol=1e-8, atol=1e-12)
 
 
@@ -29,6 +29,6 @@ def test_widths_start_as_asked_and_stay_bounded():
 def test_amplitude_keeps_a_wide_gaussian_from_swamping_the_rest():
     """At the reference density a weight of one sums to less than one over all atoms, whatever the width."""
     rpe = GaussianRPE(6, 0.5, 50.0)
-    integral = 0.05 * rpe.amplitudes * (2 * math.pi * rpe.widths**2) ** 1.5
+    integral = 0.05 * rpe().amplitudes * (2 * math.pi * rpe.widths**2) ** 1.5
     assert bool((integral < 1).all())
     assert float(integral[-1]) > 0.99

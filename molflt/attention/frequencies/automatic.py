@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from molflt.attention.frequencies.exact import ExactMethod
-from molflt.attention.frequencies.images import pairs_from_structures
 from molflt.attention.frequencies.lattice import LatticeMethod
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.rpe import GaussianBasis
 
 
 class AutomaticMethod(FrequencyMethod):
@@ -26,17 +28,22 @@ class AutomaticMethod(FrequencyMethod):
         self.exact = ExactMethod()
         self.lattice = LatticeMethod(tolerance)
 
-    def choice(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> ExactMethod | LatticeMethod:
+    def choice(self, geometry: Geometry, b: int, basis: GaussianBasis) -> ExactMethod | LatticeMethod:
         """The method for structure ``b``."""
         if not geometry.is_periodic(b):
             return self.exact
-        cheaper = self.lattice.cost(geometry, b, rpe) < self.exact.cost(geometry, b, rpe)
+        cheaper = self.lattice.cost(geometry, b, basis) < self.exact.cost(geometry, b, basis)
         return self.lattice if cheaper else self.exact
 
-    def pair_basis(self, geometry: Geometry, rpe: GaussianRPE) -> Tensor:
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`."""
-        chosen = [self.choice(geometry, b, rpe) for b in range(geometry.n_structures)]
-        if all(method is self.exact for method in chosen):
-            return self.exact.pair_basis(geometry, rpe)
-        blocks = [method.block(geometry, b, rpe) for b, method in enumerate(chosen)]
-        return pairs_from_structures(geometry, blocks)
+        chosen = {b: self.choice(geometry, b, basis) for b in structures}
+        order: list[int] = []
+        found = []
+        for method in (self.exact, self.lattice):
+            mine = [b for b in structures if chosen[b] is method]
+            if mine:
+                order += mine
+                found.append(method.blocks(geometry, mine, basis))
+        position = {b: k for k, b in enumerate(order)}
+        return torch.cat(found)[[position[b] for b in structures]] if len(found) > 1 else found[0]

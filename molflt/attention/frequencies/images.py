@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -57,9 +58,9 @@ def expected_images(geometry: Geometry, b: int, radius: float) -> float:
     """How many lattice translations a ball of ``radius`` Å holds, by volume; at least one."""
     if not geometry.is_periodic(b):
         return 1.0
-    lattice = periodic_vectors(geometry, b).detach()
-    measure = float(torch.linalg.det(lattice @ lattice.T).sqrt())
-    ball = (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[lattice.shape[0]]
+    lattice = periodic_vectors(geometry, b).detach().cpu().numpy()
+    measure = math.sqrt(np.linalg.det(lattice @ lattice.T))
+    ball = (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[len(lattice)]
     return max(1.0, ball / measure)
 
 
@@ -98,8 +99,8 @@ def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callabl
     return total
 
 
-def pairs_from_structures(geometry: Geometry, blocks: list[Tensor]) -> Tensor:
-    """Blocks (n_b, n_b, c), one per structure → (n_structures, n_max, n_max, c)."""
+def pad_blocks(geometry: Geometry, blocks: list[Tensor]) -> Tensor:
+    """Blocks (n_b, n_b, c), one per structure → (len(blocks), n_max, n_max, c)."""
     padded = []
     for block in blocks:
         gap = geometry.n_max - block.shape[0]

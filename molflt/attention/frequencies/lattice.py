@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from molflt.attention.envelope import taper
-from molflt.attention.frequencies.images import pairs_from_structures
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.frequencies.quadrature import TAPER, cutoff_factor
 from molflt.attention.geometry import Geometry
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.rpe import GaussianBasis
 
 
 class LatticeMethod(FrequencyMethod):
@@ -30,55 +31,59 @@ class LatticeMethod(FrequencyMethod):
         super().__init__()
         self.tolerance = tolerance
 
-    def pair_basis(self, geometry: Geometry, rpe: GaussianRPE) -> Tensor:
-        """See :class:`FrequencyMethod`."""
-        return pairs_from_structures(geometry, [self.block(geometry, b, rpe) for b in range(geometry.n_structures)])
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
+        """See :class:`FrequencyMethod`.
 
-    def block(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> Tensor:
-        """(n, n, n_basis) of structure ``b`` alone.
-
-        A Gaussian of twice the width needs an eighth of the vectors: each group takes only what its narrowest needs.
+        All structures at once: fewer vectors than another has are filled up with vectors of weight zero. A Gaussian
+        of twice the width needs an eighth of the vectors, so each group of Gaussians takes only its own.
         """
-        waves, weights, counts = self.features(geometry, b, rpe)
+        waves, weights, counts = self.waves(geometry, structures, basis)
         groups = []
-        for first in range(0, rpe.n_basis, _GROUP):
+        for first in range(0, len(basis), _GROUP):
             count = max(counts[first : first + _GROUP])
-            part = waves[:, :count]
-            weighted = part * weights[:count, first : first + _GROUP].transpose(0, 1)[:, None, :]
-            groups.append(weighted @ part.transpose(0, 1))
-        return torch.cat(groups).permute(1, 2, 0)
+            part = waves[:, :, :count]
+            weighted = part[:, None] * weights[:, first : first + _GROUP, None, :count]
+            product = weighted.flatten(1, 2) @ part.transpose(1, 2)
+            groups.append(product.unflatten(1, weighted.shape[1:3]))
+        mask = geometry.pair_mask[list(structures)]
+        return torch.where(mask[..., None], torch.cat(groups, dim=1).permute(0, 2, 3, 1), 0.0)
 
-    def features(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> tuple[Tensor, Tensor, list[int]]:
-        """Plane waves on the atoms of structure ``b``, the longest waves first.
+    def waves(
+        self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Plane waves on the atoms, the longest waves first.
 
         Returns:
-            cos 2πξ_k·r_i and sin 2πξ_k·r_i in turn, (n, 2K); the weight of each for each basis function,
-            (2K, n_basis); and how many of the 2K each basis function needs: the rest have weight zero.
+            cos 2πξ_k·r_i and sin 2πξ_k·r_i in turn, (len(structures), n_max, 2K); the weight of each for each basis
+            function, (len(structures), n_basis, 2K); and how many of the 2K each basis function needs.
         """
-        cell = self.full_cell(geometry, b, rpe)
-        xi = self.reciprocal_vectors(cell, rpe)
-        start, n = geometry.starts[b], geometry.sizes[b]
-        phase = 2 * math.pi * geometry.positions[start : start + n] @ xi.transpose(0, 1)
-        length = _norm_with_zero(xi)
-        xi_cut = self.cutoffs(rpe)
-        multiplicity = torch.full_like(length, 2.0)
-        multiplicity[0] = 1.0
-        window = taper(length[:, None], xi_cut, TAPER * xi_cut)
-        weights = (multiplicity / torch.linalg.det(cell).abs())[:, None] * window * rpe.spectra(length)
-        counts = 2 * torch.searchsorted(length.detach(), TAPER * xi_cut.detach())
-        waves = torch.stack([phase.cos(), phase.sin()], dim=-1).flatten(1)
-        return waves.to(geometry.dtype), weights.repeat_interleave(2, dim=0).to(geometry.dtype), counts.tolist()
+        cell = torch.stack([self.full_cell(geometry, b, basis) for b in structures])
+        integers, exists = self.reciprocal_integers(cell.detach(), basis)
+        xi = integers @ torch.linalg.inv(cell).transpose(1, 2)
+        zero = ~exists
+        zero[:, 0] = True
+        # A norm has no gradient at the zero vector.
+        length = torch.where(zero, 0.0, torch.where(zero[..., None], 1.0, xi).norm(dim=-1))
+        turns = geometry.padded_positions[list(structures)] @ xi.transpose(1, 2)
+        # Whole turns come off in double precision: what is left has all its digits in any dtype.
+        phase = 2 * math.pi * (turns - turns.detach().round()).to(geometry.dtype)
+        waves = torch.stack([phase.cos(), phase.sin()], dim=-1).flatten(2)
 
-    def cutoffs(self, rpe: GaussianRPE) -> Tensor:
-        """(n_basis,) |ξ| in 1/Å at which each Gaussian's spectrum has ended."""
-        return cutoff_factor(self.tolerance) / (2 * math.pi * rpe.widths.to(torch.float64))
+        cutoffs = cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.to(torch.float64))
+        multiplicity = exists * torch.where(zero, 1.0, 2.0)
+        share = multiplicity / torch.linalg.det(cell).abs()[:, None]
+        weights = share[..., None] * taper(length[..., None], cutoffs, TAPER * cutoffs) * basis.spectra(length)
+        needed = (length.detach()[..., None] < TAPER * cutoffs.detach()) & exists[..., None]
+        counts = (2 * needed.sum(dim=1).amax(dim=0)).tolist()
+        weights = weights.transpose(1, 2).repeat_interleave(2, dim=2)
+        return waves, weights.to(geometry.dtype), counts
 
-    def full_cell(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> Tensor:
+    def full_cell(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
         """(3, 3) Å: the cell, with artificial vectors along the axes that do not repeat."""
         pbc = geometry.pbc[b]
         if all(pbc):
             return geometry.cell[b]
-        padding = cutoff_factor(self.tolerance) * rpe.widths.to(torch.float64).max()
+        padding = cutoff_factor(self.tolerance) * basis.widths.to(torch.float64).max()
         start, n = geometry.starts[b], geometry.sizes[b]
         r = geometry.positions[start : start + n]
         periodic = geometry.cell[b][[k for k in range(3) if pbc[k]]]
@@ -88,28 +93,45 @@ class LatticeMethod(FrequencyMethod):
             rows.append((height.max() - height.min() + padding) * direction)
         return torch.stack(rows)
 
-    def reciprocal_vectors(self, cell: Tensor, rpe: GaussianRPE) -> Tensor:
-        """(K, 3) 1/Å, by length: the zero vector, then one of each pair ±ξ with |ξ| below the last taper's end."""
-        longest = TAPER * float(self.cutoffs(rpe).detach().max())
-        reach = [math.floor(longest * float(row.norm()) + 1e-9) for row in cell.detach()]
-        first = torch.arange(0, reach[0] + 1, device=cell.device)
-        others = [torch.arange(-m, m + 1, device=cell.device) for m in reach[1:]]
-        n = torch.cartesian_prod(first, *others)
-        upper = (n[:, 0] > 0) | ((n[:, 0] == 0) & ((n[:, 1] > 0) | ((n[:, 1] == 0) & (n[:, 2] > 0))))
-        n = n[upper].to(cell.dtype)
-        reciprocal = torch.linalg.inv(cell).transpose(0, 1)
-        lengths = (n @ reciprocal.detach()).norm(dim=1)
-        order = torch.argsort(lengths, stable=True)
-        inside = order[lengths[order] <= longest]
-        return torch.cat([cell.new_zeros((1, 3)), n[inside] @ reciprocal])
+    def reciprocal_integers(self, cell: Tensor, basis: GaussianBasis) -> tuple[Tensor, Tensor]:
+        """Coefficients of the reciprocal vectors within the taper's end, the zero vector first, then by length.
 
-    def cost(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> float:
+        Args:
+            cell: (n, 3, 3) Å.
+            basis: the Gaussians.
+
+        Returns:
+            (n, K, 3) float64, one of each pair ±ξ, and (n, K) bool: which are not there to fill up.
+        """
+        longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.narrowest)
+        found = [_half_lattice(one, longest) for one in cell.cpu().numpy()]
+        integers = np.zeros((len(found), max(map(len, found)), 3))
+        exists = np.zeros(integers.shape[:2], dtype=bool)
+        for b, rows in enumerate(found):
+            integers[b, : len(rows)] = rows
+            exists[b, : len(rows)] = True
+        return torch.from_numpy(integers).to(cell.device), torch.from_numpy(exists).to(cell.device)
+
+    def cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
         """Multiply-adds for structure ``b`` in the quadratic contraction order."""
         with torch.no_grad():
-            volume = float(torch.linalg.det(self.full_cell(geometry, b, rpe)).abs())
-            n_vectors = 2 / 3 * math.pi * (TAPER * self.cutoffs(rpe)) ** 3 * volume + 1
+            volume = abs(float(np.linalg.det(self.full_cell(geometry, b, basis).cpu().numpy())))
+        longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.detach().cpu().numpy())
+        n_vectors = 2 / 3 * math.pi * longest**3 * volume + 1
         n = geometry.sizes[b]
         return 2 * n * (n * float(n_vectors.sum()) + _TRIG_COST * float(n_vectors.max()))
+
+
+def _half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
+    """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest, by length: zero, then one of each pair ±n."""
+    reach = np.floor(longest * np.linalg.norm(cell, axis=1) + 1e-9).astype(int)
+    axes = [np.arange(0, reach[0] + 1), np.arange(-reach[1], reach[1] + 1), np.arange(-reach[2], reach[2] + 1)]
+    n = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+    first, second, third = n.T
+    n = n[(first > 0) | ((first == 0) & ((second > 0) | ((second == 0) & (third >= 0))))]
+    length = np.linalg.norm(n @ np.linalg.inv(cell).T, axis=1)
+    order = np.argsort(length, kind="stable")
+    return n[order[length[order] <= longest]]
 
 
 def _orthogonal_complement(vectors: Tensor) -> Tensor:
@@ -127,13 +149,8 @@ def _orthogonal_complement(vectors: Tensor) -> Tensor:
     return torch.stack([first, torch.linalg.cross(axis, first)])
 
 
-def _norm_with_zero(xi: Tensor) -> Tensor:
-    """|ξ|, the first row being the zero vector, at which a norm has no gradient."""
-    return torch.cat([xi.new_zeros(1), xi[1:].norm(dim=1)])
-
-
 _GROUP = 4
 """Basis functions contracted at once: fewer, larger products against fewer vectors."""
 
 _TRIG_COST = 40.0
-"""Multiply-adds a sine or cosine in double precision is worth; only the choice of method depends on it."""
+"""Multiply-adds a sine and a cosine are worth; only the choice of method depends on it."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.rpe import GaussianBasis
 
 
 class FrequencyMethod(nn.Module):
@@ -18,10 +20,14 @@ class FrequencyMethod(nn.Module):
 
     interchangeable: bool = True
 
-    def n_weights(self, rpe: GaussianRPE) -> int:
-        """Number of basis functions, that is, of weights per layer and head."""
-        return rpe.n_basis
+    def n_weights(self, n_basis: int) -> int:
+        """Number of basis functions of f̂, that is, of weights per layer and head, for T Gaussians."""
+        return n_basis
 
-    def pair_basis(self, geometry: Geometry, rpe: GaussianRPE) -> Tensor:
+    def pair_basis(self, geometry: Geometry, basis: GaussianBasis) -> Tensor:
         """(n_structures, n_max, n_max, n_weights), zero where a pair does not exist."""
+        return self.blocks(geometry, range(geometry.n_structures), basis)
+
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
+        """The same for some structures of the batch: (len(structures), n_max, n_max, n_weights)."""
         raise NotImplementedError

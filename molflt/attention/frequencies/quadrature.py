@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,14 +11,14 @@ from torch import Tensor
 from molflt.attention.envelope import taper
 from molflt.attention.frequencies.images import (
     expected_images,
-    pairs_from_structures,
+    pad_blocks,
     safe_norm,
     sum_over_images,
     wrapped_pair_displacements,
 )
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.rpe import GaussianBasis
 
 TAPER = 1.08
 """The spectrum is kept whole up to ξ_c and tapered to zero at TAPER·ξ_c, so that nodes enter at zero weight."""
@@ -50,25 +51,24 @@ class QuadratureMethod(FrequencyMethod):
         super().__init__()
         self.tolerance = tolerance
 
-    def pair_basis(self, geometry: Geometry, rpe: GaussianRPE) -> Tensor:
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`. Periodic structures are summed over images: correct, and slow."""
-        return pairs_from_structures(geometry, [self.block(geometry, b, rpe) for b in range(geometry.n_structures)])
+        return pad_blocks(geometry, [self._block(geometry, b, basis) for b in structures])
 
-    def block(self, geometry: Geometry, b: int, rpe: GaussianRPE) -> Tensor:
+    def _block(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
         """(n, n, n_basis) of structure ``b`` alone."""
-        widest = float(rpe.widths.detach().max())
-        radius = widest * cutoff_factor(self.tolerance)
+        radius = basis.widest * cutoff_factor(self.tolerance)
         # The errors of the images of a pair add up.
         tolerance = self.tolerance / expected_images(geometry, b, radius)
         if geometry.is_periodic(b):
-            radius = widest * cutoff_factor(tolerance)
+            radius = basis.widest * cutoff_factor(tolerance)
             diameter = torch.as_tensor(TAPER * radius, dtype=torch.float64, device=geometry.positions.device)
         else:
             diameter = safe_norm(wrapped_pair_displacements(geometry, b)).max()
-        xi, weights = self.nodes(rpe, diameter, tolerance)
+        xi, weights = self.nodes(basis, diameter, tolerance)
         kappa = (2 * math.pi * xi).to(geometry.dtype)
 
-        def basis(delta: Tensor) -> Tensor:
+        def on_displacements(delta: Tensor) -> Tensor:
             distance = safe_norm(delta)
             values = sinc(kappa * distance[..., None]) @ weights.to(geometry.dtype)
             if not geometry.is_periodic(b):
@@ -76,21 +76,21 @@ class QuadratureMethod(FrequencyMethod):
             # Beyond the radius f has ended but its quadrature, which is periodic, has not.
             return values * taper(distance, radius, TAPER * radius)[..., None]
 
-        return sum_over_images(geometry, b, TAPER * radius, basis)
+        return sum_over_images(geometry, b, TAPER * radius, on_displacements)
 
-    def nodes(self, rpe: GaussianRPE, diameter: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    def nodes(self, basis: GaussianBasis, diameter: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
         """Nodes ξ_k (r,) 1/Å and the weight of each for each basis function (r, n_basis); float64.
 
         Args:
-            rpe: the widths.
+            basis: the Gaussians.
             diameter: scalar, Å: the largest distance at which f will be asked for.
             tolerance: of each value.
         """
-        widths = rpe.widths.to(torch.float64)
+        widths = basis.widths.to(torch.float64)
         xi_cut = cutoff_factor(tolerance) / (2 * math.pi * widths.min())
         # The rule repeats f with period L = 1/δ, and the radial form weighs the repeated tail by up to 2L²/σ².
         spacing = 1 / (diameter + cutoff_factor(tolerance / 10) * widths.max())
         r = math.ceil(float((TAPER * xi_cut / spacing).detach()))
         xi = spacing * torch.arange(1, r + 1, dtype=torch.float64, device=spacing.device)
         radial = spacing * 4 * math.pi * xi**2 * taper(xi, xi_cut, TAPER * xi_cut)
-        return xi, radial[:, None] * rpe.spectra(xi)
+        return xi, radial[:, None] * basis.spectra(xi)

@@ -7,17 +7,18 @@ the weights to f̂. Models record their method and refuse a switch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from molflt.attention.envelope import envelope
-from molflt.attention.frequencies.images import pairs_from_structures, safe_norm, sum_over_images
+from molflt.attention.frequencies.images import pad_blocks, safe_norm, sum_over_images
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.frequencies.quadrature import sinc
 from molflt.attention.geometry import Geometry
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.rpe import GaussianBasis, GaussianRPE
 
 Directions = Literal["averaged", "random"]
 Radii = Literal["random", "stratified"]
@@ -84,9 +85,9 @@ class SampledMethod(FrequencyMethod):
         fraction = torch.log(start / self.scale_low) / math.log(self.scale_high / self.scale_low)
         self.raw_scales = nn.Parameter(torch.logit(fraction))
 
-    def n_weights(self, rpe: GaussianRPE) -> int:
+    def n_weights(self, n_basis: int) -> int:
         """T, or r when the spectrum is free."""
-        return self.n_frequencies if self.spectrum == "free" else rpe.n_basis
+        return self.n_frequencies if self.spectrum == "free" else n_basis
 
     @property
     def scales(self) -> Tensor:
@@ -98,39 +99,38 @@ class SampledMethod(FrequencyMethod):
         """ξ_k = s_k ε_k, (r, 3) 1/Å."""
         return self.scales[:, None] * self.epsilon
 
-    def coefficients(self, rpe: GaussianRPE) -> Tensor:
+    def coefficients(self, basis: GaussianBasis) -> Tensor:
         """a_k of each basis function, (r, n_weights): the identity when the spectrum is free."""
         if self.spectrum == "free":
             return torch.eye(self.n_frequencies, dtype=self.epsilon.dtype, device=self.epsilon.device)
         xi = safe_norm(self.frequencies())
         density = _gaussian_density(xi, self.scales)
         proposal = density.mean(dim=1) if self.proposal == "mixture" else density.diagonal()
-        return rpe.spectra(xi) / (self.n_frequencies * proposal)[:, None]
+        return basis.spectra(xi) / (self.n_frequencies * proposal)[:, None]
 
-    def pair_basis(self, geometry: Geometry, rpe: GaussianRPE) -> Tensor:
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`."""
         xi = self.frequencies().to(geometry.dtype)
-        coefficients = self.coefficients(rpe).to(geometry.dtype)
-        if self.directions == "averaged":
-            kappa = 2 * math.pi * safe_norm(xi)
+        coefficients = self.coefficients(basis).to(geometry.dtype)
+        kappa = 2 * math.pi * safe_norm(xi)
 
-            def basis(delta: Tensor) -> Tensor:
+        def estimate(delta: Tensor) -> Tensor:
+            if self.directions == "averaged":
                 return sinc(kappa * safe_norm(delta)[..., None]) @ coefficients
-        else:
-
-            def basis(delta: Tensor) -> Tensor:
-                return torch.cos(2 * math.pi * delta @ xi.transpose(0, 1)) @ coefficients
+            return torch.cos(2 * math.pi * delta @ xi.transpose(0, 1)) @ coefficients
 
         def enveloped(delta: Tensor) -> Tensor:
-            return basis(delta) * envelope(safe_norm(delta), self.periodic_radius)[..., None]
+            return estimate(delta) * envelope(safe_norm(delta), self.periodic_radius)[..., None]
 
-        if not any(geometry.is_periodic(b) for b in range(geometry.n_structures)):
-            return torch.where(geometry.pair_mask[..., None], basis(geometry.pair_displacements), 0.0)
-        blocks = [
-            sum_over_images(geometry, b, self.periodic_radius, enveloped if geometry.is_periodic(b) else basis)
-            for b in range(geometry.n_structures)
-        ]
-        return pairs_from_structures(geometry, blocks)
+        if not any(geometry.is_periodic(b) for b in structures):
+            chosen = list(structures)
+            mask = geometry.pair_mask[chosen][..., None]
+            return torch.where(mask, estimate(geometry.pair_displacements[chosen]), 0.0)
+        found = []
+        for b in structures:
+            function = enveloped if geometry.is_periodic(b) else estimate
+            found.append(sum_over_images(geometry, b, self.periodic_radius, function))
+        return pad_blocks(geometry, found)
 
 
 def _gaussian_density(xi: Tensor, scales: Tensor) -> Tensor:
