@@ -7,7 +7,7 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.terminal import say, warn
+from molflt.cli.terminal import errors, say, warn
 
 Interchangeable = Literal["auto", "exact", "quadrature", "lattice"]
 
@@ -48,5 +48,7 @@ def predict_command(
         write_predictions(out, prediction, structures, target, oc20_split)
         say(f"{len(prediction.names)} energies ({target}, eV) in {out}")
         return
+    # On standard error, so that what is piped on is numbers and names only.
+    errors.print(f"{target} in eV, name", markup=False)
     for name, energy in zip(prediction.names, prediction.energies, strict=True):
         typer.echo(f"{energy:14.6f}  {name}")

@@ -1,0 +1,110 @@
+"""A structure's energy is its own: whatever the order, the batch and the budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from molflt.data.sources import ConcatDataset, ListDataset, StructureDataset, open_dataset, subset
+from molflt.errors import InputError
+from molflt.model.model_file import LoadedModel, load_model
+from molflt.prediction.metrics import energy_metrics
+from molflt.prediction.predictor import choose_device, predict, unknown_elements
+
+
+@pytest.fixture
+def many(tiny_data: Path) -> StructureDataset:
+    """64 structures and more, molecules and slabs mixed."""
+    sets = [open_dataset(tiny_data / f"{name}.lmdb") for name in ("train", "val", "other")]
+    return ConcatDataset([*sets, sets[0]])
+
+
+def test_order_is_preserved(loaded: LoadedModel, many: StructureDataset) -> None:
+    forwards, _ = predict(loaded, many)
+    order = np.random.default_rng(0).permutation(len(many))
+    shuffled, _ = predict(loaded, subset(many, order))
+    assert shuffled.names == [forwards.names[i] for i in order]
+    assert forwards.names == [many[i].name for i in range(len(many))]
+    np.testing.assert_allclose(shuffled.energies, forwards.energies[order], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_alone_or_among_64_others(dtype: torch.dtype, loaded: LoadedModel, many: StructureDataset) -> None:
+    loaded.model.to(dtype)
+    rtol = 1e-5 if dtype == torch.float32 else 1e-10
+    together, _ = predict(loaded, many, max_atoms=10**6)
+    for max_atoms in (1, 20, 100, 2048):
+        energies = predict(loaded, many, max_atoms=max_atoms)[0].energies
+        np.testing.assert_allclose(energies, together.energies, rtol=rtol)
+
+
+def test_elements_seen_and_unknown(loaded: LoadedModel, val_set: StructureDataset) -> None:
+    _, elements = predict(loaded, val_set)
+    assert elements == {int(z) for i in range(len(val_set)) for z in val_set[i].atomic_numbers}
+    assert unknown_elements(loaded, {1, 9, 92}) == ["F", "U"]
+    assert unknown_elements(loaded, set(loaded.metadata.elements)) == []
+
+
+def test_inputs_with_and_without_labels_mix(loaded: LoadedModel, val_set: StructureDataset) -> None:
+    expected, _ = predict(loaded, val_set)
+    structures = [val_set[i].clone() for i in range(len(val_set))]
+    for i, field in enumerate(("energy", "y_init", "y_relaxed", "positions_relaxed", "sid")):
+        del structures[i][field]
+    found, _ = predict(loaded, ListDataset(structures))
+    np.testing.assert_array_equal(found.energies, expected.energies)
+    # and the data set keeps what it had
+    assert "energy" in structures[1]
+    assert "edge_index" not in structures[1]
+
+
+def test_overlapping_atoms_are_named(loaded: LoadedModel, val_set: StructureDataset) -> None:
+    structure = val_set[0].clone()
+    structure.positions[1] = structure.positions[0]
+    with pytest.raises(InputError, match="set1-00"):
+        predict(loaded, ListDataset([val_set[1], structure]))
+
+
+def test_a_frozen_model_stays_as_it_was(model_path: Path, val_set: StructureDataset) -> None:
+    loaded = load_model(model_path)
+    before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
+    predict(loaded, val_set)
+    assert not loaded.model.training
+    assert all(torch.equal(value, before[name]) for name, value in loaded.model.state_dict().items())
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(InputError, match="no usable GPU"):
+            choose_device(name)
+    for name in ("tpu", "", "mps", "meta", "cuda:x"):
+        with pytest.raises(InputError, match="use auto, cpu or cuda"):
+            choose_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda")
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(InputError, match="there are 2 GPUs"):
+        choose_device("cuda:2")
+
+
+def test_metrics_by_hand() -> None:
+    predicted = np.array([1.0, 2.01, 3.0, 5.0])
+    target = np.array([1.0, 2.0, 3.5, 4.0])
+    metrics = energy_metrics(predicted, target)
+    assert metrics.n == 4
+    assert metrics.energy_mae == pytest.approx((0 + 0.01 + 0.5 + 1) / 4)
+    assert metrics.energy_rmse == pytest.approx(np.sqrt((0 + 0.0001 + 0.25 + 1) / 4))
+    assert metrics.ewt == 0.5
+    assert metrics.mad == pytest.approx((1.625 + 0.625 + 0.875 + 1.375) / 4)
+    assert metrics.mae_over_mad == pytest.approx(metrics.energy_mae / metrics.mad)
+    assert np.isnan(energy_metrics(predicted[:1], target[:1]).mae_over_mad)
+
+
+def test_the_threshold_itself_is_not_within() -> None:
+    target = np.zeros(3)
+    assert energy_metrics(np.array([0.0199999, 0.02, -0.0199999]), target).ewt == pytest.approx(2 / 3)
