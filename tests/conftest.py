@@ -40,13 +40,13 @@ def _slab(random: np.random.Generator) -> Atoms:
     return slab
 
 
-def _molecule(random: np.random.Generator) -> Atoms:
-    return molecule(("H2O", "CO2", "CH4", "NH3", "CO", "CH3OH")[random.integers(6)])
+def _molecule(index: int) -> Atoms:
+    return molecule(("H2O", "NH3", "CH4", "CO2", "CO", "CH3OH")[index // 4 % 6])
 
 
 def _record(index: int, seed: int) -> dict[str, Any]:
     random = np.random.default_rng([seed, index])
-    atoms = _slab(random) if index % 4 else _molecule(random)
+    atoms = _slab(random) if index % 4 else _molecule(index)
     fixed = atoms.get_tags() == 0 if atoms.pbc.any() else np.zeros(len(atoms), dtype=bool)
     relaxed = atoms.get_positions()
     step = np.where(fixed[:, None], 0.0, random.normal(scale=0.08, size=relaxed.shape))

@@ -52,21 +52,27 @@ def _paper(n_layers: int, attention: str) -> dict[str, Any]:
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": (
-        "about two minutes on two cores",
+        "two minutes on two cores",
         {
-            "model": {"dim": 64, "n_heads": 8, "n_layers": 2, "ffn_dim": 128, "n_rbf": 24},
-            "data": {"max_atoms": 1024},
+            "model": {
+                "dim": 64,
+                "n_layers": 2,
+                "ffn_dim": 128,
+                "cutoff": 5.0,
+                "n_rbf": 16,
+                "attention": {"n_basis": 8},
+            },
             "optimiser": {"lr": 3e-3},
-            "trainer": {"max_epochs": 20},
+            "trainer": {"max_epochs": 12},
         },
     ),
     "small": (
-        "an hour on two cores",
+        "half an hour on two cores",
         {
-            "model": {"dim": 128, "n_heads": 8, "n_layers": 4, "ffn_dim": 256, "n_rbf": 32},
-            "data": {"max_atoms": 1024},
-            "optimiser": {"lr": 1e-3},
-            "trainer": {"max_epochs": 100},
+            "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 24},
+            "data": {"max_atoms": 768},
+            "optimiser": {"lr": 2e-3, "warmup_steps": 200},
+            "trainer": {"max_epochs": 60},
         },
     ),
     "base": (
