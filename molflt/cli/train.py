@@ -29,7 +29,7 @@ def train_command(
     from molflt.training.config_file import load_config
 
     settings = load_config(config, overrides or [])
-    from molflt.training.run import train
+    from molflt.training.run import is_first_process, train
 
     try:
         result = train(settings, out, resume=resume == "auto", say=say)
@@ -37,5 +37,7 @@ def train_command(
         code = stop.code if isinstance(stop, SystemExit) else 130
         errors.print(f"Stopped. To go on, repeat the command with --resume auto (run directory {out}).", markup=False)
         raise typer.Exit(code if isinstance(code, int) else 1) from None
+    if not is_first_process():
+        return
     share = f", {result.best / result.mad:.3f} of the mean absolute deviation" if result.mad > 0 else ""
     say(f"best: {result.best:.4f} eV{share}, epoch {result.best_epoch + 1}, {result.best_model}")

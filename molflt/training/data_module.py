@@ -110,13 +110,16 @@ class EnergyDataModule(lightning.LightningDataModule):
 
     def _sampler(self, structures: StructureDataset, shuffle: bool) -> AtomBudgetSampler:
         assert self.trainer is not None
+        rank, n_ranks = self.trainer.global_rank, self.trainer.world_size
+        if len(structures) < n_ranks:
+            raise InputError(f"{len(structures)} structures cannot be shared by {n_ranks} processes; use fewer")
+        max_atoms = self.config.data.max_atoms
+        if not shuffle:
+            # A rank without a validation batch would leave the others waiting for its metrics.
+            while len(AtomBudgetSampler(structures.n_atoms, max_atoms, shuffle=False, seed=0)) < n_ranks:
+                max_atoms //= 2
         return AtomBudgetSampler(
-            structures.n_atoms,
-            self.config.data.max_atoms,
-            shuffle=shuffle,
-            seed=self.config.seed,
-            rank=self.trainer.global_rank,
-            n_ranks=self.trainer.world_size,
+            structures.n_atoms, max_atoms, shuffle=shuffle, seed=self.config.seed, rank=rank, n_ranks=n_ranks
         )
 
     def _workers(self, prepared: PreparedDataset) -> int:

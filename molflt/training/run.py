@@ -21,6 +21,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.atomic_file import atomic_file
@@ -75,7 +76,7 @@ def train(
         KeyboardInterrupt: Ctrl-C; the run can be resumed.
     """
     run_dir = Path(run_dir)
-    first = _is_first_process()
+    first = is_first_process()
     if first:
         _check_run_dir(run_dir, config, resume)
     else:
@@ -125,7 +126,7 @@ def _say_nothing(line: str) -> None:
     pass
 
 
-def _is_first_process() -> bool:
+def is_first_process() -> bool:
     """Whether this process speaks for all: Lightning starts the command again for every further device."""
     return int(getattr(rank_zero_only, "rank", 0) or 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
 
@@ -221,6 +222,7 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
         callbacks.append(RichProgressBar(leave=False))
     try:
         return lightning.Trainer(
+            strategy=_strategy(settings.devices * settings.num_nodes),
             accelerator=_accelerator(settings.accelerator),
             devices=settings.devices,
             num_nodes=settings.num_nodes,
@@ -250,6 +252,12 @@ def _accelerator(name: str) -> str:
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
+def _strategy(n_processes: int) -> str | DDPStrategy:
+    # Buffers (statistics, frequencies) are the same everywhere and never change. Broadcasting them at every forward
+    # pass would need as many validation batches on every rank.
+    return DDPStrategy(broadcast_buffers=False) if n_processes > 1 else "auto"
+
+
 def _loggers(names: Sequence[str], run_dir: Path) -> list[Logger] | bool:
     loggers: list[Logger] = []
     for name in names:
@@ -276,6 +284,10 @@ def _quiet_lightning() -> None:
         ".*Checkpoint directory.*exists.*",
         ".*number of training batches.*",
         ".*LeafSpec.*",
+        # Metrics of torchmetrics are summed across ranks before they are logged.
+        ".*sync_dist=True.*",
+        # Its successor is unknown to torch before 2.13.
+        ".*broadcast_buffers.*",
     ):
         warnings.filterwarnings("ignore", pattern)
     torch.set_float32_matmul_precision("high")
