@@ -126,7 +126,7 @@ def load_model(path: str | Path, frequencies: FrequenciesKind | None = None) -> 
     model.load_state_dict(weights)
     if frequencies is not None:
         set_frequencies(model, frequencies)
-    return LoadedModel(model.eval(), metadata, path)
+    return LoadedModel(model.train(mode=False), metadata, path)
 
 
 def set_frequencies(model: EnergyModel, frequencies: FrequenciesKind) -> None:

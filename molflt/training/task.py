@@ -69,7 +69,7 @@ class EnergyTask(lightning.LightningModule):
         self._log("train/loss", loss.detach(), batch.num_graphs)
         # All ranks decide together: one that stopped alone would leave the others waiting.
         if not self.trainer.strategy.reduce_boolean_decision(bool(torch.isfinite(loss)), all=True):
-            raise InputError(diverged("the loss", float(loss), self.trainer))
+            raise InputError(diverged("the loss", float(loss.detach()), self.trainer))
         return loss.to(torch.float32)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

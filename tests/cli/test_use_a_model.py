@@ -307,7 +307,7 @@ def test_what_the_system_refuses_is_one_line(
     assert result.err.strip() == "Error: [Errno 28] No space left on device"
 
 
-@pytest.mark.parametrize("command", ["predict", "config"])
+@pytest.mark.parametrize("command", [pytest.param("predict", marks=pytest.mark.slow), "config"])
 def test_broken_pipe(
     command: str, model_path: Path, tiny_data: Path, val_set: StructureDataset, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_interruption_leaves_ctrl_c_working(make_config: MakeConfig, tmp_path: P
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_killed_run(reference: Path, make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(**EVERYTHING_RANDOM)
     file, run_dir = tmp_path / "config.yaml", tmp_path / "run"
