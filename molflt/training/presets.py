@@ -63,16 +63,16 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
                 "attention": {"n_basis": 8},
             },
             "optimiser": {"lr": 3e-3},
-            "trainer": {"max_epochs": 12},
+            "trainer": {"max_epochs": 8},
         },
     ),
     "small": (
-        "half an hour on two cores",
+        "half an hour to an hour on two cores",
         {
             "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 24},
             "data": {"max_atoms": 768},
             "optimiser": {"lr": 2e-3, "warmup_steps": 200},
-            "trainer": {"max_epochs": 60},
+            "trainer": {"max_epochs": 40},
         },
     ),
     "base": (
