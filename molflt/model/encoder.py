@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import AttentionLayer
+from molflt.model.precision import full_precision
 
 
 class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+    """x + attention(norm(x)), then x + feed-forward(norm(x)). Autocast reaches the feed-forward block only."""
 
     def __init__(self, attention: AttentionLayer, dim: int, ffn_dim: int, dropout: float) -> None:
         super().__init__()
@@ -23,7 +24,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, geometry: Geometry, context: Any) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), geometry, context))
+        with full_precision(x.device):
+            x = x + self.dropout(self.attention(self.attention_norm(x), geometry, context))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 

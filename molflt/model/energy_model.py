@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from molflt.attention.build import build_attention
 from molflt.attention.geometry import Geometry, build_geometry
-from molflt.attention.local_rpe import local_neighbourhood
+from molflt.attention.local_rpe import Neighbourhood, local_neighbourhood
 from molflt.attention.radial_basis import GaussianDistanceBasis
 from molflt.model.config import ModelConfig
 from molflt.model.embedding import AtomEmbedding
 from molflt.model.encoder import Encoder
 from molflt.model.heads import DisplacementHead, EnergyHead
+from molflt.model.precision import full_precision
 from molflt.model.standardiser import Standardiser
 
 
@@ -101,14 +102,18 @@ class EnergyModel(nn.Module):
             batch: a collated batch whose neighbour list reaches ``config.neighbour_cutoff``.
             n_max: width of the padded layout; no result depends on it.
         """
-        geometry = self.geometry(batch, n_max)
-        neighbourhood = local_neighbourhood(geometry, self.radial, self.config.cutoff)
-        context = self.positions(geometry, neighbourhood)
-        x = self.embedding(geometry, batch.tags, neighbourhood)
+        with full_precision(self.device):
+            geometry = self.geometry(batch, n_max)
+            neighbourhood = local_neighbourhood(geometry, self.radial, self.config.cutoff)
+            context = self.positions(geometry, neighbourhood)
+            x = self.embedding(geometry, batch.tags, neighbourhood)
         x = self.encoder(x, geometry, context)
+        with full_precision(self.device):
+            return self._output(x, geometry, neighbourhood, batch.tags)
 
+    def _output(self, x: Tensor, geometry: Geometry, neighbourhood: Neighbourhood, tags: Tensor) -> ModelOutput:
         statistics = self.standardiser
-        atomic = statistics.references[geometry.atomic_numbers] + statistics.std * self.energy_head(x, batch.tags)
+        atomic = statistics.references[geometry.atomic_numbers] + statistics.std * self.energy_head(x, tags)
         energy = statistics.mean + geometry.sum_over_structures(atomic)
         displacement = None
         if self.displacement_head is not None:

@@ -225,3 +225,18 @@ def test_first_layers_are_finite_for_awkward_structures():
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 assert bool(torch.isfinite(parameter.grad).all()), name
+
+
+@pytest.mark.parametrize("attention", [*ATTENTIONS.values(), PUBLISHED], ids=[*ATTENTIONS, PUBLISHED])
+def test_bfloat16_autocast_stays_near_and_finite(attention):
+    """Autocast reaches the feed-forward block only; the output is of the weights' precision."""
+    model = make_model(attention, torch.float32).train()
+    structures = all_structures()
+    full = energies(model, structures)
+    batch = batch_of(structures, model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(batch)
+    assert output.displacement.dtype == torch.float32
+    assert 0 < float((output.energy - full).abs().max()) < 0.05 * float((full - full.mean()).abs().mean())
+    output.energy.sum().backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None)
