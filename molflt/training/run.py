@@ -220,10 +220,16 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
     )
     if interactive:
         callbacks.append(RichProgressBar(leave=False))
+    accelerator = _accelerator(settings.accelerator)
+    available = torch.cuda.device_count() if accelerator == "cuda" else os.cpu_count() or 1
+    if settings.devices > available:
+        kind = "GPUs" if accelerator == "cuda" else "cores"
+        raise InputError(f"trainer.devices={settings.devices}: this machine has {available} {kind}")
+    loggers = _loggers(settings.loggers, run_dir)
     try:
         return lightning.Trainer(
             strategy=_strategy(settings.devices * settings.num_nodes),
-            accelerator=_accelerator(settings.accelerator),
+            accelerator=accelerator,
             devices=settings.devices,
             num_nodes=settings.num_nodes,
             precision=settings.precision,
@@ -236,7 +242,7 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
             reload_dataloaders_every_n_epochs=1,
             use_distributed_sampler=False,
             callbacks=callbacks,
-            logger=_loggers(settings.loggers, run_dir),
+            logger=loggers,
             enable_progress_bar=interactive,
             enable_model_summary=False,
             enable_checkpointing=True,

@@ -133,8 +133,8 @@ def diverged(name: str, value: float, trainer: lightning.Trainer) -> str:
     """What to say when a loss or metric is no number any more."""
     return (
         f"training diverged: {name} became {value} in epoch {trainer.current_epoch + 1}, step {trainer.global_step}. "
-        "The files in the run directory are those of the last good epoch. Try again in another run directory with a "
-        "lower optimiser.lr or optimiser.clip_norm, or a longer optimiser.warmup_steps"
+        "Model files in the run directory are those of the last good epoch. Try again in another run directory with "
+        "a lower optimiser.lr or optimiser.clip_norm, or a longer optimiser.warmup_steps"
     )
 
 

@@ -266,12 +266,17 @@ def test_no_gpu_is_a_clear_error(make_config: MakeConfig, tmp_path: Path, monkey
         train(make_config(**{"trainer.accelerator": "gpu"}), tmp_path / "run", say=quiet)
 
 
+def test_more_processes_than_cores(make_config: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"trainer.devices=10000: this machine has \d+ cores"):
+        train(make_config(**{"trainer.devices": 10_000}), tmp_path / "run", say=quiet)
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_missing_logger_names_the_extra(name: str, make_config: MakeConfig, tmp_path: Path) -> None:
     try:
         __import__(name)
     except ImportError:
-        with pytest.raises(InputError, match=rf"molflt\[{name}\]"):
+        with pytest.raises(InputError, match=rf"^trainer.loggers: .*molflt\[{name}\]"):
             train(make_config(**{"trainer.loggers": [name]}), tmp_path / "run", say=quiet)
     else:
         pytest.skip(f"{name} is installed")
