@@ -37,9 +37,7 @@ class Field:
 FIELDS: dict[str, Field] = {
     "atomic_numbers": Field(("n_atoms",), torch.int64, "", "atomic number Z, 1 to 118", required=True),
     "positions": Field(("n_atoms", 3), torch.float64, "Å", "Cartesian positions r_i", required=True),
-    "cell": Field(
-        (1, 3, 3), torch.float64, "Å", "lattice vectors as rows; zero without a cell", required=True
-    ),
+    "cell": Field((1, 3, 3), torch.float64, "Å", "lattice vectors as rows; zero without a cell", required=True),
     "pbc": Field((1, 3), torch.bool, "", "whether each lattice vector is periodic", required=True),
     "tags": Field(("n_atoms",), torch.int64, "", "0 sub-surface, 1 surface, 2 adsorbate", required=True),
     "fixed": Field(("n_atoms",), torch.bool, "", "atoms held in place by a relaxation", required=True),
@@ -79,8 +77,7 @@ def check(fields: dict[str, Tensor], where: str) -> None:
             raise InputError(f"{where}: unknown field '{name}'; known: {', '.join(FIELDS)}")
         field = FIELDS[name]
         expected = tuple(
-            sizes.setdefault(s, _size_at(value, i)) if isinstance(s, str) else s
-            for i, s in enumerate(field.shape)
+            sizes.setdefault(s, _size_at(value, i)) if isinstance(s, str) else s for i, s in enumerate(field.shape)
         )
         if tuple(value.shape) != expected:
             raise InputError(f"{where}: '{name}' has shape {tuple(value.shape)}, expected {expected}")
@@ -99,6 +96,4 @@ def _size_at(value: Tensor, axis: int) -> int:
 def _check_range(value: Tensor, low: int, high: int, name: str, where: str) -> None:
     smallest, largest = int(value.min()), int(value.max())
     if smallest < low or largest > high:
-        raise InputError(
-            f"{where}: '{name}' must lie between {low} and {high}, found {smallest} to {largest}"
-        )
+        raise InputError(f"{where}: '{name}' must lie between {low} and {high}, found {smallest} to {largest}")
