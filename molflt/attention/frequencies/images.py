@@ -15,6 +15,9 @@ from molflt.attention.geometry import Geometry
 _PAIRS_PER_CHUNK = 400_000
 """Pairs times images held at once; bounds memory, not the result."""
 
+_PAIRS_KEPT = 100_000
+"""Pairs times images up to which a backward pass keeps what the forward pass computed."""
+
 
 def wrapped_pair_displacements(geometry: Geometry, b: int) -> Tensor:
     """(n, n, 3) Å, float64: r_i − r_j of structure ``b``, folded by lattice vectors of its periodic axes.
@@ -85,15 +88,21 @@ def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callabl
     if not geometry.is_periodic(b):
         return function(delta.to(geometry.dtype))
     shifts = image_shifts(periodic_vectors(geometry, b), radius + float(delta.detach().norm(dim=-1).max()))
+    n = delta.shape[0]
 
     def term(delta: Tensor, part: Tensor) -> Tensor:
         displacements = delta[:, :, None, :] + part
-        return function(displacements.to(geometry.dtype)).sum(dim=2)
+        # The box of images is larger than the ball that is asked for.
+        pair_i, pair_j, image = torch.nonzero(squared_norm(displacements.detach()) <= radius**2, as_tuple=True)
+        values = function(displacements[pair_i, pair_j, image].to(geometry.dtype))
+        flat = values.new_zeros((n * n, values.shape[1])).index_add(0, pair_i * n + pair_j, values)
+        return flat.view(n, n, values.shape[1])
 
+    # A long sum's intermediates would fill the memory; they are computed again in the backward pass.
+    recompute = torch.is_grad_enabled() and n * n * len(shifts) > _PAIRS_KEPT
     total: Tensor | None = None
     for part in _chunks(delta, shifts):
-        # Recomputed in the backward pass: a chunk's intermediates are as large as the chunk.
-        value = checkpoint(term, delta, part, use_reentrant=False) if torch.is_grad_enabled() else term(delta, part)
+        value = checkpoint(term, delta, part, use_reentrant=False) if recompute else term(delta, part)
         total = value if total is None else total + value
     assert total is not None
     return total
