@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
 from molflt.model.model_file import ModelMetadata, save_model
+from molflt.training.epoch_bar import EpochBar
 from molflt.training.task import EnergyTask, diverged
 
 HEARTBEAT_SECONDS = 30.0
@@ -95,7 +96,8 @@ class RunRecorder(Callback):
         batch_idx: int,
     ) -> None:
         """A sign of life where no progress bar gives one; at ``max_steps``, stop and validate."""
-        if trainer.progress_bar_callback is None and time.monotonic() - self._last_sign > HEARTBEAT_SECONDS:
+        has_bar = any(isinstance(callback, EpochBar) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if not has_bar and time.monotonic() - self._last_sign > HEARTBEAT_SECONDS:
             self._last_sign = time.monotonic()
             total, loss = trainer.num_training_batches, float(outputs["loss"])
             self.say(f"epoch {trainer.current_epoch + 1}: batch {batch_idx + 1} of {total}, loss {loss:.4f}")

@@ -19,7 +19,7 @@ import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -31,6 +31,7 @@ from molflt.model.model_file import ModelMetadata, TrainingData, read_metadata
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.data_module import EnergyDataModule
+from molflt.training.epoch_bar import EpochBar
 from molflt.training.recorder import RunRecorder
 from molflt.training.task import EnergyTask
 
@@ -214,12 +215,10 @@ def _changed_keys(before: dict[str, Any], after: dict[str, Any], prefix: str = "
 def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: list[Callback]) -> lightning.Trainer:
     settings = config.trainer
     interactive = sys.stderr.isatty()
-    callbacks: list[Callback] = [*extra, recorder]
+    callbacks: list[Callback] = [*extra, *([EpochBar()] if interactive else []), recorder]
     callbacks.append(
         ModelCheckpoint(run_dir, "last", save_on_train_epoch_end=True, enable_version_counter=False, save_top_k=1)
     )
-    if interactive:
-        callbacks.append(RichProgressBar(leave=False))
     accelerator = _accelerator(settings.accelerator)
     available = torch.cuda.device_count() if accelerator == "cuda" else os.cpu_count() or 1
     if settings.devices > available:
@@ -243,7 +242,7 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
             use_distributed_sampler=False,
             callbacks=callbacks,
             logger=loggers,
-            enable_progress_bar=interactive,
+            enable_progress_bar=False,
             enable_model_summary=False,
             enable_checkpointing=True,
         )
