@@ -14,22 +14,21 @@ molflt config tiny > runs/demo.yaml
 step molflt train runs/demo.yaml --out "$run" --resume auto
 step molflt evaluate "$run/best.safetensors" data/adsorption/test.lmdb
 
-# A structure of your own: anything ASE can build or read. Tags say what is slab (0, 1) and adsorbate (2).
+# Structures of your own: anything ASE can build or read. Tags say what is slab (0, 1) and adsorbate (2).
+mkdir -p runs/mine
 python - <<'PYTHON'
 from ase.build import add_adsorbate, fcc111, molecule
 from ase.io import write
 
-slabs = []
 for metal in ("Pt", "Cu", "Au"):
     slab = fcc111(metal, (2, 2, 4), vacuum=7.5, periodic=True)
     slab.set_tags([1 if tag == 1 else 0 for tag in slab.get_tags()])
     adsorbate = molecule("CO")
     adsorbate.set_tags([2, 2])
     add_adsorbate(slab, adsorbate, height=1.9, position="ontop", mol_index=1)
-    slab.info["name"] = f"CO on {metal}(111)"
-    slabs.append(slab)
-write("runs/mine.extxyz", slabs)
+    slab.info.clear()
+    write(f"runs/mine/CO-on-{metal}111.extxyz", slab)
 PYTHON
-step molflt predict "$run/best.safetensors" runs/mine.extxyz
-step molflt predict "$run/best.safetensors" data/adsorption/test.lmdb -o runs/predictions.csv --overwrite
+step molflt predict "$run/best.safetensors" runs/mine
+
 printf '\nThe model is %s/best.safetensors, its learning curve %s/metrics.csv.\n' "$run" "$run"

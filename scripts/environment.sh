@@ -23,7 +23,8 @@ fi
 stamp=".venv/molflt-${extras:-plain}-$(cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)"
 if [ ! -e "$stamp" ]; then
     echo "installing molflt${extras:+ with $extras} into .venv (a minute or two)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    # Compiling every file of every package would double the time; Python compiles what it imports.
+    .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
         --constraint constraints.txt --editable ".${extras:+[$extras]}"
     touch "$stamp"
 fi

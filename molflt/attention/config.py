@@ -48,10 +48,10 @@ class AttentionConfig(BaseModel):
         "an estimator that becomes part of the model",
     )
     tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="stated error of quadrature and lattice")
-    n_basis: int = Field(16, ge=2, description="T, Gaussians in the RPE function f")
+    n_basis: int = Field(16, ge=2, le=1024, description="T, Gaussians in the RPE function f")
     sigma_min: float = Field(2.0, gt=0, description="narrowest Gaussian of f at the start, Å")
     sigma_max: float = Field(12.0, gt=0, description="widest Gaussian of f at the start, Å")
-    n_frequencies: int = Field(16, ge=2, description="r, frequencies of the sampled estimator")
+    n_frequencies: int = Field(16, ge=2, le=65_536, description="r, frequencies of the sampled estimator")
     directions: Directions = Field(
         "averaged", description="sampled: averaged is exactly rotation-invariant; concat always uses random"
     )
@@ -59,7 +59,7 @@ class AttentionConfig(BaseModel):
     proposal: Proposal = Field("mixture", description="sampled: mixture is the balance heuristic, own is the paper")
     spectrum: SpectrumKind = Field("gaussian", description="sampled: a_k from the Gaussian basis, or free weights")
     periodic_radius: float = Field(12.0, gt=0, description="sampled: envelope of the sum over images, Å")
-    n_features: int = Field(64, ge=2, description="m, random features of the content kernel")
+    n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the content kernel")
     dense_cutoff: float = Field(
         12.0,
         gt=0,

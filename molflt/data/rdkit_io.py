@@ -226,7 +226,11 @@ class _Said:
         self._capture = capture
 
     def __call__(self) -> str:
-        messages = str(getattr(self._capture, "messages", "") or "")
+        try:
+            messages = str(getattr(self._capture, "messages", "") or "")
+        except UnicodeDecodeError:
+            # RDKit quotes the offending line, whatever its bytes are.
+            return "the file holds bytes that are no text"
         # "[12:00:00] text", one per line
         return "; ".join(line.split("] ", 1)[-1].strip() for line in messages.splitlines() if line.strip())
 

@@ -12,13 +12,15 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    dim: int = Field(128, ge=4, description="width of the hidden states")
-    n_heads: int = Field(8, ge=1, description="attention heads; must divide dim")
-    n_layers: int = Field(4, ge=1, description="layers of the stack")
-    n_recycles: int = Field(1, ge=1, description="how often the stack is applied, its output fed back (paper: 4)")
-    ffn_dim: int = Field(256, ge=4, description="width of the feed-forward block")
+    dim: int = Field(128, ge=4, le=65_536, description="width of the hidden states")
+    n_heads: int = Field(8, ge=1, le=1024, description="attention heads; must divide dim")
+    n_layers: int = Field(4, ge=1, le=1024, description="layers of the stack")
+    n_recycles: int = Field(
+        1, ge=1, le=100, description="how often the stack is applied, its output fed back (paper: 4)"
+    )
+    ffn_dim: int = Field(256, ge=4, le=262_144, description="width of the feed-forward block")
     cutoff: float = Field(6.0, gt=0, description="reach of local RPE, centrality and displacement head, Å")
-    n_rbf: int = Field(32, ge=2, description="Gaussians of the distance basis")
+    n_rbf: int = Field(32, ge=2, le=4096, description="Gaussians of the distance basis")
     dropout: float = Field(0.0, ge=0, lt=1, description="on the output of attention and feed-forward")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the values of the attention")
     auxiliary_head: bool = Field(True, description="predict the relaxed displacement as a training signal")

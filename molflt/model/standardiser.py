@@ -86,13 +86,16 @@ def fit_statistics(
     energies = energies.to(torch.float64)
     displacement_std = squared_displacement**0.5 or 1.0
     if kind == "structure":
-        std = float(energies.std(unbiased=False)) if energies.numel() > 1 else 1.0
-        return Statistics(kind, float(energies.mean()), std or 1.0, {}, displacement_std)
+        return Statistics(kind, float(energies.mean()), _scale(energies - energies.mean()), {}, displacement_std)
     present = torch.nonzero(compositions.sum(dim=0)).squeeze(1)
     counts = compositions[:, present].to(torch.float64)
     # Minimum-norm least squares: elements that always occur together share their energy evenly.
     solution = torch.linalg.lstsq(counts, energies[:, None], driver="gelsd").solution.squeeze(1)
-    residual = energies - counts @ solution
-    std = float(residual.std(unbiased=False)) if energies.numel() > 1 else 1.0
     references = {int(z): float(e) for z, e in zip(present, solution, strict=True)}
-    return Statistics(kind, 0.0, std or 1.0, references, displacement_std)
+    return Statistics(kind, 0.0, _scale(energies - counts @ solution), references, displacement_std)
+
+
+def _scale(residual: Tensor) -> float:
+    """Standard deviation, eV; one where there is nothing left but rounding, for a loss is divided by it."""
+    std = float(residual.std(unbiased=False))
+    return std if std > 1e-6 else 1.0

@@ -49,7 +49,8 @@ class RunRecorder(Callback):
         self.mad = mad
         self.say = say
         self.patience = patience
-        self.monitor = f"{next(iter(mad))}/energy_mae"
+        self.split = next(iter(mad))
+        self.monitor = f"{self.split}/energy_mae"
         self.best = math.inf
         self.best_epoch = -1
         self.without_improvement = 0
@@ -144,9 +145,10 @@ class RunRecorder(Callback):
         parts.append(f"train {metrics.get('train/energy_mae', math.nan):.4f} eV")
         for name, mad in self.mad.items():
             mae = metrics[f"{name}/energy_mae"]
-            share = f" ({mae / mad:.3f} of MAD)" if mad > 0 else ""
+            # The others may be sets of nearly equal labels, whose deviation says nothing.
+            share = f" ({mae / mad:.3f} of MAD)" if mad > 0 and name == self.split else ""
             parts.append(f"{name} {mae:.4f} eV{share}")
-        parts.append(f"EwT {100 * metrics[self.monitor.replace('energy_mae', 'ewt')]:.1f} %")
+        parts.append(f"EwT {100 * metrics[f'{self.split}/ewt']:.1f} %")
         return "  ".join(parts) + ("  *" if improved else "")
 
     def _write_records(self, records: list[dict[str, Any]]) -> None:

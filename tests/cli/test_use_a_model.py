@@ -252,9 +252,6 @@ class TestWrongFiles:
         tmp_path: Path,
         request: pytest.FixtureRequest,
     ) -> None:
-        if (kind, suffix) == ("random", ".sdf"):
-            reason = "molflt.data.rdkit_io: RDKit's message about bytes that are no text is not UTF-8"
-            request.applymarker(pytest.mark.xfail(raises=UnicodeDecodeError, reason=reason, strict=False))
         path = tmp_path / f"wrong{suffix}"
         path.write_bytes(self.CONTENTS[kind])
         commands = [["info", path], ["predict", model_path, path]]
