@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from molflt.attention.frequencies.sampled import Directions, Proposal, Radii, SpectrumKind
-
 Mechanism = Literal["fourier", "performer", "softmax"]
 FrequenciesKind = Literal["auto", "exact", "quadrature", "lattice", "sampled"]
 FarRank = Literal[0, 1, "m"]
+Directions = Literal["averaged", "random"]
+Radii = Literal["random", "stratified"]
+Proposal = Literal["mixture", "own"]
+SpectrumKind = Literal["gaussian", "free"]
 
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "molflt": {},

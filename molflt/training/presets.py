@@ -63,7 +63,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
                 "attention": {"n_basis": 8},
             },
             "optimiser": {"lr": 3e-3},
-            "trainer": {"max_epochs": 8},
+            "trainer": {"max_epochs": 6},
         },
     ),
     "small": (

@@ -250,7 +250,6 @@ class TestWrongFiles:
         molflt: Run,
         model_path: Path,
         tmp_path: Path,
-        request: pytest.FixtureRequest,
     ) -> None:
         path = tmp_path / f"wrong{suffix}"
         path.write_bytes(self.CONTENTS[kind])

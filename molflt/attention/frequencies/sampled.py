@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind
 from molflt.attention.envelope import envelope
 from molflt.attention.frequencies.images import pad_blocks, safe_norm, sum_over_images
 from molflt.attention.frequencies.method import FrequencyMethod
@@ -20,10 +20,6 @@ from molflt.attention.frequencies.quadrature import sinc
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis, GaussianRPE
 
-Directions = Literal["averaged", "random"]
-Radii = Literal["random", "stratified"]
-Proposal = Literal["mixture", "own"]
-SpectrumKind = Literal["gaussian", "free"]
 
 SCALE_MARGIN = 2.0
 
