@@ -20,7 +20,6 @@ from molflt.attention.frequencies.quadrature import sinc
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis, GaussianRPE
 
-
 SCALE_MARGIN = 2.0
 
 
