@@ -72,7 +72,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 24},
             "data": {"max_atoms": 768},
             "optimiser": {"lr": 2e-3, "warmup_steps": 200},
-            "trainer": {"max_epochs": 40},
+            "trainer": {"max_epochs": 20},
         },
     ),
     "base": (
