@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis
+
+
+class FarOperator(Protocol):
+    """The matrix f̂_h(Δ_ij) of one structure, applied to values without forming the pairs."""
+
+    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) v_jh.
+
+        Args:
+            weights: (n_weights, n_heads), the weight of each basis function of f̂.
+            values: (n, n_heads, n_channels) of the structure's n atoms.
+
+        Returns:
+            (n, n_heads, n_channels).
+        """
+        ...
 
 
 class FrequencyMethod(nn.Module):
@@ -31,3 +48,7 @@ class FrequencyMethod(nn.Module):
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """The same for some structures of the batch: (len(structures), n_max, n_max, n_weights)."""
         raise NotImplementedError
+
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> FarOperator | None:
+        """f̂ of structure ``b`` without pairs, or None where the method has only pairs to offer."""
+        return None
