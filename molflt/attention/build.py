@@ -8,6 +8,8 @@ from molflt.attention.concat import ConcatAttention, ConcatPositions
 from molflt.attention.config import AttentionConfig, FrequenciesKind
 from molflt.attention.fourier import FourierAttention, FourierPositions
 from molflt.attention.frequencies.automatic import AutomaticMethod
+from molflt.attention.frequencies.budget import BudgetQuadratureMethod
+from molflt.attention.frequencies.contraction import LayerSizes
 from molflt.attention.frequencies.exact import ExactMethod
 from molflt.attention.frequencies.lattice import LatticeMethod
 from molflt.attention.frequencies.method import FrequencyMethod
@@ -20,7 +22,14 @@ from molflt.attention.softmax import SoftmaxAttention, SoftmaxPositions
 
 
 def build_attention(
-    config: AttentionConfig, dim: int, n_heads: int, n_layers: int, n_rbf: int, dropout: float, seed: int
+    config: AttentionConfig,
+    dim: int,
+    n_heads: int,
+    n_layers: int,
+    n_recycles: int,
+    n_rbf: int,
+    dropout: float,
+    seed: int,
 ) -> tuple[SharedPositions, list[AttentionLayer]]:
     """Build the mechanism named by ``config``.
 
@@ -29,6 +38,7 @@ def build_attention(
         dim: width of the model.
         n_heads: heads; must divide ``dim``.
         n_layers: number of layers.
+        n_recycles: passes through them.
         n_rbf: size of the radial bases.
         dropout: on attention values.
         seed: of frequencies and random features, which are part of the model.
@@ -50,11 +60,26 @@ def build_attention(
             for _ in range(n_layers)
         ]
     else:
-        fourier = _fourier_positions(config, seed)
+        sizes = LayerSizes(
+            n_applications=n_layers * n_recycles,
+            n_heads=n_heads,
+            dim=dim,
+            far_dim=config.far_dim or dim,
+            rank=config.n_features if config.far_rank == "m" else 1,
+        )
+        fourier = _fourier_positions(config, sizes, seed)
         shared = fourier
         layers = [
             FourierAttention(
-                dim, n_heads, n_rbf, fourier.n_weights, config.far_rank, config.n_features, dropout, generator
+                dim,
+                n_heads,
+                n_rbf,
+                fourier.n_weights,
+                config.far_rank,
+                config.far_dim,
+                config.n_features,
+                dropout,
+                generator,
             )
             for _ in range(n_layers)
         ]
@@ -79,13 +104,17 @@ def interchangeable_method(kind: FrequenciesKind, tolerance: float) -> Frequency
     raise ValueError(f"'{kind}' is an estimator that is part of a model; it cannot replace another method")
 
 
-def _fourier_positions(config: AttentionConfig, seed: int) -> FourierPositions:
+def _fourier_positions(config: AttentionConfig, sizes: LayerSizes, seed: int) -> FourierPositions:
     if not config.far_field:
-        return FourierPositions(None, None)
+        return FourierPositions(None, None, sizes, config.order)
     rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max)
     if config.frequencies == "sampled":
-        return FourierPositions(rpe, _sampled(config, rpe, seed))
-    return FourierPositions(rpe, interchangeable_method(config.frequencies, config.tolerance))
+        method: FrequencyMethod = _sampled(config, rpe, seed)
+    elif config.frequencies == "quadrature" and config.l_max is not None:
+        method = BudgetQuadratureMethod(config.tolerance, config.n_frequencies, config.l_max, rpe.sigma_low)
+    else:
+        method = interchangeable_method(config.frequencies, config.tolerance)
+    return FourierPositions(rpe, method, sizes, config.order)
 
 
 def _sampled(config: AttentionConfig, rpe: GaussianRPE, seed: int) -> SampledMethod:
@@ -98,4 +127,5 @@ def _sampled(config: AttentionConfig, rpe: GaussianRPE, seed: int) -> SampledMet
         spectrum=config.spectrum,
         periodic_radius=config.periodic_radius,
         seed=seed,
+        l_max=config.l_max,
     )

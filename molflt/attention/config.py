@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mechanism = Literal["fourier", "performer", "softmax"]
-FrequenciesKind = Literal["auto", "exact", "quadrature", "lattice", "sampled"]
+FrequenciesKind = Literal["auto", "exact", "quadrature", "lattice", "mesh", "sampled"]
+OrderKind = Literal["auto", "quadratic", "linear"]
 FarRank = Literal[0, 1, "m"]
 Directions = Literal["averaged", "random"]
 Radii = Literal["random", "stratified"]
@@ -46,10 +47,25 @@ class AttentionConfig(BaseModel):
     )
     frequencies: FrequenciesKind = Field(
         "auto",
-        description="numerical method for the far field; auto picks exact or lattice for each structure; sampled is "
-        "an estimator that becomes part of the model",
+        description="numerical method for the far field; auto picks exact, lattice or mesh for each structure; "
+        "sampled is an estimator that becomes part of the model",
     )
-    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="stated error of quadrature and lattice")
+    order: OrderKind = Field(
+        "auto",
+        description="quadratic: on all pairs; linear: without pairs; auto: for each structure whichever takes fewer "
+        "multiply-adds",
+    )
+    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="stated error of quadrature, lattice and mesh")
+    l_max: int | None = Field(
+        None,
+        ge=0,
+        le=96,
+        description="fixed budget: quadrature or averaged sampled frequencies, n_frequencies of them, in isolated "
+        "structures by (l_max + 1)² features each; strictly linear, and part of the model",
+    )
+    far_dim: int | None = Field(
+        None, ge=1, le=65_536, description="width of the far field's own values; null: it shares the near ones"
+    )
     n_basis: int = Field(16, ge=2, le=1024, description="T, Gaussians in the RPE function f")
     sigma_min: float = Field(2.0, gt=0, description="narrowest Gaussian of f at the start, Å")
     sigma_max: float = Field(12.0, gt=0, description="widest Gaussian of f at the start, Å")
@@ -87,6 +103,13 @@ class AttentionConfig(BaseModel):
             raise ValueError(f"combine=concat belongs to mechanism=fourier, not {self.mechanism}")
         if self.combine == "concat" and self.spectrum == "free":
             raise ValueError("combine=concat takes its coefficients from the Gaussian basis: set spectrum=gaussian")
+        if self.l_max is not None and (
+            self.frequencies not in ("quadrature", "sampled")
+            or (self.frequencies == "sampled" and (self.directions == "random" or self.combine == "concat"))
+        ):
+            raise ValueError("l_max is a budget of frequencies=quadrature, or of sampled with directions=averaged")
+        if self.combine == "concat" and (self.order != "auto" or self.far_dim is not None):
+            raise ValueError("combine=concat is linear by itself: leave order and far_dim at their defaults")
         if self.spectrum == "free" and self.frequencies != "sampled":
             raise ValueError("spectrum=free is a property of the sampled estimator: set frequencies=sampled")
         return self

@@ -6,6 +6,9 @@
 
 The denominator is local and positive: results do not depend on the number of atoms far away, and an n-fold
 supercell gives every atom the output it has in the unit cell.
+
+Small structures are contracted on padded pairs, large ones along the neighbour list and through position features
+or a mesh; both orders compute the same sums.
 """
 
 from __future__ import annotations
@@ -15,27 +18,50 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.config import FarRank
+from molflt.attention.config import FarRank, OrderKind
 from molflt.attention.content_kernel import BoundedProjection, Gate
-from molflt.attention.frequencies.method import FrequencyMethod
+from molflt.attention.frequencies.contraction import Contraction, LayerSizes, choose_contraction
+from molflt.attention.frequencies.method import FarOperator, FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.local_rpe import LocalRPE, Neighbourhood
+from molflt.attention.partition import restrict
 from molflt.attention.positive_features import orthogonal_gaussian, positive_features
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.rpe import GaussianBasis, GaussianRPE
+
+
+@dataclass
+class Part:
+    """The structures of a batch that share a contraction order.
+
+    Attributes:
+        atoms: (n_part,) their atoms in the batch; None when the part is the whole batch.
+        geometry: of the part.
+        neighbourhood: radial features of its neighbour list.
+        far_basis: quadratic order: (n_structures, n_max, n_max, n_weights) basis of f̂; None without a far field.
+        operators: linear order: f̂ of every structure; empty without a far field.
+        quadratic: the order.
+    """
+
+    atoms: Tensor | None
+    geometry: Geometry
+    neighbourhood: Neighbourhood
+    far_basis: Tensor | None
+    operators: list[FarOperator]
+    quadratic: bool
 
 
 @dataclass
 class FourierContext:
-    """Position features of a batch.
+    """What every layer receives.
 
     Attributes:
-        neighbourhood: radial features of the neighbour list.
-        far_basis: (n_structures, n_max, n_max, n_weights) basis of f̂ on all pairs; None without a far field.
+        parts: one or two.
+        contractions: how each structure of the batch is contracted.
     """
 
-    neighbourhood: Neighbourhood
-    far_basis: Tensor | None
+    parts: list[Part]
+    contractions: list[Contraction]
 
 
 class FourierPositions(SharedPositions):
@@ -44,12 +70,18 @@ class FourierPositions(SharedPositions):
     Args:
         rpe: the RPE function; None without a far field.
         method: how it is evaluated.
+        sizes: what the layers will do with it.
+        order: ``auto`` picks the cheaper contraction order for each structure.
     """
 
-    def __init__(self, rpe: GaussianRPE | None, method: FrequencyMethod | None) -> None:
+    def __init__(
+        self, rpe: GaussianRPE | None, method: FrequencyMethod | None, sizes: LayerSizes, order: OrderKind
+    ) -> None:
         super().__init__()
         self.rpe = rpe
         self.method = method
+        self.sizes = sizes
+        self.order: OrderKind = order
 
     @property
     def n_weights(self) -> int:
@@ -58,9 +90,83 @@ class FourierPositions(SharedPositions):
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> FourierContext:
         """See :class:`SharedPositions`."""
-        if self.method is None or self.rpe is None:
-            return FourierContext(neighbourhood, None)
-        return FourierContext(neighbourhood, self.method.pair_basis(geometry, self.rpe()))
+        basis = None if self.rpe is None else self.rpe()
+        contractions = self.contractions(geometry, neighbourhood, basis)
+        parts = []
+        for order in ("quadratic", "linear"):
+            mine = [b for b, contraction in enumerate(contractions) if contraction.order == order]
+            if mine:
+                chosen = [contractions[b] for b in mine]
+                parts.append(_part(geometry, neighbourhood, mine, chosen, basis, order == "quadratic"))
+        return FourierContext(parts, contractions)
+
+    def contractions(
+        self, geometry: Geometry, neighbourhood: Neighbourhood, basis: GaussianBasis | None
+    ) -> list[Contraction]:
+        """Method and order for every structure of a batch."""
+        receivers = geometry.edge_index[0, neighbourhood.edges]
+        n_edges = torch.bincount(geometry.structure[receivers], minlength=geometry.n_structures).tolist()
+        return [
+            choose_contraction(self.method, self.order, self.sizes, geometry, b, n_edges[b], basis)
+            for b in range(geometry.n_structures)
+        ]
+
+
+def _part(
+    geometry: Geometry,
+    neighbourhood: Neighbourhood,
+    structures: list[int],
+    contractions: list[Contraction],
+    basis: GaussianBasis | None,
+    quadratic: bool,
+) -> Part:
+    atoms = None
+    if len(structures) < geometry.n_structures:
+        geometry, neighbourhood, atoms = restrict(geometry, neighbourhood, structures)
+    part = Part(atoms, geometry, neighbourhood, None, [], quadratic)
+    methods = [contraction.method for contraction in contractions]
+    if basis is not None and quadratic:
+        part.far_basis = _pair_basis(geometry, methods, basis)
+    elif basis is not None:
+        for b, method in enumerate(methods):
+            operator = None if method is None else method.operator(geometry, b, basis)
+            assert operator is not None
+            part.operators.append(operator)
+    return part
+
+
+def _pair_basis(geometry: Geometry, methods: list[FrequencyMethod | None], basis: GaussianBasis) -> Tensor:
+    """Structures of one method together, then back in the order of the batch."""
+    order: list[int] = []
+    found = []
+    for method in dict.fromkeys(methods):
+        assert method is not None
+        mine = [b for b, m in enumerate(methods) if m is method]
+        order += mine
+        found.append(method.blocks(geometry, mine, basis))
+    if len(found) == 1:
+        return found[0]
+    place = torch.tensor(order, device=found[0].device).argsort()
+    return torch.cat(found)[place]
+
+
+@dataclass
+class _Inputs:
+    """Queries, keys, values, and what the far field takes of the atoms; all (n_atoms, n_heads, ...)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    far_value: Tensor | None
+    factor_q: Tensor | None
+    factor_k: Tensor | None
+
+    def of(self, atoms: Tensor | None) -> _Inputs:
+        """The same for some atoms."""
+        if atoms is None:
+            return self
+        values = (self.query, self.key, self.value, self.far_value, self.factor_q, self.factor_k)
+        return _Inputs(*(None if t is None else t[atoms] for t in values))  # type: ignore[arg-type]
 
 
 class FourierAttention(AttentionLayer):
@@ -72,6 +178,7 @@ class FourierAttention(AttentionLayer):
         n_rbf: size of the radial basis of the local RPE.
         n_weights: basis functions of f̂; 0 for no far field.
         far_rank: content factor of the far field.
+        far_dim: width of values that the far field has for itself; None: it takes the near ones.
         n_features: m, for ``far_rank="m"``.
         dropout: on the values, which is the same in every contraction order.
         generator: draws the random features.
@@ -84,6 +191,7 @@ class FourierAttention(AttentionLayer):
         n_rbf: int,
         n_weights: int,
         far_rank: FarRank,
+        far_dim: int | None,
         n_features: int,
         dropout: float,
         generator: torch.Generator,
@@ -95,7 +203,9 @@ class FourierAttention(AttentionLayer):
         self.value = nn.Linear(dim, dim)
         self.local_rpe = LocalRPE(n_rbf, n_heads)
         self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(dim, dim)
+        own_values = far_dim if n_weights and far_dim is not None else 0
+        self.far_value = nn.Linear(dim, own_values) if own_values else None
+        self.output = nn.Linear(dim + own_values, dim)
         self.rpe_weights = nn.Parameter(_RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
         if n_weights and far_rank == 1:
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
@@ -105,32 +215,89 @@ class FourierAttention(AttentionLayer):
 
     def forward(self, x: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
         """See :class:`AttentionLayer`."""
+        inputs = self._inputs(x)
+        parts = context.parts
+        if len(parts) == 1:
+            return self.output(self._attend(inputs, parts[0]))
+        atoms = torch.cat([part.atoms for part in parts if part.atoms is not None])
+        found = torch.cat([self._attend(inputs.of(part.atoms), part) for part in parts])
+        return self.output(found[atoms.argsort()])
+
+    def _inputs(self, x: Tensor) -> _Inputs:
         query, key = self.query_key(x)
         value = self.dropout(split_heads(self.value(x), self.n_heads))
-        q, k, v = (heads_first(geometry.pad(t)) for t in (query, key, value))
-        local = self.local_rpe(geometry, context.neighbourhood).permute(0, 3, 1, 2)
-        near = (q @ k.transpose(-1, -2)).exp() * local
-        denominator = near.sum(dim=-1, keepdim=True)
-        weights = near
-        if context.far_basis is not None:
-            weights = near + self.far_weights(x, query, key, geometry, context.far_basis)
-        # A place without an atom has an empty neighbourhood; it is dropped below and only must not give NaN.
-        out = (weights @ v) / torch.where(denominator > 0, denominator, 1.0)
-        return self.output(geometry.pack(merge_heads(out)))
+        far_value = None if self.far_value is None else self.dropout(split_heads(self.far_value(x), self.n_heads))
+        factor_q = factor_k = None
+        if len(self.rpe_weights) and self.far_rank == 1:
+            factor_q, factor_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]
+        if len(self.rpe_weights) and self.far_rank == "m":
+            factor_q, factor_k = positive_features(query, self.omega), positive_features(key, self.omega)
+        return _Inputs(query, key, value, far_value, factor_q, factor_k)
 
-    def far_weights(self, x: Tensor, query: Tensor, key: Tensor, geometry: Geometry, far_basis: Tensor) -> Tensor:
-        """f̂_h(Δ_ij) · c(q_i, k_j), (n_structures, n_heads, n_max, n_max)."""
-        rpe = (far_basis @ self.rpe_weights).permute(0, 3, 1, 2)
-        if self.far_rank == 0:
-            return rpe
-        if self.far_rank == 1:
-            gate_q = heads_first(geometry.pad(self.query_gate(x)[..., None]))
-            gate_k = heads_first(geometry.pad(self.key_gate(x)[..., None]))
-            return rpe * gate_q * gate_k.transpose(-1, -2)
-        features_q = heads_first(geometry.pad(positive_features(query, self.omega)))
-        features_k = heads_first(geometry.pad(positive_features(key, self.omega)))
-        return rpe * (features_q @ features_k.transpose(-1, -2))
+    def _attend(self, inputs: _Inputs, part: Part) -> Tensor:
+        """(n_part, dim + far_dim)."""
+        return self._on_pairs(inputs, part) if part.quadratic else self._without_pairs(inputs, part)
+
+    def _on_pairs(self, inputs: _Inputs, part: Part) -> Tensor:
+        geometry = part.geometry
+
+        def padded(t: Tensor) -> Tensor:
+            return heads_first(geometry.pad(t))
+
+        local = self.local_rpe(geometry, part.neighbourhood).permute(0, 3, 1, 2)
+        near = (padded(inputs.query) @ padded(inputs.key).transpose(-1, -2)).exp() * local
+        denominator = near.sum(dim=-1, keepdim=True)
+        # A place without an atom has an empty neighbourhood; it is dropped below and only must not give NaN.
+        denominator = torch.where(denominator > 0, denominator, 1.0)
+        value = padded(inputs.value)
+        if part.far_basis is None:
+            return geometry.pack(merge_heads((near @ value) / denominator))
+        far = (part.far_basis @ self.rpe_weights).permute(0, 3, 1, 2)
+        if inputs.factor_q is not None and inputs.factor_k is not None:
+            far = far * (padded(inputs.factor_q) @ padded(inputs.factor_k).transpose(-1, -2))
+        if inputs.far_value is None:
+            return geometry.pack(merge_heads(((near + far) @ value) / denominator))
+        both = [(near @ value) / denominator, (far @ padded(inputs.far_value)) / denominator]
+        return geometry.pack(torch.cat([merge_heads(out) for out in both], dim=-1))
+
+    def _without_pairs(self, inputs: _Inputs, part: Part) -> Tensor:
+        receiver, sender = part.geometry.edge_index[:, part.neighbourhood.edges]
+        on_edges, on_self = self.local_rpe.on_edges(part.neighbourhood)
+        query, key, value = inputs.query, inputs.key, inputs.value
+        near = (query[receiver] * key[sender]).sum(dim=-1).exp() * on_edges
+        near_self = (query * key).sum(dim=-1).exp() * on_self
+        denominator = near_self.index_add(0, receiver, near)[..., None]
+        numerator = near_self[..., None] * value
+        numerator = numerator.index_add(0, receiver, near[..., None] * value[sender])
+        if not part.operators:
+            return (numerator / denominator).flatten(1)
+        far = self._far(inputs, part)
+        if inputs.far_value is None:
+            return ((numerator + far) / denominator).flatten(1)
+        return torch.cat([(numerator / denominator).flatten(1), (far / denominator).flatten(1)], dim=1)
+
+    def _far(self, inputs: _Inputs, part: Part) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_part, n_heads, channels): the content factor rides on the values."""
+        values = inputs.value if inputs.far_value is None else inputs.far_value
+        structures = list(zip(part.operators, part.geometry.sizes, strict=True))
+
+        def apply(v: Tensor) -> Tensor:
+            blocks = v.split([size for _, size in structures])
+            found = [op(self.rpe_weights, block) for (op, _), block in zip(structures, blocks, strict=True)]
+            return torch.cat(found)
+
+        if inputs.factor_q is None or inputs.factor_k is None:
+            return apply(values)
+        total = torch.zeros_like(values)
+        step = max(1, _CHANNELS_AT_ONCE // values[0].numel())
+        for q, k in zip(inputs.factor_q.split(step, dim=-1), inputs.factor_k.split(step, dim=-1), strict=True):
+            expanded = (k[..., :, None] * values[..., None, :]).flatten(2)
+            total = total + (q[..., :, None] * apply(expanded).unflatten(2, (q.shape[-1], -1))).sum(dim=2)
+        return total
 
 
 _RPE_WEIGHT_STD = 0.5
 """Small enough that the far output starts below the near one, large enough to learn."""
+
+_CHANNELS_AT_ONCE = 1024
+"""Values per atom that the far field carries at once; bounds memory, changes no result."""

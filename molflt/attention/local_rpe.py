@@ -64,10 +64,14 @@ class LocalRPE(nn.Module):
         super().__init__()
         self.bias = nn.Linear(n_rbf, n_heads)
 
+    def on_edges(self, neighbourhood: Neighbourhood) -> tuple[Tensor, Tensor]:
+        """exp(b_h)·env of every edge, (n_local, n_heads), and of every atom with itself, (n_atoms, n_heads)."""
+        edges = self.bias(neighbourhood.basis).exp() * neighbourhood.envelope[:, None]
+        return edges, self.bias(neighbourhood.self_basis).exp()
+
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
         """(n_structures, n_max, n_max, n_heads), zero between atoms that are not neighbours."""
-        on_edges = self.bias(neighbourhood.basis).exp() * neighbourhood.envelope[:, None]
-        on_self = self.bias(neighbourhood.self_basis).exp()
+        on_edges, on_self = self.on_edges(neighbourhood)
         receiver, sender = geometry.edge_index[:, neighbourhood.edges]
         atoms = torch.arange(geometry.n_atoms, device=receiver.device)
         return geometry.sum_on_pairs(

@@ -32,6 +32,9 @@ class ModelConfig(BaseModel):
     def _divisible(self) -> ModelConfig:
         if self.dim % self.n_heads:
             raise ValueError(f"dim ({self.dim}) must be a multiple of n_heads ({self.n_heads})")
+        far_dim = self.attention.far_dim
+        if far_dim is not None and far_dim % self.n_heads:
+            raise ValueError(f"attention.far_dim ({far_dim}) must be a multiple of n_heads ({self.n_heads})")
         return self
 
     @property

@@ -55,6 +55,7 @@ class EnergyModel(nn.Module):
             config.dim,
             config.n_heads,
             config.n_layers,
+            config.n_recycles,
             config.n_rbf,
             config.attention_dropout,
             seed,

@@ -144,10 +144,16 @@ def set_frequencies(model: EnergyModel, frequencies: FrequenciesKind) -> None:
         )
     if frequencies == attention.frequencies:
         return
+    if attention.l_max is not None:
+        raise InputError(
+            f"this model was trained under a budget (l_max={attention.l_max}), which is part of it; "
+            f"it cannot be used with frequencies={frequencies}: leave it out"
+        )
     if "sampled" in (frequencies, attention.frequencies) or not isinstance(positions, FourierPositions):
         raise InputError(
             f"this model was trained with frequencies={attention.frequencies}; it cannot be used with {frequencies}. "
-            "'sampled' is an estimator that is part of a model; auto, exact, quadrature, lattice are interchangeable"
+            "'sampled' is an estimator that is part of a model; auto, exact, quadrature, lattice and mesh are "
+            "interchangeable"
         )
     positions.method = interchangeable_method(frequencies, attention.tolerance)
     attention.frequencies = frequencies

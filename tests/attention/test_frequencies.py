@@ -9,7 +9,6 @@ import torch
 
 from molflt.attention.frequencies import lattice as lattice_module
 from molflt.attention.frequencies import quadrature as quadrature_module
-from molflt.attention.frequencies.automatic import AutomaticMethod
 from molflt.attention.frequencies.exact import ExactMethod
 from molflt.attention.frequencies.lattice import LatticeMethod
 from molflt.attention.frequencies.quadrature import QuadratureMethod
@@ -88,20 +87,6 @@ def test_lattice_is_invariant_under_rotation_wrapping_and_change_of_cell(name):
         assert relative_error(method.pair_basis(geometry_of([other]), rpe()), expected, rpe) < 1e-12
 
 
-def test_automatic_chooses_per_structure_and_changes_nothing_for_batch_mates():
-    rpe, method = small_rpe(), AutomaticMethod(1e-6)
-    names = ["molecule", "slab", "tiny_cell", "wire"]
-    together = geometry_of([STRUCTURES[n]() for n in names])
-    basis = method.pair_basis(together, rpe())
-    kinds = {type(method.choice(together, b, rpe())) for b in range(len(names))}
-    assert kinds == {ExactMethod, LatticeMethod}
-    for b, name in enumerate(names):
-        alone = geometry_of([STRUCTURES[name]()])
-        n = alone.sizes[0]
-        torch.testing.assert_close(method.pair_basis(alone, rpe())[0], basis[b, :n, :n], rtol=1e-13, atol=1e-14)
-        assert type(method.choice(alone, 0, rpe())) is type(method.choice(together, b, rpe()))
-
-
 @pytest.mark.parametrize("method", [QuadratureMethod, LatticeMethod])
 def test_no_step_where_the_number_of_nodes_jumps(method):
     """Stretching a structure makes nodes enter the sum; f must not notice (DESIGN §3, smoothness)."""
@@ -115,7 +100,7 @@ def test_no_step_where_the_number_of_nodes_jumps(method):
         geometry = geometry_of([moved])
         m = method(1e-6)
         if method is QuadratureMethod:
-            diameter = geometry.pair_displacements.norm(dim=-1).max()
+            diameter = 2 * geometry.positions.norm(dim=-1).max()
             count = len(m.nodes(rpe(), diameter, 1e-6)[0])
         else:
             count = m.reciprocal_integers(geometry.cell, rpe())[0].shape[1]

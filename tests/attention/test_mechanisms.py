@@ -23,7 +23,7 @@ def prepare(name: str, attention: dict, n_max: int | None = None):
     """A layer with generic weights, its input, and everything the loops need."""
     torch.manual_seed(0)
     config = AttentionConfig(**{**SMALL, **attention})
-    shared, layers = build_attention(config, DIM, HEADS, 1, RBF, 0.0, seed=3)
+    shared, layers = build_attention(config, DIM, HEADS, 1, 1, RBF, 0.0, seed=3)
     radial = GaussianDistanceBasis(RBF, CUTOFF)
     layer = layers[0]
     for module in (shared, layer, radial):

@@ -177,7 +177,7 @@ MakesAttention = Callable[[TrainConfig], Any]
 
 def _first_layer(config: TrainConfig) -> Any:
     model = config.model
-    return build_attention(model.attention, model.dim, model.n_heads, 1, model.n_rbf, 0.0, 0)[1][0]
+    return build_attention(model.attention, model.dim, model.n_heads, 1, 1, model.n_rbf, 0.0, 0)[1][0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from molflt.attention.frequencies.images import (
     squared_norm,
     sum_over_images,
 )
-from molflt.attention.frequencies.method import FrequencyMethod
+from molflt.attention.frequencies.method import EXP_COST, FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis
 
@@ -24,6 +24,8 @@ IMAGE_TOLERANCE = 1e-14
 
 class ExactMethod(FrequencyMethod):
     """f(Δ_ij) = Σ_t w_t n_t exp(−|Δ_ij|²/2σ_t²). O(N²), times the number of images."""
+
+    name = "exact"
 
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`."""
@@ -44,11 +46,7 @@ class ExactMethod(FrequencyMethod):
         """Å beyond which no image contributes more than IMAGE_TOLERANCE."""
         return basis.widest * math.sqrt(2 * math.log(1 / IMAGE_TOLERANCE))
 
-    def cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
-        """Multiply-adds for structure ``b``, counted as terms times basis functions."""
+    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+        """See :class:`FrequencyMethod`. Terms times basis functions."""
         n_images = expected_images(geometry, b, self.image_radius(basis))
-        return _EXP_COST * geometry.sizes[b] ** 2 * n_images * len(basis)
-
-
-_EXP_COST = 8.0
-"""Multiply-adds an exponential is worth, measured on CPUs; only the choice of method depends on it."""
+        return EXP_COST * geometry.sizes[b] ** 2 * n_images * len(basis)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from molflt.attention.envelope import taper
-from molflt.attention.frequencies.method import FrequencyMethod
+from molflt.attention.frequencies.features import PositionFeatures
+from molflt.attention.frequencies.method import TRIG_COST, FrequencyMethod
 from molflt.attention.frequencies.quadrature import TAPER, cutoff_factor
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis
@@ -26,6 +27,8 @@ class LatticeMethod(FrequencyMethod):
     Args:
         tolerance: ε, relative to Σ_t |w_t n_t|.
     """
+
+    name = "lattice"
 
     def __init__(self, tolerance: float) -> None:
         super().__init__()
@@ -112,14 +115,29 @@ class LatticeMethod(FrequencyMethod):
             exists[b, : len(rows)] = True
         return torch.from_numpy(integers).to(cell.device), torch.from_numpy(exists).to(cell.device)
 
-    def cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
-        """Multiply-adds for structure ``b`` in the quadratic contraction order."""
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures:
+        """See :class:`FrequencyMethod`: 2K features, K the reciprocal vectors, in number as the volume."""
+        waves, weights, _ = self.waves(geometry, [b], basis)
+        return PositionFeatures(waves[0, : geometry.sizes[b]], weights[0].transpose(0, 1))
+
+    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+        """See :class:`FrequencyMethod`."""
+        n, n_vectors = geometry.sizes[b], self._expected_vectors(geometry, b, basis)
+        return 2 * n * (n * float(n_vectors.sum()) + TRIG_COST * float(n_vectors.max()))
+
+    def operator_cost(
+        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
+    ) -> float:
+        """See :class:`FrequencyMethod`."""
+        n_features = 2 * float(self._expected_vectors(geometry, b, basis).max())
+        return geometry.sizes[b] * n_features * (TRIG_COST + 2 * n_channels * n_applications)
+
+    def _expected_vectors(self, geometry: Geometry, b: int, basis: GaussianBasis) -> np.ndarray:
+        """(n_basis,): reciprocal vectors, one of ±ξ, that each Gaussian needs, by volume."""
         with torch.no_grad():
             volume = abs(float(np.linalg.det(self.full_cell(geometry, b, basis).cpu().numpy())))
         longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.detach().cpu().numpy())
-        n_vectors = 2 / 3 * math.pi * longest**3 * volume + 1
-        n = geometry.sizes[b]
-        return 2 * n * (n * float(n_vectors.sum()) + _TRIG_COST * float(n_vectors.max()))
+        return np.asarray(2 / 3 * math.pi * longest**3 * volume + 1)
 
 
 def _half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
@@ -151,6 +169,3 @@ def _orthogonal_complement(vectors: Tensor) -> Tensor:
 
 _GROUP = 4
 """Basis functions contracted at once: fewer, larger products against fewer vectors."""
-
-_TRIG_COST = 40.0
-"""Multiply-adds a sine and a cosine are worth; only the choice of method depends on it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,18 +29,24 @@ class FarOperator(Protocol):
 
 
 class FrequencyMethod(nn.Module):
-    """Turns a geometry into the basis functions of f̂ on all pairs.
+    """Turns a geometry into f̂: its basis functions on all pairs, or, where it can, an operator without pairs.
 
     Attributes:
+        name: what ``frequencies=`` calls it.
         interchangeable: the method computes f itself to its tolerance, so that weights trained with one such
             method may be used with another. An estimator is part of the model and is not.
     """
 
+    name: str
     interchangeable: bool = True
 
     def n_weights(self, n_basis: int) -> int:
         """Number of basis functions of f̂, that is, of weights per layer and head, for T Gaussians."""
         return n_basis
+
+    def candidates(self, geometry: Geometry, b: int) -> Sequence[FrequencyMethod]:
+        """The methods to choose from for structure ``b``."""
+        return (self,)
 
     def pair_basis(self, geometry: Geometry, basis: GaussianBasis) -> Tensor:
         """(n_structures, n_max, n_max, n_weights), zero where a pair does not exist."""
@@ -49,6 +56,30 @@ class FrequencyMethod(nn.Module):
         """The same for some structures of the batch: (len(structures), n_max, n_max, n_weights)."""
         raise NotImplementedError
 
+    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+        """Multiply-adds that the block of structure ``b`` takes."""
+        raise NotImplementedError
+
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> FarOperator | None:
-        """f̂ of structure ``b`` without pairs, or None where the method has only pairs to offer."""
+        """f̂ of structure ``b`` without pairs; None where the method has only pairs to offer."""
         return None
+
+    def operator_cost(
+        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
+    ) -> float:
+        """Multiply-adds of making the operator of structure ``b`` and applying it; infinite where there is none.
+
+        Args:
+            geometry: the batch.
+            b: which structure.
+            basis: the Gaussians.
+            n_channels: values per atom, over all heads.
+            n_applications: how often it will be applied.
+        """
+        return math.inf
+
+
+TRIG_COST = 40.0
+"""Multiply-adds a sine and a cosine are worth, and EXP_COST an exponential: measured on CPUs; only choices of method
+depend on them."""
+EXP_COST = 8.0

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind
 from molflt.attention.envelope import envelope
-from molflt.attention.frequencies.images import pad_blocks, safe_norm, sum_over_images
-from molflt.attention.frequencies.method import FrequencyMethod
-from molflt.attention.frequencies.quadrature import sinc
+from molflt.attention.frequencies.features import PositionFeatures
+from molflt.attention.frequencies.images import expected_images, pad_blocks, safe_norm, sum_over_images
+from molflt.attention.frequencies.method import EXP_COST, TRIG_COST, FrequencyMethod
+from molflt.attention.frequencies.quadrature import atoms_of, sinc
+from molflt.attention.frequencies.spherical import spherical_operator
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis, GaussianRPE
 
@@ -43,8 +45,10 @@ class SampledMethod(FrequencyMethod):
         spectrum: ``gaussian`` (a_k from g) or ``free`` (a_k themselves are the weights of layer and head).
         periodic_radius: Å.
         seed: of the draw.
+        l_max: where averaged frequencies are cut in isolated structures; None: not at all, and then only pairs.
     """
 
+    name = "sampled"
     interchangeable = False
 
     def __init__(
@@ -57,6 +61,7 @@ class SampledMethod(FrequencyMethod):
         spectrum: SpectrumKind,
         periodic_radius: float,
         seed: int,
+        l_max: int | None = None,
     ) -> None:
         super().__init__()
         self.n_frequencies = n_frequencies
@@ -64,6 +69,7 @@ class SampledMethod(FrequencyMethod):
         self.proposal = proposal
         self.spectrum = spectrum
         self.periodic_radius = periodic_radius
+        self.l_max = l_max
         generator = torch.Generator().manual_seed(seed)
         normals = torch.randn(n_frequencies, 3, generator=generator, dtype=torch.float64)
         unit = normals / normals.norm(dim=1, keepdim=True)
@@ -117,15 +123,50 @@ class SampledMethod(FrequencyMethod):
         def enveloped(delta: Tensor) -> Tensor:
             return estimate(delta) * envelope(safe_norm(delta), self.periodic_radius)[..., None]
 
-        if not any(geometry.is_periodic(b) for b in structures):
+        if self.l_max is None and not any(geometry.is_periodic(b) for b in structures):
             chosen = list(structures)
             mask = geometry.pair_mask[chosen][..., None]
             return torch.where(mask, estimate(geometry.pair_displacements[chosen]), 0.0)
         found = []
         for b in structures:
+            cut = self.operator(geometry, b, basis) if self.l_max is not None else None
+            if cut is not None:
+                found.append(cut.pairs())
+                continue
             function = enveloped if geometry.is_periodic(b) else estimate
             found.append(sum_over_images(geometry, b, self.periodic_radius, function))
         return pad_blocks(geometry, found)
+
+    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+        """See :class:`FrequencyMethod`."""
+        n, n_images = geometry.sizes[b], expected_images(geometry, b, self.periodic_radius)
+        if self.l_max is not None and not geometry.is_periodic(b):
+            return n * n * self._n_features() * self.n_weights(len(basis))
+        return n * n * n_images * self.n_frequencies * (TRIG_COST + self.n_weights(len(basis)))
+
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
+        """See :class:`FrequencyMethod`: in isolated structures, with random directions or under a budget."""
+        if geometry.is_periodic(b) or (self.directions == "averaged" and self.l_max is None):
+            return None
+        x, coefficients = atoms_of(geometry, b), self.coefficients(basis)
+        if self.l_max is not None:
+            kappa = 2 * math.pi * safe_norm(self.frequencies())
+            return spherical_operator(x, kappa, coefficients, [self.l_max] * self.n_frequencies, geometry.dtype)
+        phase = 2 * math.pi * x @ self.frequencies().to(x.dtype).transpose(0, 1)
+        waves = torch.cat([phase.cos(), phase.sin()], dim=1).to(geometry.dtype)
+        return PositionFeatures(waves, coefficients.repeat(2, 1).to(geometry.dtype))
+
+    def operator_cost(
+        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
+    ) -> float:
+        """See :class:`FrequencyMethod`."""
+        if geometry.is_periodic(b) or (self.directions == "averaged" and self.l_max is None):
+            return math.inf
+        per_feature = EXP_COST if self.l_max is not None else TRIG_COST
+        return geometry.sizes[b] * self._n_features() * (per_feature + 2 * n_channels * n_applications)
+
+    def _n_features(self) -> int:
+        return self.n_frequencies * (2 if self.l_max is None else (self.l_max + 1) ** 2)
 
 
 def _gaussian_density(xi: Tensor, scales: Tensor) -> Tensor:

@@ -1,0 +1,56 @@
+"""Parts of a batch: the structures that are contracted on pairs, and those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from molflt.attention.geometry import Geometry
+from molflt.attention.local_rpe import Neighbourhood
+
+
+def restrict(
+    geometry: Geometry, neighbourhood: Neighbourhood, structures: Sequence[int]
+) -> tuple[Geometry, Neighbourhood, Tensor]:
+    """Some structures of a batch as a batch of their own, with the edges of the neighbourhood only.
+
+    Args:
+        geometry: the batch.
+        neighbourhood: its radial features.
+        structures: ascending indices, at least one.
+
+    Returns:
+        Geometry and neighbourhood of the part, and the index of its atoms in the batch, (n_part,).
+    """
+    device = geometry.structure.device
+    chosen = torch.tensor(list(structures), device=device)
+    number = torch.full((geometry.n_structures,), -1, device=device)
+    number[chosen] = torch.arange(len(structures), device=device)
+    atoms = torch.nonzero(number[geometry.structure] >= 0).squeeze(1)
+    new_index = torch.full((geometry.n_atoms,), -1, device=device)
+    new_index[atoms] = torch.arange(len(atoms), device=device)
+    receivers = geometry.edge_index[0, neighbourhood.edges]
+    mine = torch.nonzero(number[geometry.structure[receivers]] >= 0).squeeze(1)
+    edges = neighbourhood.edges[mine]
+    sizes = [geometry.sizes[b] for b in structures]
+    part = Geometry(
+        positions=geometry.positions[atoms],
+        atomic_numbers=geometry.atomic_numbers[atoms],
+        structure=number[geometry.structure[atoms]],
+        sizes=sizes,
+        cell=geometry.cell[chosen],
+        pbc=[geometry.pbc[b] for b in structures],
+        edge_index=new_index[geometry.edge_index[:, edges]],
+        edge_displacements=geometry.edge_displacements[edges],
+        dtype=geometry.dtype,
+        n_max=max(sizes),
+    )
+    around = Neighbourhood(
+        edges=torch.arange(len(edges), device=device),
+        basis=neighbourhood.basis[mine],
+        envelope=neighbourhood.envelope[mine],
+        self_basis=neighbourhood.self_basis[atoms],
+    )
+    return part, around, atoms

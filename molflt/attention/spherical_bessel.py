@@ -1,0 +1,80 @@
+"""Spherical Bessel functions divided by the power with which they vanish, smooth everywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LARGEST = 1e120
+"""Where a running recurrence is scaled down; far enough from the end of float64 for one more step."""
+
+
+def bessel_over_power(squared: Tensor, l_max: int) -> Tensor:
+    """u_l(z²) = j_l(z)/z^l for l = 0 … l_max, with derivatives of any order.
+
+    j_l(z)/z^l is an even entire function of z, so that nothing is singular at z = 0, and the family is closed
+    under differentiation: du_l/d(z²) = −u_{l+1}/2 (DLMF 10.51.3). Computed in float64 whatever the dtype.
+
+    Args:
+        squared: z² (...), not negative.
+        l_max: highest degree.
+
+    Returns:
+        (..., l_max + 1), in the dtype of ``squared``.
+    """
+    found: Tensor = _BesselOverPower.apply(squared.to(torch.float64), l_max)
+    return found.to(squared.dtype)
+
+
+class _BesselOverPower(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, squared: Tensor, l_max: int) -> Tensor:
+        ctx.save_for_backward(squared)
+        ctx.l_max = l_max
+        return _recur(squared, l_max)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (squared,) = ctx.saved_tensors
+        slope = -0.5 * _BesselOverPower.apply(squared, ctx.l_max + 1)[..., 1:]
+        return (grads[0] * slope).sum(dim=-1), None
+
+
+def _recur(squared: Tensor, l_max: int) -> Tensor:
+    """Miller's algorithm: u_{l−1} = (2l+1) u_l − z² u_{l+1} downwards, started above both l_max and z.
+
+    Normalised by whichever of u_0 and u_1, known in closed form, is not near a zero.
+    """
+    z = squared.sqrt()
+    largest = float(z.max()) if z.numel() else 0.0
+    # Above z the minimal solution takes over within a few multiples of z^{1/3}.
+    start = max(l_max, math.ceil(largest)) + math.ceil(6 * max(largest, 1.0) ** (1 / 3)) + 16
+    above, here = torch.zeros_like(z), torch.full_like(z, 1e-120)
+    kept: list[Tensor] = []
+    for degree in range(start, 0, -1):
+        below = (2 * degree + 1) * here - squared * above
+        above, here = here, below
+        big = here.abs() > _LARGEST
+        if bool(big.any()):
+            scale = torch.where(big, torch.full_like(z, 1 / _LARGEST), 1.0)
+            above, here = above * scale, here * scale
+            kept = [k * scale for k in kept]
+        if degree - 1 <= l_max:
+            kept.append(here)
+    kept.reverse()
+    # After the loop, `here` is u_0 and `above` is u_1, both up to one common factor.
+    factor = torch.where(_zeroth(z).abs() >= (z * _first(z)).abs(), _zeroth(z) / here, _first(z) / above)
+    return torch.stack(kept, dim=-1) * factor[..., None]
+
+
+def _zeroth(z: Tensor) -> Tensor:
+    """j_0(z) = sin(z)/z."""
+    return torch.sinc(z / math.pi)
+
+
+def _first(z: Tensor) -> Tensor:
+    """j_1(z)/z = (sin z/z − cos z)/z². Used only where j_0 is the smaller, that is, beyond z ≈ 1.5."""
+    return (_zeroth(z) - z.cos()) / torch.where(z > 1, z * z, 1.0)
