@@ -67,7 +67,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "small": (
-        "about twenty minutes on two cores",
+        "a quarter of an hour on two cores",
         {
             "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 24},
             "data": {"max_atoms": 768},
