@@ -64,7 +64,7 @@ def test_unbiased_over_draws(name, dim):
         error = error.clamp(min=1e-9)
         deviation = ((mean - spectrum.value(delta)) / error).abs().max().item()
         without_two_pi = ((mean - spectrum.value(2 * math.pi * delta)) / error).abs().max().item()
-    assert error.max().item() < 0.01
+    assert error.max().item() < 0.02
     assert deviation < 4.0
     assert without_two_pi > 100.0
 
