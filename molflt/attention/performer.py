@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -59,5 +61,7 @@ def kernelised_attention(q: Tensor, k: Tensor, v: Tensor, omega: Tensor, mask: T
     features_k = torch.exp(exponent_k - exponent_k.amax(dim=(-2, -1), keepdim=True).detach())
     numerator = features_q @ (features_k.transpose(-1, -2) @ v)
     normaliser = features_q @ features_k.sum(dim=-2)[..., None]
-    # The smallest normal number: a query none of whose features meets a key's gets zero instead of NaN.
-    return numerator / normaliser.clamp(min=torch.finfo(normaliser.dtype).tiny)
+    # A query none of whose features meets a key's gets zero instead of NaN. The root, because the backward pass
+    # divides by the square.
+    met = normaliser > math.sqrt(torch.finfo(normaliser.dtype).tiny)
+    return torch.where(met, numerator / torch.where(met, normaliser, 1.0), 0.0)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.envelope import taper
+from molflt.attention.envelope import smooth_max, taper
 from molflt.attention.frequencies.features import PositionFeatures
 from molflt.attention.frequencies.method import TRIG_COST, FrequencyMethod
 from molflt.attention.frequencies.quadrature import TAPER, cutoff_factor
@@ -93,7 +93,7 @@ class LatticeMethod(FrequencyMethod):
         rows = [*periodic]
         for direction in _orthogonal_complement(periodic):
             height = r @ direction
-            rows.append((height.max() - height.min() + padding) * direction)
+            rows.append((smooth_max(height) + smooth_max(-height) + padding) * direction)
         return torch.stack(rows)
 
     def reciprocal_integers(self, cell: Tensor, basis: GaussianBasis) -> tuple[Tensor, Tensor]:

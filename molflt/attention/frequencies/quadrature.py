@@ -8,18 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from molflt.attention.envelope import taper
+from molflt.attention.envelope import smooth_max, taper
 from molflt.attention.frequencies.features import PositionFeatures
 from molflt.attention.frequencies.images import (
     expected_images,
     pad_blocks,
     safe_norm,
+    squared_norm,
     sum_over_images,
 )
 from molflt.attention.frequencies.method import EXP_COST, TRIG_COST, FrequencyMethod
 from molflt.attention.frequencies.spherical import MAX_DEGREE, degree_for, spherical_operator
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis
+from molflt.attention.spherical_bessel import sinc_of_square
 
 TAPER = 1.08
 """The spectrum is kept whole up to ξ_c and tapered to zero at TAPER·ξ_c, so that nodes enter at zero weight."""
@@ -36,11 +38,6 @@ def cutoff_factor(tolerance: float) -> float:
     The factor of ten covers that it is the integral of the tail, not its first value, that is left out.
     """
     return math.sqrt(2 * math.log(10 / tolerance))
-
-
-def sinc(x: Tensor) -> Tensor:
-    """sin(x)/x, 1 at zero, with correct gradients there (``torch.sinc`` takes πx)."""
-    return torch.sinc(x / math.pi)
 
 
 class QuadratureMethod(FrequencyMethod):
@@ -76,7 +73,7 @@ class QuadratureMethod(FrequencyMethod):
         if not math.isfinite(self.operator_cost(geometry, b, basis, 1, 1)):
             return None
         x = atoms_of(geometry, b)
-        xi, weights = self.nodes(basis, 2 * safe_norm(x).max(), self.tolerance)
+        xi, weights = self.nodes(basis, 2 * smooth_max(safe_norm(x)), self.tolerance)
         kappa = 2 * math.pi * xi
         degrees = degree_for(kappa.detach() * safe_norm(x.detach()).max(), TRUNCATION).ceil().int().tolist()
         return spherical_operator(x, kappa, weights, degrees, geometry.dtype)
@@ -111,17 +108,17 @@ class QuadratureMethod(FrequencyMethod):
             radius = basis.widest * cutoff_factor(tolerance)
             diameter = torch.as_tensor(TAPER * radius, dtype=torch.float64, device=geometry.positions.device)
         else:
-            diameter = 2 * safe_norm(atoms_of(geometry, b)).max()
+            diameter = 2 * smooth_max(safe_norm(atoms_of(geometry, b)))
         xi, weights = self.nodes(basis, diameter, tolerance)
         kappa = (2 * math.pi * xi).to(geometry.dtype)
 
         def on_displacements(delta: Tensor) -> Tensor:
-            distance = safe_norm(delta)
-            values = sinc(kappa * distance[..., None]) @ weights.to(geometry.dtype)
+            squared = squared_norm(delta)
+            values = sinc_of_square(kappa**2 * squared[..., None]) @ weights.to(geometry.dtype)
             if not geometry.is_periodic(b):
                 return values
             # Beyond the radius f has ended but its quadrature, which is periodic, has not.
-            return values * taper(distance, radius, TAPER * radius)[..., None]
+            return values * taper(safe_norm(delta), radius, TAPER * radius)[..., None]
 
         return sum_over_images(geometry, b, TAPER * radius, on_displacements)
 
@@ -153,4 +150,4 @@ def _extent(geometry: Geometry, b: int, basis: GaussianBasis, tolerance: float) 
     """Å: half of the largest distance at which f will be asked for, at most."""
     if geometry.is_periodic(b):
         return TAPER * basis.widest * cutoff_factor(tolerance) / 2
-    return float(atoms_of(geometry, b).detach().norm(dim=1).max())
+    return float(smooth_max(atoms_of(geometry, b).detach().norm(dim=1)))

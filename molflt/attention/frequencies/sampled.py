@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind
 from molflt.attention.envelope import envelope
 from molflt.attention.frequencies.features import PositionFeatures
-from molflt.attention.frequencies.images import expected_images, pad_blocks, safe_norm, sum_over_images
+from molflt.attention.frequencies.images import expected_images, pad_blocks, safe_norm, squared_norm, sum_over_images
 from molflt.attention.frequencies.method import EXP_COST, TRIG_COST, FrequencyMethod
-from molflt.attention.frequencies.quadrature import atoms_of, sinc
+from molflt.attention.frequencies.quadrature import atoms_of
 from molflt.attention.frequencies.spherical import spherical_operator
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis, GaussianRPE
+from molflt.attention.spherical_bessel import sinc_of_square
 
 SCALE_MARGIN = 2.0
 
@@ -117,7 +118,7 @@ class SampledMethod(FrequencyMethod):
 
         def estimate(delta: Tensor) -> Tensor:
             if self.directions == "averaged":
-                return sinc(kappa * safe_norm(delta)[..., None]) @ coefficients
+                return sinc_of_square(kappa**2 * squared_norm(delta)[..., None]) @ coefficients
             return torch.cos(2 * math.pi * delta @ xi.transpose(0, 1)) @ coefficients
 
         def enveloped(delta: Tensor) -> Tensor:
