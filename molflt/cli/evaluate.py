@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
 from molflt.cli.terminal import say, warn
 
-Interchangeable = Literal["auto", "exact", "quadrature", "lattice"]
+Interchangeable = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
 
 
 def evaluate_command(
@@ -46,7 +46,8 @@ def evaluate_command(
     metrics = energy_metrics(prediction.energies, expected)
     if as_json:
         numbers = {name: value if math.isfinite(value) else None for name, value in metrics.as_dict().items()}
-        content = {"model": str(model), "data": data, "target": target, **numbers, "unknown": unknown}
+        content: dict[str, Any] = {"model": str(model), "data": data, "target": target, **numbers, "unknown": unknown}
+        content["far_field"] = dict(prediction.contractions)
         typer.echo(json.dumps(content))
         return
     say(f"{data}: {metrics.n:,} structures, target {target}")
@@ -54,3 +55,5 @@ def evaluate_command(
     say(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
     say(f"  RMSE  {metrics.energy_rmse:.4f} eV")
     say(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")
+    if prediction.contractions:
+        say(f"  far field by {prediction.far_field}")

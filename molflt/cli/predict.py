@@ -9,7 +9,7 @@ import typer
 
 from molflt.cli.terminal import errors, say, warn
 
-Interchangeable = Literal["auto", "exact", "quadrature", "lattice"]
+Interchangeable = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
 
 
 def predict_command(
@@ -47,6 +47,8 @@ def predict_command(
     if out is not None:
         write_predictions(out, prediction, structures, target, oc20_split)
         say(f"{len(prediction.names)} energies ({target}, eV) in {out}")
+        if prediction.contractions:
+            say(f"far field by {prediction.far_field}")
         return
     # On standard error, so that what is piped on is numbers and names only.
     errors.print(f"{target} in eV, name", markup=False)

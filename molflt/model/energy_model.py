@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.build import build_attention
+from molflt.attention.fourier import FourierContext
+from molflt.attention.frequencies.contraction import Contraction
 from molflt.attention.geometry import Geometry, build_geometry
 from molflt.attention.local_rpe import Neighbourhood, local_neighbourhood
 from molflt.attention.radial_basis import GaussianDistanceBasis
@@ -29,11 +31,14 @@ class ModelOutput:
         atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, reference energy included; a mean
             per structure belongs to no atom and is not in them.
         displacement: (n_atoms, 3) Å, predicted relaxed minus given position; None without the auxiliary head.
+        contractions: numerical method and contraction order of each structure's far field; empty for attention
+            that has no such choice.
     """
 
     energy: Tensor
     atomic_energies: Tensor
     displacement: Tensor | None
+    contractions: list[Contraction]
 
 
 class EnergyModel(nn.Module):
@@ -110,9 +115,17 @@ class EnergyModel(nn.Module):
             x = self.embedding(geometry, batch.tags, neighbourhood)
         x = self.encoder(x, geometry, context)
         with full_precision(self.device):
-            return self._output(x, geometry, neighbourhood, batch.tags)
+            contractions = context.contractions if isinstance(context, FourierContext) else []
+            return self._output(x, geometry, neighbourhood, batch.tags, contractions)
 
-    def _output(self, x: Tensor, geometry: Geometry, neighbourhood: Neighbourhood, tags: Tensor) -> ModelOutput:
+    def _output(
+        self,
+        x: Tensor,
+        geometry: Geometry,
+        neighbourhood: Neighbourhood,
+        tags: Tensor,
+        contractions: list[Contraction],
+    ) -> ModelOutput:
         statistics = self.standardiser
         atomic = statistics.references[geometry.atomic_numbers] + statistics.std * self.energy_head(x, tags)
         energy = statistics.mean + geometry.sum_over_structures(atomic)
@@ -120,7 +133,7 @@ class EnergyModel(nn.Module):
         if self.displacement_head is not None:
             displacement = self.displacement_head(x, geometry, neighbourhood)
             displacement = displacement * statistics.displacement_std.to(displacement.dtype)
-        return ModelOutput(energy, atomic, displacement)
+        return ModelOutput(energy, atomic, displacement, contractions)
 
     def n_parameters(self) -> int:
         """Number of trainable parameters."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,17 @@ class Prediction:
     Attributes:
         energies: (n_structures,) eV, float64.
         names: where each structure came from.
+        contractions: how the far field was computed ("lattice, quadratic") and for how many structures.
     """
 
     energies: np.ndarray
     names: list[str]
+    contractions: Counter[str]
+
+    @property
+    def far_field(self) -> str:
+        """``contractions`` in words: "lattice, quadratic (300 structures)"."""
+        return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
 
 
 class _Unlabelled(Dataset[Any]):
@@ -105,14 +113,17 @@ def predict(
     energies = np.full(len(dataset), np.nan)
     names = [""] * len(dataset)
     elements: set[int] = set()
+    contractions: Counter[str] = Counter()
     with torch.inference_mode():
         pairs = zip(batches, loader, strict=True)
         for indices, batch in track(pairs, "predicting", total=len(batches)):
-            energies[indices] = model(batch.to(device)).energy.cpu().numpy()
+            output = model(batch.to(device))
+            energies[indices] = output.energy.cpu().numpy()
+            contractions.update(str(contraction) for contraction in output.contractions)
             for i, name in zip(indices, batch.name, strict=True):
                 names[i] = name
             elements.update(batch.atomic_numbers.unique().tolist())
     for name, energy in zip(names, energies, strict=True):
         if not np.isfinite(energy):
             raise InputError(f"{name}: the model's energy is not finite; check the structure for overlapping atoms")
-    return Prediction(energies, names), elements
+    return Prediction(energies, names, contractions), elements

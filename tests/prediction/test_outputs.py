@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -69,7 +70,7 @@ def test_leaderboard_file_of_four_runs(prediction: Prediction, val_set: Structur
     splits = get_args(OC20Split)
     for i, split in enumerate(splits):
         check_output(path, split, overwrite=False)
-        shifted = Prediction(prediction.energies + i, prediction.names)
+        shifted = Prediction(prediction.energies + i, prediction.names, Counter())
         write_predictions(path, shifted, val_set, "y_relaxed", split)
     with np.load(path, allow_pickle=False) as archive:
         assert set(archive.files) == {f"{split}_{key}" for split in splits for key in ("ids", "energy")}
