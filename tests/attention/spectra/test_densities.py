@@ -56,6 +56,23 @@ def test_density_of_the_mixture(dim):
         np.testing.assert_allclose(spectrum.log_prob(xi).exp().numpy(), density / 4, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["mixture_learnt", "box2", "box3", "box6"])
+def test_draws_follow_the_density_in_one_dimension(name):
+    """Either sign included, which cosines cannot see. The distribution function by integrating the density."""
+    spectrum = FAMILIES[name](1)
+    if name == "mixture_learnt":
+        spectrum.proposal.centres.data.mul_(4.0)
+    end = {"box2": 2000.0, "box3": 60.0}.get(name, 10.0)
+    grid = torch.linspace(-end, end, 1_000_001, dtype=torch.float64)
+    with torch.no_grad():
+        density = spectrum.log_prob(grid[:, None]).exp().numpy()
+        xi = spectrum.sample(20_000, torch.Generator().manual_seed(6))[:, 0].numpy()
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)]) * (2 * end / 1_000_000)
+    assert below[-1] == pytest.approx(1.0, abs=1e-3)
+    assert stats.kstest(xi, lambda x: np.interp(x, grid.numpy(), below)).pvalue > 1e-3
+    assert stats.kstest(1.15 * xi + 0.01, lambda x: np.interp(x, grid.numpy(), below)).pvalue < 1e-3
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_density_of_the_box(dim):
     spectrum, xi = FAMILIES["box243"](dim), points(dim)
