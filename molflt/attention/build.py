@@ -12,6 +12,7 @@ from molflt.attention.frequencies.budget import BudgetQuadratureMethod
 from molflt.attention.frequencies.contraction import LayerSizes
 from molflt.attention.frequencies.exact import ExactMethod
 from molflt.attention.frequencies.lattice import LatticeMethod
+from molflt.attention.frequencies.mesh import MeshMethod
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.frequencies.quadrature import QuadratureMethod
 from molflt.attention.frequencies.sampled import SampledMethod
@@ -101,6 +102,8 @@ def interchangeable_method(kind: FrequenciesKind, tolerance: float) -> Frequency
             return QuadratureMethod(tolerance)
         case "lattice":
             return LatticeMethod(tolerance)
+        case "mesh":
+            return MeshMethod(tolerance)
     raise ValueError(f"'{kind}' is an estimator that is part of a model; it cannot replace another method")
 
 

@@ -1,4 +1,4 @@
-"""Parts of a batch: the structures that are contracted on pairs, and those that are not."""
+"""Parts of a batch, as batches of their own."""
 
 from __future__ import annotations
 
@@ -54,3 +54,21 @@ def restrict(
         self_basis=neighbourhood.self_basis[atoms],
     )
     return part, around, atoms
+
+
+def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
+    """Some atoms of structure ``b``, (n_part,) counted within it, as a structure without neighbours."""
+    none = torch.zeros((2, 0), dtype=torch.int64, device=atoms.device)
+    index = geometry.starts[b] + atoms
+    return Geometry(
+        positions=geometry.positions[index],
+        atomic_numbers=geometry.atomic_numbers[index],
+        structure=torch.zeros_like(index),
+        sizes=[len(index)],
+        cell=geometry.cell[b : b + 1],
+        pbc=[geometry.pbc[b]],
+        edge_index=none,
+        edge_displacements=geometry.edge_displacements[:0],
+        dtype=geometry.dtype,
+        n_max=len(index),
+    )

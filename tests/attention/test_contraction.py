@@ -19,6 +19,7 @@ ISOLATED = ["molecule", "benzene", "linear", "atom"]
 PERIODIC = ["slab", "slab_open", "wire", "triclinic", "tiny_cell"]
 METHODS = {
     "lattice": ({"frequencies": "lattice"}, PERIODIC + ISOLATED),
+    "mesh": ({"frequencies": "mesh", "tolerance": 5e-3}, ["slab_open", "triclinic", "molecule"]),
     "quadrature": ({"frequencies": "quadrature"}, ISOLATED),
     "quadrature budget": ({"frequencies": "quadrature", "l_max": 3}, ISOLATED),
     "random": ({"frequencies": "sampled", "directions": "random"}, ISOLATED),

@@ -15,6 +15,7 @@ METHODS = {
     "exact, rank m": {"frequencies": "exact", "far_rank": "m"},
     "lattice": {"frequencies": "lattice"},
     "lattice, linear": {"frequencies": "lattice", "order": "linear"},
+    "mesh": {"frequencies": "mesh", "tolerance": 1e-3},
     "averaged": {"frequencies": "sampled"},
     "random": {"frequencies": "sampled", "directions": "random"},
 }
@@ -78,12 +79,13 @@ def test_net_force_and_torque_vanish(method, name):
     model, atoms = make_model(method), STRUCTURES[name]()
     found = forces(model, atoms)
     scale = float(found.abs().max())
-    assert float(found.sum(dim=0).abs().max()) < 1e-11 * max(1.0, scale)
+    # The grid does not move with a structure: the mesh's forces add up to zero within its ε only.
+    assert float(found.sum(dim=0).abs().max()) < (1e-3 if method == "mesh" else 1e-11) * max(1.0, scale)
     if not any(atoms.pbc) and not method.startswith("random"):
         arms = torch.from_numpy(atoms.positions - atoms.positions.mean(axis=0))
         torque = torch.linalg.cross(arms, found).sum(dim=0)
         # The artificial cell of the lattice sum does not turn with a molecule: invariant to ε only.
-        bound = 1e-3 if method.startswith("lattice") else 1e-10
+        bound = 1e-3 if method.startswith(("lattice", "mesh")) else 1e-10
         assert float(torque.abs().max()) < bound * max(1.0, scale)
 
 

@@ -13,6 +13,7 @@ METHODS = {
     "exact": ({"frequencies": "exact"}, 1e-12),
     "quadrature": ({"frequencies": "quadrature", "tolerance": 1e-6}, 1e-6),
     "lattice": ({"frequencies": "lattice", "tolerance": 1e-5}, 1e-5),
+    "mesh": ({"frequencies": "mesh", "tolerance": 1e-4}, 1e-4),
     "exact, rank m": ({"frequencies": "exact", "far_rank": "m"}, 1e-12),
 }
 

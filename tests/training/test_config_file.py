@@ -107,7 +107,10 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
         ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
         ("model.attention=fltt", "choose one of molflt, flt, flt-concat, performer, softmax"),
-        ("model.attention.frequencies=exakt", "'auto', 'exact', 'quadrature', 'lattice' or 'sampled', not 'exakt'"),
+        (
+            "model.attention.frequencies=exakt",
+            "'auto', 'exact', 'quadrature', 'lattice', 'mesh' or 'sampled', not 'exakt'",
+        ),
         ("model.attention.combine=concat", "set frequencies=sampled"),
         ("data.target=energ", "choose one of y_relaxed, y_init, energy"),
         ("data.val={}", "data.val"),

@@ -172,6 +172,8 @@ def test_signals_to_the_command(number: signal.Signals, status: int, make_config
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # A shell's background jobs, this test run perhaps among them, ignore interrupts and pass that on.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 150

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from molflt.attention.frequencies.exact import ExactMethod
 from molflt.attention.frequencies.lattice import LatticeMethod
+from molflt.attention.frequencies.mesh import MeshMethod
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 
@@ -28,10 +29,13 @@ class AutomaticMethod(FrequencyMethod):
         super().__init__()
         self.exact = ExactMethod()
         self.lattice = LatticeMethod(tolerance)
+        self.mesh = MeshMethod(tolerance)
 
     def candidates(self, geometry: Geometry, b: int) -> Sequence[FrequencyMethod]:
         """See :class:`FrequencyMethod`."""
         offered: list[FrequencyMethod] = [self.exact]
         if sum(geometry.pbc[b]) >= 2:
             offered.append(self.lattice)
+        if geometry.sizes[b] > MESH_FROM:
+            offered.append(self.mesh)
         return offered

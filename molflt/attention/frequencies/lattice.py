@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.envelope import smooth_max, taper
+from molflt.attention.envelope import taper
 from molflt.attention.frequencies.features import PositionFeatures
 from molflt.attention.frequencies.method import TRIG_COST, FrequencyMethod
+from molflt.attention.frequencies.padded_cell import padded_cell
 from molflt.attention.frequencies.quadrature import TAPER, cutoff_factor
 from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis
@@ -60,7 +61,7 @@ class LatticeMethod(FrequencyMethod):
             cos 2πξ_k·r_i and sin 2πξ_k·r_i in turn, (len(structures), n_max, 2K); the weight of each for each basis
             function, (len(structures), n_basis, 2K); and how many of the 2K each basis function needs.
         """
-        cell = torch.stack([self.full_cell(geometry, b, basis) for b in structures])
+        cell = torch.stack([padded_cell(geometry, b, basis, self.tolerance) for b in structures])
         integers, exists = self.reciprocal_integers(cell.detach(), basis)
         xi = integers @ torch.linalg.inv(cell).transpose(1, 2)
         zero = ~exists
@@ -80,21 +81,6 @@ class LatticeMethod(FrequencyMethod):
         counts = (2 * needed.sum(dim=1).amax(dim=0)).tolist()
         weights = weights.transpose(1, 2).repeat_interleave(2, dim=2)
         return waves, weights.to(geometry.dtype), counts
-
-    def full_cell(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
-        """(3, 3) Å: the cell, with artificial vectors along the axes that do not repeat."""
-        pbc = geometry.pbc[b]
-        if all(pbc):
-            return geometry.cell[b]
-        padding = cutoff_factor(self.tolerance) * basis.widths.to(torch.float64).max()
-        start, n = geometry.starts[b], geometry.sizes[b]
-        r = geometry.positions[start : start + n]
-        periodic = geometry.cell[b][[k for k in range(3) if pbc[k]]]
-        rows = [*periodic]
-        for direction in _orthogonal_complement(periodic):
-            height = r @ direction
-            rows.append((smooth_max(height) + smooth_max(-height) + padding) * direction)
-        return torch.stack(rows)
 
     def reciprocal_integers(self, cell: Tensor, basis: GaussianBasis) -> tuple[Tensor, Tensor]:
         """Coefficients of the reciprocal vectors within the taper's end, the zero vector first, then by length.
@@ -135,7 +121,7 @@ class LatticeMethod(FrequencyMethod):
     def _expected_vectors(self, geometry: Geometry, b: int, basis: GaussianBasis) -> np.ndarray:
         """(n_basis,): reciprocal vectors, one of ±ξ, that each Gaussian needs, by volume."""
         with torch.no_grad():
-            volume = abs(float(np.linalg.det(self.full_cell(geometry, b, basis).cpu().numpy())))
+            volume = abs(float(np.linalg.det(padded_cell(geometry, b, basis, self.tolerance).cpu().numpy())))
         longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.detach().cpu().numpy())
         return np.asarray(2 / 3 * math.pi * longest**3 * volume + 1)
 
@@ -150,21 +136,6 @@ def _half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
     length = np.linalg.norm(n @ np.linalg.inv(cell).T, axis=1)
     order = np.argsort(length, kind="stable")
     return n[order[length[order] <= longest]]
-
-
-def _orthogonal_complement(vectors: Tensor) -> Tensor:
-    """Orthonormal rows spanning what the given rows do not."""
-    if vectors.shape[0] == 0:
-        return torch.eye(3, dtype=vectors.dtype, device=vectors.device)
-    if vectors.shape[0] == 2:
-        normal = torch.linalg.cross(vectors[0], vectors[1])
-        return (normal / normal.norm())[None]
-    # One periodic axis: any frame around it serves; start from the Cartesian axis farthest from it.
-    axis = vectors[0] / vectors[0].norm()
-    helper = torch.eye(3, dtype=axis.dtype, device=axis.device)[int(axis.detach().abs().argmin())]
-    first = torch.linalg.cross(axis, helper)
-    first = first / first.norm()
-    return torch.stack([first, torch.linalg.cross(axis, first)])
 
 
 _GROUP = 4
