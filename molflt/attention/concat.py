@@ -44,7 +44,9 @@ class ConcatPositions(SharedPositions):
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> ConcatContext:
         """See :class:`SharedPositions`."""
         xi = self.method.frequencies().to(geometry.positions.dtype)
-        phase = 2 * torch.pi * geometry.positions @ xi.transpose(0, 1)
+        # As published, from wherever the origin happens to be.
+        positions = geometry.positions + geometry.centroids[geometry.structure]
+        phase = 2 * torch.pi * positions @ xi.transpose(0, 1)
         waves = torch.cat([phase.cos(), phase.sin()], dim=1).to(geometry.dtype)
         return ConcatContext(waves, self.method.coefficients(self.rpe()).to(geometry.dtype))
 

@@ -22,6 +22,7 @@ class Geometry:
 
     Attributes:
         positions: (n_atoms, 3) Å, float64, centred on each structure's mean.
+        centroids: (n_structures, 3) Å, float64: what was taken off.
         atomic_numbers: (n_atoms,).
         structure: (n_atoms,) index of the structure of each atom, ascending.
         sizes: atoms per structure.
@@ -34,6 +35,7 @@ class Geometry:
     """
 
     positions: Tensor
+    centroids: Tensor
     atomic_numbers: Tensor
     structure: Tensor
     sizes: list[int]
@@ -160,12 +162,14 @@ def build_geometry(
     positions = positions.to(torch.float64)
     cell = cell.to(torch.float64)
     sums = positions.new_zeros((n_structures, 3)).index_add(0, structure, positions)
-    centred = positions - (sums / counts.clamp(min=1)[:, None])[structure]
+    centroids = sums / counts.clamp(min=1)[:, None]
+    centred = positions - centroids[structure]
     receiver, sender = edge_index
     shift = torch.einsum("ek,ekl->el", cell_offsets.to(torch.float64), cell[structure[receiver]])
     displacements = centred[receiver] - centred[sender] - shift
     return Geometry(
         positions=centred,
+        centroids=centroids,
         atomic_numbers=atomic_numbers,
         structure=structure,
         sizes=sizes,

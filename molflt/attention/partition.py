@@ -37,6 +37,7 @@ def restrict(
     sizes = [geometry.sizes[b] for b in structures]
     part = Geometry(
         positions=geometry.positions[atoms],
+        centroids=geometry.centroids[chosen],
         atomic_numbers=geometry.atomic_numbers[atoms],
         structure=number[geometry.structure[atoms]],
         sizes=sizes,
@@ -62,6 +63,7 @@ def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
     index = geometry.starts[b] + atoms
     return Geometry(
         positions=geometry.positions[index],
+        centroids=geometry.centroids[b : b + 1],
         atomic_numbers=geometry.atomic_numbers[index],
         structure=torch.zeros_like(index),
         sizes=[len(index)],

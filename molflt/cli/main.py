@@ -8,6 +8,7 @@ import sys
 import typer
 
 from molflt import __version__
+from molflt.cli.check_invariance import check_invariance_command
 from molflt.cli.config import config_command
 from molflt.cli.convert import convert_command
 from molflt.cli.evaluate import evaluate_command
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)
+app.command("check-invariance")(check_invariance_command)
 app.command("info")(info_command)
 app.command("convert")(convert_command)
 app.command("config")(config_command)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from ase.data import chemical_symbols
 from torch.utils.data import DataLoader, Dataset
+from torch_geometric.data import Data
 
 from molflt.data.batching import AtomBudgetSampler, StructureCollater
 from molflt.data.progress import track
@@ -52,11 +53,16 @@ class _Unlabelled(Dataset[Any]):
         return len(self.structures)
 
     def __getitem__(self, index: int) -> Any:
-        data = copy.copy(self.structures[index])
-        for name in (*TARGETS, "positions_relaxed"):
-            if name in data:
-                del data[name]
-        return data
+        return unlabelled(self.structures[index])
+
+
+def unlabelled(data: Data) -> Data:
+    """A structure as a prediction needs it, without targets."""
+    data = copy.copy(data)
+    for name in (*TARGETS, "positions_relaxed"):
+        if name in data:
+            del data[name]
+    return data
 
 
 def choose_device(name: str) -> torch.device:

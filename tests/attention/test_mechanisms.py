@@ -148,7 +148,7 @@ def test_concat_is_algorithm_one():
     mask = torch.einsum("ijk,kh->ijh", torch.cos(2 * math.pi * delta @ xi.T), a)
     q, k, v = (t.reshape(n, HEADS, -1) for t in layer.projection(x).chunk(3, dim=-1))
     scale = (DIM / HEADS) ** -0.25
-    phase = 2 * math.pi * geometry.positions @ xi.T
+    phase = 2 * math.pi * (geometry.positions + geometry.centroids) @ xi.T
     waves = torch.cat([phase.cos(), phase.sin()], dim=1)[:, None]
     root, sign = a.T.repeat(1, 2).abs().sqrt(), a.T.repeat(1, 2).sign()
     qq, kk = torch.cat([waves * root, q * scale], -1), torch.cat([waves * root * sign, k * scale], -1)

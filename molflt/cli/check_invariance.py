@@ -1,0 +1,118 @@
+"""``molflt check-invariance``: does a model's energy depend on what it must not depend on?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from molflt.cli.terminal import output, say, warn
+
+if TYPE_CHECKING:
+    from molflt.invariance.harness import DtypeName, Result
+
+Interchangeable = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
+
+
+def check_invariance_command(
+    model: Path = typer.Argument(..., help="Model file, RUN_DIR/best.safetensors.", show_default=False),
+    inputs: list[str] = typer.Argument(
+        None, help="Files, folders, globs or SMILES; left out: molecules, slabs and crystals of known elements."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a table."),
+    dtype: Literal["both", "float32", "float64"] = typer.Option("both", help="Precision to compute in."),
+    draws: int = typer.Option(3, min=1, help="Random transformations of each kind, per structure."),
+    limit: int = typer.Option(32, min=1, help="Structures at most, evenly from those given."),
+    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    frequencies: Interchangeable = typer.Option(None, help="Evaluate the far field by this method."),
+) -> None:
+    """Measure the invariances of a trained model: rotation, translation, atom order, images, cell, batch.
+
+    Every property is tried on the model as it is, and on a copy whose far field is scaled up until removing it
+    would move the energies by 30 % of their spread. Exit status 1 when one fails.
+
+    Example: molflt check-invariance runs/tiny/best.safetensors data/adsorption/test.lmdb
+    """
+    from molflt.data.sources import resolve_inputs
+    from molflt.invariance.far_field import far_share, has_far_field
+    from molflt.invariance.harness import run_suite
+    from molflt.invariance.structures import builtin_structures
+    from molflt.model.model_file import load_model
+    from molflt.prediction.predictor import choose_device, unlabelled
+
+    loaded = load_model(model, frequencies)
+    if inputs:
+        dataset = resolve_inputs(inputs)
+        step = max(1, len(dataset) / limit)
+        structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
+    else:
+        structures, known = builtin_structures(loaded.metadata.elements)
+        if not known:
+            warn("the model knows too few elements of the built-in structures; give structures of your own")
+    loaded.model.to(choose_device(device))
+    dtypes: list[DtypeName] = ["float32", "float64"] if dtype == "both" else [dtype]
+    share = far_share(loaded.model, structures) if has_far_field(loaded.model) else None
+    results = run_suite(loaded, structures, dtypes, draws)
+    if share is not None and not any(result.far_scaled for result in results):
+        warn(
+            "no scale of the far field moves the energies of these structures by 30 % of their spread, so only the "
+            "model as it is was tried; give structures that differ less in composition"
+        )
+    failed = [result for result in results if result.verdict == "fail"]
+    if as_json:
+        content: dict[str, Any] = {
+            "model": str(model),
+            "structures": len(structures),
+            "far_share": share,
+            "verdict": "fail" if failed else "pass",
+            "results": [{**_finite(asdict(result)), "verdict": result.verdict} for result in results],
+        }
+        typer.echo(json.dumps(content))
+    else:
+        _print_tables(results)
+        _say_share(share)
+        names = sorted({result.name for result in failed})
+        say(f"{len(structures)} structures: " + (f"FAILED: {', '.join(names)}" if failed else "all properties hold"))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_tables(results: list[Result]) -> None:
+    from rich.table import Table
+
+    for far_scaled in sorted({result.far_scaled for result in results}):
+        for dtype in dict.fromkeys(result.dtype for result in results):
+            far = "far field scaled up" if far_scaled else "the model as it is"
+            table = Table("property", "worst ΔE / eV", "median", "of the bound", "verdict", title=f"{far}, {dtype}")
+            for result in results:
+                if (result.far_scaled, result.dtype) == (far_scaled, dtype):
+                    table.add_row(result.name, *_numbers(result), result.verdict, style=_STYLES[result.verdict])
+            output.print(table)
+
+
+def _numbers(result: Result) -> tuple[str, str, str]:
+    if result.n == 0:
+        return "", "", ""
+    share = f"{result.used:.0%}" if result.used < 100 else f"{result.used:.0e} ×"
+    return f"{result.worst:.1e}", f"{result.median:.1e}", f"{share} ({result.bound})"
+
+
+def _say_share(share: float | None) -> None:
+    if share is None:
+        say("This model has no Fourier far field.")
+        return
+    say(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
+
+
+def _finite(content: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity."""
+    return {
+        key: None if isinstance(value, float) and not abs(value) < float("inf") else value
+        for key, value in content.items()
+    }
+
+
+_STYLES = {"pass": "", "fail": "red", "not applicable": "dim"}

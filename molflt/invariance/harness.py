@@ -1,0 +1,269 @@
+"""The suite: every property, on a model as it is and on one whose far field has been made to matter."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from molflt.attention.frequencies.contraction import Contraction
+from molflt.data.progress import track
+from molflt.invariance import transformations
+from molflt.invariance.energies import Energies, energies
+from molflt.invariance.far_field import has_far_field, scaled_until_it_matters
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import LoadedModel, load_model, save_model
+
+DtypeName = Literal["float32", "float64"]
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+
+EXACT = "rounding"
+PADDING = 7
+
+
+@dataclass(frozen=True)
+class Result:
+    """One property of one model in one precision.
+
+    Attributes:
+        name: of the property.
+        dtype: in which the model computed.
+        far_scaled: whether the far weights had been scaled up.
+        worst, median: |ΔE| in eV over structures and draws; NaN when not applicable.
+        used: largest ratio of |ΔE| to the bound of its structure; at most one in a pass.
+        bound: what the bound comes from: ``rounding`` or the ε of a numerical method.
+        n: comparisons made; zero when no structure is concerned.
+    """
+
+    name: str
+    dtype: DtypeName
+    far_scaled: bool
+    worst: float
+    median: float
+    used: float
+    bound: str
+    n: int
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "not applicable"]:
+        """In a word."""
+        if self.n == 0:
+            return "not applicable"
+        return "pass" if self.used <= 1 else "fail"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Energies that ought to be equal, for some of the structures.
+
+    Attributes:
+        chosen: indices of the structures, (n,).
+        found: (n,) eV.
+        expected: (n,) eV.
+    """
+
+    chosen: np.ndarray
+    found: np.ndarray
+    expected: np.ndarray
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in one precision, with the structures it is tried on and their energies."""
+
+    loaded: LoadedModel
+    structures: Sequence[Data]
+    reference: Energies
+
+    @property
+    def model(self) -> EnergyModel:
+        """The model."""
+        return self.loaded.model
+
+
+Check = Callable[[Subject, np.random.Generator], Comparison]
+
+_GEOMETRIC: dict[str, transformations.Transformation] = {
+    "rotation": transformations.rotation,
+    "reflection": transformations.reflection,
+    "translation": transformations.translation,
+    "permutation": transformations.permutation,
+    "image wrapping": transformations.wrapping,
+    "change of cell": transformations.cell_change,
+}
+_PERIODIC_ONLY = ("image wrapping", "change of cell", "supercell")
+_MOVES_A_GRID = ("rotation", "reflection", "translation", "image wrapping", "change of cell", "supercell")
+
+
+def _transformed(change: transformations.Transformation, periodic_only: bool) -> Check:
+    def check(subject: Subject, random: np.random.Generator) -> Comparison:
+        chosen = _concerned(subject.structures, periodic_only)
+        if not len(chosen):
+            return _nothing()
+        found = energies(subject.model, [change(subject.structures[i], random) for i in chosen]).energy
+        return Comparison(chosen, found, subject.reference.energy[chosen])
+
+    return check
+
+
+def _supercell(subject: Subject, random: np.random.Generator) -> Comparison:
+    """Twice the cell, twice the energy; the mean of the standardiser belongs to the structure, not to its atoms."""
+    chosen = _concerned(subject.structures, periodic_only=True)
+    if not len(chosen):
+        return _nothing()
+    mean = float(subject.model.standardiser.mean)
+    twice = [transformations.doubled(subject.structures[i], random) for i in chosen]
+    found = (energies(subject.model, twice).energy - mean) / 2
+    return Comparison(chosen, found, subject.reference.energy[chosen] - mean)
+
+
+def _padding(subject: Subject, random: np.random.Generator) -> Comparison:
+    return _all(subject, energies(subject.model, subject.structures, padding=PADDING).energy)
+
+
+def _batch_mates(subject: Subject, random: np.random.Generator) -> Comparison:
+    return _all(subject, np.concatenate([energies(subject.model, [data]).energy for data in subject.structures]))
+
+
+def _determinism(subject: Subject, random: np.random.Generator) -> Comparison:
+    return _all(subject, energies(subject.model, subject.structures).energy)
+
+
+def _save_and_load(subject: Subject, random: np.random.Generator) -> Comparison:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        metadata = subject.loaded.metadata.model_copy(update={"config": subject.model.config})
+        save_model(path, subject.model, metadata)
+        again = load_model(path).model.to(subject.model.device)
+    return _all(subject, energies(again, subject.structures).energy)
+
+
+CHECKS: dict[str, Check] = {
+    **{name: _transformed(change, name in _PERIODIC_ONLY) for name, change in _GEOMETRIC.items()},
+    "supercell": _supercell,
+    "padding": _padding,
+    "batch-mates": _batch_mates,
+    "determinism": _determinism,
+    "save and load": _save_and_load,
+}
+BITWISE = ("determinism", "save and load")
+RANDOM = (*_GEOMETRIC, "supercell")
+SUPERCELL_BOUND = 1e-6
+"""Relative: a supercell may take another numerical method, or another artificial cell, than the cell it repeats."""
+
+
+def run_suite(
+    loaded: LoadedModel,
+    structures: Sequence[Data],
+    dtypes: Sequence[DtypeName] = ("float32", "float64"),
+    n_draws: int = 3,
+    seed: int = 0,
+    checks: dict[str, Check] = CHECKS,
+) -> list[Result]:
+    """Every check in every precision, as the model is and, where that can be done, with its far field scaled up.
+
+    Args:
+        loaded: the model; it is not changed.
+        structures: without neighbour lists.
+        dtypes: precisions to compute in.
+        n_draws: random transformations of each kind.
+        seed: of the draws.
+        checks: the properties.
+    """
+    tasks = list(_tasks(loaded, structures, dtypes))
+    results = []
+    for subject, dtype, scaled in track(tasks, "checking", total=len(tasks)):
+        for name, check in checks.items():
+            random = np.random.default_rng(seed)
+            found = [check(subject, random) for _ in range(n_draws if name in RANDOM else 1)]
+            results.append(_judge(name, dtype, scaled, subject, found))
+    if len(dtypes) > 1:
+        for scaled in sorted({scaled for _, _, scaled in tasks}):
+            results.append(_precision([s for s, _, far in tasks if far == scaled], scaled))
+    return results
+
+
+def _tasks(
+    loaded: LoadedModel, structures: Sequence[Data], dtypes: Sequence[DtypeName]
+) -> Iterator[tuple[Subject, DtypeName, bool]]:
+    models = [(loaded.model, False)]
+    if has_far_field(loaded.model):
+        scaled_model = scaled_until_it_matters(copy.deepcopy(loaded.model).double(), structures)
+        if scaled_model is not None:
+            models.append((scaled_model, True))
+    for model, scaled in models:
+        for dtype in dtypes:
+            cast = copy.deepcopy(model).to(DTYPES[dtype]).train(mode=False)
+            reference = energies(cast, structures)
+            yield Subject(LoadedModel(cast, loaded.metadata, loaded.path), structures, reference), dtype, scaled
+
+
+def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, str]:
+    """EV by which each structure's energy may change, and why: rounding, or the ε of its numerical method."""
+    magnitude = subject.reference.magnitude
+    if name in BITWISE:
+        return np.zeros_like(magnitude), "bitwise"
+    rounding = np.maximum(1e-5, 1e-6 * magnitude) if dtype == "float32" else 1e-10 * np.maximum(magnitude, 1e-3)
+    why = EXACT
+    approximate = np.array(
+        [
+            name in _MOVES_A_GRID and _has_a_grid(contraction, data)
+            for contraction, data in zip(subject.reference.contractions, subject.structures, strict=True)
+        ]
+        if subject.reference.contractions
+        else [False] * len(magnitude)
+    )
+    tolerance = subject.model.config.attention.tolerance
+    if name == "supercell":
+        rounding = np.maximum(rounding, SUPERCELL_BOUND * magnitude)
+        why = f"{SUPERCELL_BOUND:g} relative"
+    bound = np.where(approximate, np.maximum(rounding, tolerance * magnitude), rounding)
+    return bound, f"ε = {tolerance:g}" if approximate.any() else why
+
+
+def _has_a_grid(contraction: Contraction, data: Data) -> bool:
+    """A mesh does not turn with the structure, nor do artificial cell vectors along two open axes or three."""
+    method = None if contraction.method is None else contraction.method.name
+    return method == "mesh" or (method == "lattice" and int(data.pbc.sum()) < 2)
+
+
+def _judge(name: str, dtype: DtypeName, scaled: bool, subject: Subject, found: Sequence[Comparison]) -> Result:
+    bound, why = bounds(subject, name, dtype)
+    chosen = np.concatenate([c.chosen for c in found])
+    if not len(chosen):
+        return Result(name, dtype, scaled, np.nan, np.nan, np.nan, why, 0)
+    change = np.abs(np.concatenate([c.found - c.expected for c in found]))
+    # A NaN is a failure, not a comparison that comes out false.
+    change = np.where(np.isfinite(change), change, np.inf)
+    used = np.where(change == 0, 0.0, change / np.maximum(bound[chosen], 1e-300))
+    return Result(name, dtype, scaled, change.max(), float(np.median(change)), used.max(), why, len(chosen))
+
+
+def _precision(subjects: Sequence[Subject], scaled: bool) -> Result:
+    """Single against double precision: what rounding does to the energy itself, not a symmetry."""
+    single, double = (s.reference for s in subjects)
+    change = np.abs(single.energy - double.energy)
+    bound = np.maximum(1e-4, 1e-5 * double.magnitude)
+    used = float((change / bound).max())
+    return Result("dtype", "float32", scaled, change.max(), float(np.median(change)), used, EXACT, len(change))
+
+
+def _concerned(structures: Sequence[Data], periodic_only: bool) -> np.ndarray:
+    return np.array(
+        [i for i, data in enumerate(structures) if transformations.is_periodic(data) or not periodic_only], dtype=int
+    )
+
+
+def _nothing() -> Comparison:
+    return Comparison(np.zeros(0, dtype=int), np.zeros(0), np.zeros(0))
+
+
+def _all(subject: Subject, found: np.ndarray) -> Comparison:
+    return Comparison(np.arange(len(found)), found, subject.reference.energy)

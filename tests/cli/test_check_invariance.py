@@ -1,0 +1,58 @@
+"""``molflt check-invariance`` on the tiny trained model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Run = Callable[..., Any]
+
+
+def test_table_and_verdict(molflt: Run, model_path: Path, tiny_data: Path) -> None:
+    result = molflt(
+        "check-invariance", model_path, tiny_data / "val.lmdb", "--dtype", "float64", "--draws", 1, "--limit", 4
+    )
+    assert result.status == 0, result
+    assert "rotation" in result.out
+    assert "all properties hold" in result.out
+    assert "of their spread" in result.out
+
+
+def test_json(molflt: Run, model_path: Path) -> None:
+    result = molflt("check-invariance", model_path, "CCO", "O", "--json", "--draws", 1, "--dtype", "float32")
+    assert result.status == 0, result
+    content = json.loads(result.out)
+    assert content["verdict"] == "pass"
+    assert content["structures"] == 2
+    assert content["far_share"] >= 0
+    wrapping = next(r for r in content["results"] if r["name"] == "image wrapping")
+    assert wrapping["verdict"] == "not applicable"
+    assert wrapping["worst"] is None
+
+
+def test_a_failure_is_status_one(molflt: Run, model_path: Path, monkeypatch) -> None:
+    from molflt.model.energy_model import EnergyModel
+
+    sound = EnergyModel.forward
+
+    def broken(self, batch, n_max=None):
+        output = sound(self, batch, n_max)
+        output.energy = output.energy + 1e-3 * batch.positions[:, 0].sum()
+        return output
+
+    monkeypatch.setattr(EnergyModel, "forward", broken)
+    result = molflt("check-invariance", model_path, "CCO", "--draws", 1, "--dtype", "float64")
+    assert result.status == 1
+    assert "FAILED" in result.out
+    assert "translation" in result.out.split("FAILED")[1]
+
+
+def test_user_mistakes(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.cif"
+    wrong.write_text("not a crystal")
+    result = molflt("check-invariance", model_path, wrong)
+    assert result.status == 2
+    assert "wrong.cif" in result.err
+    assert molflt("check-invariance", tmp_path / "absent.safetensors").status == 2

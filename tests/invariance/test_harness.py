@@ -1,0 +1,246 @@
+"""The suite passes where it should and fails, property by property, where something has been broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from molflt.data.ase_io import from_atoms
+from molflt.data.rdkit_io import from_smiles
+from molflt.invariance import transformations
+from molflt.invariance.energies import energies
+from molflt.invariance.far_field import SHARE, far_share, has_far_field, scaled_until_it_matters
+from molflt.invariance.harness import CHECKS, Result, run_suite
+from molflt.invariance.structures import builtin_structures
+from molflt.model.config import ModelConfig
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+from molflt.model.standardiser import Statistics
+from molflt.training.presets import PRESETS, preset_config
+from tests.attention.structures import STRUCTURES, slab
+
+SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8, "cutoff": 4.0}
+NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4, "n_frequencies": 8, "n_features": 8}
+ATTENTIONS: dict[str, Any] = {
+    "molflt": {},
+    "flt": {"far_rank": "m", "frequencies": "sampled"},
+    "rank one": {"far_rank": 1},
+    "quadrature": {"frequencies": "quadrature"},
+    "lattice": {"frequencies": "lattice"},
+    "mesh": {"frequencies": "mesh", "tolerance": 1e-3},
+    "budget": {"frequencies": "sampled", "l_max": 2, "order": "auto"},
+    "free spectrum": {"frequencies": "sampled", "spectrum": "free"},
+    "no far field": {"far_field": False},
+    "performer": {"mechanism": "performer"},
+    "softmax": {"mechanism": "softmax"},
+}
+CONCAT = {"combine": "concat", "frequencies": "sampled", "directions": "random"}
+
+
+def load(config: ModelConfig) -> LoadedModel:
+    """An untrained model as if from a file, with energies of a realistic size."""
+    torch.manual_seed(0)
+    model = EnergyModel(config)
+    references = {z: -0.1 * z for z in range(1, 119)}
+    model.standardiser.load_statistics(Statistics("element", 0.0, 1.0, references, 0.1))
+    with torch.no_grad():
+        model.energy_head.factor.fill_(1.0)
+    metadata = ModelMetadata(
+        config=config,
+        seed=0,
+        target="energy",
+        elements=list(range(1, 119)),
+        standardiser={},
+        training_data=TrainingData(path="none", fingerprint="none", n_structures=0),
+        validation={},
+        epoch=0,
+    )
+    return LoadedModel(model.eval(), metadata, Path("untrained"))
+
+
+def small(attention: dict[str, Any]) -> LoadedModel:
+    return load(ModelConfig(**SIZES, attention={**NARROW, **attention}))
+
+
+def structures(*names: str) -> list[Any]:
+    return [from_atoms(STRUCTURES[name](), name, tags="oc20") for name in names or STRUCTURES]
+
+
+def verdicts(results: list[Result], name: str) -> set[str]:
+    return {result.verdict for result in results if result.name == name}
+
+
+@pytest.mark.parametrize("attention", list(ATTENTIONS))
+def test_every_property_holds(attention):
+    results = run_suite(small(ATTENTIONS[attention]), structures(), n_draws=1)
+    assert {result.name for result in results} == {*CHECKS, "dtype"}
+    assert {result.far_scaled for result in results} == {False, has_far_field(small(ATTENTIONS[attention]).model)}
+    for result in results:
+        assert result.verdict == "pass", result
+
+
+def test_the_published_form_fails_rotation_and_translation():
+    """The negative control; its violation, in eV, is in the result."""
+    results = run_suite(small(CONCAT), structures("molecule", "benzene", "slab"), n_draws=2)
+    for name in ("rotation", "reflection", "translation"):
+        assert verdicts(results, name) == {"fail"}
+        assert max(r.worst for r in results if r.name == name) > 1e-4
+    for name in ("padding", "batch-mates", "determinism", "save and load"):
+        assert verdicts(results, name) == {"pass"}
+
+
+def test_random_directions_fail_rotation_only():
+    results = run_suite(
+        small({"frequencies": "sampled", "directions": "random"}), structures("molecule", "benzene"), n_draws=2
+    )
+    assert verdicts(results, "rotation") == {"fail"}
+    assert verdicts(results, "translation") == {"pass"}
+
+
+BROKEN = {
+    "rotation": lambda batch, n_max, energy: energy + batch.positions[:, 0].diff().square().mean(),
+    "reflection": lambda batch, n_max, energy: energy + torch.linalg.det(batch.cell.double()).sign(),
+    "translation": lambda batch, n_max, energy: energy + 1e-3 * batch.positions.sum(),
+    "permutation": lambda batch, n_max, energy: energy + 1e-3 * batch.atomic_numbers[0],
+    "image wrapping": lambda batch, n_max, energy: energy + 1e-3 * batch.positions.square().sum(),
+    "change of cell": lambda batch, n_max, energy: energy + 1e-3 * batch.cell.square().sum(),
+    "supercell": lambda batch, n_max, energy: energy + 1e-3,
+    "padding": lambda batch, n_max, energy: energy + 1e-3 * (n_max or 0),
+    "batch-mates": lambda batch, n_max, energy: energy + 1e-3 * energy.sum(),
+    "determinism": lambda batch, n_max, energy: energy + 1e-3 * torch.rand(()),
+    "dtype": lambda batch, n_max, energy: energy,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in BROKEN if name != "dtype"])
+def test_each_check_finds_what_it_is_for(name, monkeypatch):
+    """Power: a model that depends on the one thing fails that check, in every precision."""
+    sound = EnergyModel.forward
+
+    def broken(self, batch, n_max=None):
+        output = sound(self, batch, n_max)
+        output.energy = BROKEN[name](batch, n_max, output.energy)
+        return output
+
+    monkeypatch.setattr(EnergyModel, "forward", broken)
+    results = run_suite(small({"far_field": False}), structures("molecule", "slab", "triclinic"), n_draws=2)
+    assert verdicts(results, name) == {"fail"}
+
+
+def test_weights_lost_in_the_file_are_found(monkeypatch):
+    monkeypatch.setattr("molflt.invariance.harness.load_model", lambda path: small({"tolerance": 2e-4}))
+    loaded = small({})
+    with torch.no_grad():
+        loaded.model.energy_head.factor.mul_(1.01)
+    assert verdicts(run_suite(loaded, structures("molecule", "slab")), "save and load") == {"fail"}
+
+
+def test_a_number_that_is_none_is_a_failure(monkeypatch):
+    sound = EnergyModel.forward
+
+    def broken(self, batch, n_max=None):
+        output = sound(self, batch, n_max)
+        output.energy = output.energy * torch.nan
+        return output
+
+    loaded = small({"far_field": False})
+    monkeypatch.setattr(EnergyModel, "forward", broken)
+    assert verdicts(run_suite(loaded, structures("molecule")), "rotation") == {"fail"}
+
+
+@pytest.mark.parametrize("attention", [name for name in ATTENTIONS if has_far_field(small(ATTENTIONS[name]).model)])
+def test_far_field_is_made_to_matter(attention):
+    model, data = small(ATTENTIONS[attention]).model.double(), structures()
+    scaled = scaled_until_it_matters(model, data)
+    assert far_share(scaled, data) >= SHARE
+    assert far_share(model, data) >= 0
+    # The model itself stays what it was.
+    assert not any(
+        torch.equal(p, q)
+        for (name, p), q in zip(model.named_parameters(), scaled.parameters(), strict=True)
+        if name.endswith("rpe_weights") and far_share(model, data) < SHARE
+    )
+
+
+def test_without_a_far_field_there_is_nothing_to_scale():
+    model = small({"far_field": False}).model
+    assert not has_far_field(model)
+    assert scaled_until_it_matters(model, structures("molecule")) is None
+
+
+def test_trained_model(loaded, val_set):
+    """As it came out of training, on what it was validated with."""
+    data = [val_set[i] for i in range(6)]
+    for structure in data:
+        for name in ("y_relaxed", "y_init", "energy", "positions_relaxed"):
+            if name in structure:
+                del structure[name]
+    results = run_suite(loaded, data, n_draws=1)
+    assert {result.verdict for result in results} == {"pass"}
+    assert {result.far_scaled for result in results} == {False, True}
+
+
+def test_not_applicable_where_nothing_is_periodic():
+    results = run_suite(small({}), structures("molecule", "linear"), n_draws=1)
+    for name in ("image wrapping", "change of cell", "supercell"):
+        assert verdicts(results, name) == {"not applicable"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["molflt", "flt"])
+@pytest.mark.parametrize("preset", ["tiny", "small", "base"])
+def test_presets(preset, attention):
+    values = PRESETS[preset][1]["model"]
+    config = preset_config(preset).model if attention == "molflt" else ModelConfig(**{**values, "attention": "flt"})
+    data, _ = builtin_structures(range(1, 119))
+    assert max(len(d.atomic_numbers) for d in data) <= 200
+    for result in run_suite(load(config), data, n_draws=1):
+        assert result.verdict == "pass", result
+
+
+MOLECULES = ["O", "CCO", "c1ccccc1", "C#N", "CC(=O)N", "OC(=O)c1ccccc1", "C1CC1", "[Na+].[Cl-]", "FC(F)(F)S"]
+_MODELS = {name: small(ATTENTIONS[name]) for name in ("molflt", "flt")}
+
+
+@given(
+    smiles=st.sampled_from(MOLECULES),
+    rattle=st.floats(0.0, 0.2),
+    seed=st.integers(0, 2**16),
+    change=st.sampled_from(["rotation", "reflection", "translation", "permutation"]),
+    attention=st.sampled_from(list(_MODELS)),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_molecules(smiles, rattle, seed, change, attention):
+    random = np.random.default_rng(seed)
+    data = from_smiles(smiles)
+    data.positions = data.positions + torch.from_numpy(random.normal(0, rattle, size=data.positions.shape))
+    _same(_MODELS[attention], data, change, random)
+
+
+@given(
+    layers=st.integers(1, 3),
+    pbc=st.sampled_from([(True, True, True), (True, True, False)]),
+    seed=st.integers(0, 2**16),
+    change=st.sampled_from(["rotation", "reflection", "translation", "permutation", "wrapping", "cell_change"]),
+    attention=st.sampled_from(list(_MODELS)),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_slabs(layers, pbc, seed, change, attention):
+    atoms: Atoms = slab()[: 4 * layers]
+    atoms.rattle(0.1, seed=seed)
+    atoms.pbc = pbc
+    _same(_MODELS[attention], from_atoms(atoms, "slab", tags="oc20"), change, np.random.default_rng(seed))
+
+
+def _same(loaded: LoadedModel, data: Any, change: str, random: np.random.Generator) -> None:
+    model = loaded.model.double()
+    before = energies(model, [data])
+    after = energies(model, [getattr(transformations, change)(data, random)])
+    assert abs(float(after.energy[0] - before.energy[0])) < 1e-10 * max(1.0, float(before.magnitude[0]))
