@@ -37,6 +37,7 @@ SIDE, CLOSEST = 16.0, 1.8
 
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "molflt": {},
+    "molflt, sigma_max=6": {"sigma_max": 6.0},
     "molflt, free budget r=8 l=8": {
         "frequencies": "sampled",
         "spectrum": "free",

@@ -130,5 +130,6 @@ def _sampled(config: AttentionConfig, rpe: GaussianRPE, seed: int) -> SampledMet
         spectrum=config.spectrum,
         periodic_radius=config.periodic_radius,
         seed=seed,
+        means=config.means,
         l_max=config.l_max,
     )

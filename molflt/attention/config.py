@@ -75,6 +75,7 @@ class AttentionConfig(BaseModel):
     )
     radii: Radii = Field("stratified", description="sampled: lengths of the frequencies")
     proposal: Proposal = Field("mixture", description="sampled: mixture is the balance heuristic, own is the paper")
+    means: bool = Field(False, description="sampled, random directions: proposals with learnable means")
     spectrum: SpectrumKind = Field("gaussian", description="sampled: a_k from the Gaussian basis, or free weights")
     periodic_radius: float = Field(12.0, gt=0, description="sampled: envelope of the sum over images, Å")
     n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the content kernel")
@@ -103,6 +104,9 @@ class AttentionConfig(BaseModel):
             raise ValueError(f"combine=concat belongs to mechanism=fourier, not {self.mechanism}")
         if self.combine == "concat" and self.spectrum == "free":
             raise ValueError("combine=concat takes its coefficients from the Gaussian basis: set spectrum=gaussian")
+        averaged = self.directions == "averaged" and self.combine == "product"
+        if self.means and (self.frequencies != "sampled" or averaged):
+            raise ValueError("means need frequencies=sampled with directions=random: averaged ones have no direction")
         if self.l_max is not None and (
             self.frequencies not in ("quadrature", "sampled")
             or (self.frequencies == "sampled" and (self.directions == "random" or self.combine == "concat"))

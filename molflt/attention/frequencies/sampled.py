@@ -29,10 +29,10 @@ SCALE_MARGIN = 2.0
 class SampledMethod(FrequencyMethod):
     """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or with the direction integrated out, Σ_k a_k sinc(2π|ξ_k||Δ|).
 
-    ξ_k = s_k ε_k with ε_k ~ N(0, I) drawn once and saved with the model, and s_k learnable ("learnable sampling
-    variances", FLT appendix A.4 and B.3). a_k = g(ξ_k)/(r p(ξ_k)) with p the mixture of all r proposals
-    (balance heuristic) or each sample's own density (the paper; its variance is infinite). The narrowest
-    proposal is a fixed guard, s = 1/(2πσ_low): it bounds g/p for every width the RPE can take.
+    ξ_k = μ_k + s_k ε_k with ε_k ~ N(0, I) drawn once and saved with the model, s_k learnable and μ_k zero or
+    learnable ("learnable means and variances", FLT appendix A.4 and B.3). a_k = g(ξ_k)/(r p(ξ_k)) with p the mixture
+    of all r proposals (balance heuristic) or each sample's own density (the paper; its variance is infinite). The
+    narrowest proposal is a fixed guard, s = 1/(2πσ_low): it bounds g/p for every width the RPE can take.
 
     In a periodic structure f̂, which does not decay, is summed over images under a smooth envelope of radius
     ``periodic_radius``; that keeps every invariance and makes the envelope part of the estimator.
@@ -46,6 +46,7 @@ class SampledMethod(FrequencyMethod):
         spectrum: ``gaussian`` (a_k from g) or ``free`` (a_k themselves are the weights of layer and head).
         periodic_radius: Å.
         seed: of the draw.
+        means: proposals with learnable means μ_k, which start at zero; for random directions only.
         l_max: where averaged frequencies are cut in isolated structures; None: not at all, and then only pairs.
     """
 
@@ -62,6 +63,7 @@ class SampledMethod(FrequencyMethod):
         spectrum: SpectrumKind,
         periodic_radius: float,
         seed: int,
+        means: bool = False,
         l_max: int | None = None,
     ) -> None:
         super().__init__()
@@ -74,7 +76,10 @@ class SampledMethod(FrequencyMethod):
         generator = torch.Generator().manual_seed(seed)
         normals = torch.randn(n_frequencies, 3, generator=generator, dtype=torch.float64)
         unit = normals / normals.norm(dim=1, keepdim=True)
-        radius = normals.norm(dim=1) if radii == "random" else _stratified_radii(n_frequencies, generator)
+        radius = normals.norm(dim=1)
+        if radii == "stratified":
+            order = torch.randperm(n_frequencies, generator=generator)
+            radius = chi3_quantile((order.to(torch.float64) + 0.5) / n_frequencies)
         self.epsilon: Tensor
         self.register_buffer("epsilon", (radius[:, None] * unit).to(torch.get_default_dtype()))
 
@@ -86,6 +91,7 @@ class SampledMethod(FrequencyMethod):
         )[:-1]
         fraction = torch.log(start / self.scale_low) / math.log(self.scale_high / self.scale_low)
         self.raw_scales = nn.Parameter(torch.logit(fraction))
+        self.free_means = nn.Parameter(torch.zeros(n_frequencies - 1, 3)) if means else None
 
     def n_weights(self, n_basis: int) -> int:
         """T, or r when the spectrum is free."""
@@ -97,18 +103,24 @@ class SampledMethod(FrequencyMethod):
         learnt = self.scale_low * (self.scale_high / self.scale_low) ** torch.sigmoid(self.raw_scales)
         return torch.cat([learnt, learnt.new_tensor([self.guard])])
 
+    @property
+    def means(self) -> Tensor:
+        """μ_k, (r, 3) 1/Å; the guard's is zero."""
+        zero = self.epsilon.new_zeros((1, 3))
+        return zero.expand_as(self.epsilon) if self.free_means is None else torch.cat([self.free_means, zero])
+
     def frequencies(self) -> Tensor:
-        """ξ_k = s_k ε_k, (r, 3) 1/Å."""
-        return self.scales[:, None] * self.epsilon
+        """ξ_k = μ_k + s_k ε_k, (r, 3) 1/Å."""
+        return self.means + self.scales[:, None] * self.epsilon
 
     def coefficients(self, basis: GaussianBasis) -> Tensor:
         """a_k of each basis function, (r, n_weights): the identity when the spectrum is free."""
         if self.spectrum == "free":
             return torch.eye(self.n_frequencies, dtype=self.epsilon.dtype, device=self.epsilon.device)
-        xi = safe_norm(self.frequencies())
-        density = _gaussian_density(xi, self.scales)
+        xi = self.frequencies()
+        density = _gaussian_density(xi, self.means, self.scales)
         proposal = density.mean(dim=1) if self.proposal == "mixture" else density.diagonal()
-        return basis.spectra(xi) / (self.n_frequencies * proposal)[:, None]
+        return basis.spectra(safe_norm(xi)) / (self.n_frequencies * proposal)[:, None]
 
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`."""
@@ -170,19 +182,18 @@ class SampledMethod(FrequencyMethod):
         return self.n_frequencies * (2 if self.l_max is None else (self.l_max + 1) ** 2)
 
 
-def _gaussian_density(xi: Tensor, scales: Tensor) -> Tensor:
-    """N(ξ_k; 0, s_l² I) in three dimensions at |ξ_k| (r,) → (r, r)."""
+def _gaussian_density(xi: Tensor, means: Tensor, scales: Tensor) -> Tensor:
+    """N(ξ_k; μ_l, s_l² I) in three dimensions, (r, 3) each and scales (r,) → (r, r)."""
     variance = scales**2
-    return (2 * math.pi * variance) ** -1.5 * torch.exp(-(xi[:, None] ** 2) / (2 * variance))
+    return (2 * math.pi * variance) ** -1.5 * torch.exp(-squared_norm(xi[:, None] - means) / (2 * variance))
 
 
-def _stratified_radii(n: int, generator: torch.Generator) -> Tensor:
-    """Quantiles (j + ½)/n of χ₃, in random order over the scales. The quantile function by bisection."""
-    target = (torch.randperm(n, generator=generator).to(torch.float64) + 0.5) / n
-    low, high = torch.zeros_like(target), torch.full_like(target, 12.0)
+def chi3_quantile(probability: Tensor) -> Tensor:
+    """Quantile function of χ₃, the length of a vector from N(0, I) in three dimensions; by bisection."""
+    low, high = torch.zeros_like(probability), torch.full_like(probability, 12.0)
     for _ in range(80):
         middle = (low + high) / 2
-        below = _chi3_cdf(middle) < target
+        below = _chi3_cdf(middle) < probability
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (low + high) / 2
 
