@@ -283,7 +283,7 @@ def test_interrupted_write_leaves_the_old_file(
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("frequencies", ["auto", "exact", "lattice", "quadrature"])
+@pytest.mark.parametrize("frequencies", ["auto", "exact", "lattice", "quadrature", "mesh"])
 def test_methods_agree_on_a_trained_model(
     frequencies: Any, model_path: Path, val_set: StructureDataset, tiny_data: Path
 ) -> None:
@@ -312,6 +312,13 @@ def test_sampled_model_refuses_another_method(combine: str) -> None:
     with pytest.raises(InputError, match="trained with frequencies=sampled"):
         set_frequencies(model, "exact")
     set_frequencies(model, "sampled")
+
+
+@pytest.mark.parametrize("frequencies", ["sampled", "quadrature"])
+def test_budgeted_model_refuses_another_method(frequencies: Any) -> None:
+    model = EnergyModel(_tiny(frequencies=frequencies, l_max=2))
+    with pytest.raises(InputError, match="budget"):
+        set_frequencies(model, "exact")
 
 
 def test_no_model_becomes_sampled() -> None:
