@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from molflt.data.ase_io import from_atoms
 from molflt.data.rdkit_io import from_smiles
+from molflt.data.sources import open_dataset
 from molflt.invariance import transformations
 from molflt.invariance.energies import energies
 from molflt.invariance.far_field import SHARE, far_share, has_far_field, scaled_until_it_matters
@@ -23,6 +25,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
 from molflt.model.standardiser import Statistics
+from molflt.prediction.predictor import unlabelled
 from molflt.training.presets import PRESETS, preset_config
 from tests.attention.structures import STRUCTURES, slab
 
@@ -185,6 +188,19 @@ def test_trained_model(loaded, val_set):
     results = run_suite(loaded, data, n_draws=1)
     assert {result.verdict for result in results} == {"pass"}
     assert {result.far_scaled for result in results} == {False, True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["molflt", "flt"])
+def test_oc20_cells(attention):
+    """The cells of the real data, three records of each kind of pickle."""
+    folder = Path(os.environ.get("MOLFLT_DATA", "")) / "oc20_is2re"
+    if not os.environ.get("MOLFLT_DATA") or not folder.is_dir():
+        pytest.skip("MOLFLT_DATA does not name a folder with oc20_is2re")
+    data = [unlabelled(open_dataset(folder / name)[i]) for name in ("pyg1.lmdb", "pyg2.lmdb") for i in range(3)]
+    results = run_suite(small(ATTENTIONS[attention]), data, n_draws=1)
+    for result in results:
+        assert result.verdict == "pass", result
 
 
 def test_not_applicable_where_nothing_is_periodic():

@@ -128,4 +128,5 @@ def test_five_thousand_atoms(attention):
     side = (5000 / 0.1) ** (1 / 3)
     grid = np.stack(np.meshgrid(*[np.linspace(0, side, 18)] * 3, indexing="ij"), -1).reshape(-1, 3)[:5000]
     atoms = Atoms("O5000", grid + random.normal(0, 0.2, grid.shape))
-    check(make_model(ATTENTIONS[attention]), [atoms], autocast=False)
+    for autocast in (False, True):
+        check(make_model(ATTENTIONS[attention]), [atoms], autocast)
