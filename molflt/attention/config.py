@@ -112,6 +112,14 @@ class AttentionConfig(BaseModel):
             or (self.frequencies == "sampled" and (self.directions == "random" or self.combine == "concat"))
         ):
             raise ValueError("l_max is a budget of frequencies=quadrature, or of sampled with directions=averaged")
+        only_pairs = self.frequencies == "exact" or (
+            self.frequencies == "sampled" and self.directions == "averaged" and self.l_max is None
+        )
+        if self.order == "linear" and self.combine == "product" and only_pairs:
+            raise ValueError(
+                f"frequencies={self.frequencies} as it is set has no linear form: leave order at auto, or choose "
+                "frequencies=mesh, or set l_max with sampled"
+            )
         if self.combine == "concat" and (self.order != "auto" or self.far_dim is not None):
             raise ValueError("combine=concat is linear by itself: leave order and far_dim at their defaults")
         if self.spectrum == "free" and self.frequencies != "sampled":

@@ -106,6 +106,9 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("optimiser.lr=-1", "optimiser.lr: must be greater than 0, not -1"),
         ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
         ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
+        ("model.attention={frequencies: exact, order: linear}", "has no linear form"),
+        ("model.attention={frequencies: sampled, means: true}", "directions=random"),
+        ("model.attention.l_max=4", "l_max is a budget"),
         ("model.attention=fltt", "choose one of molflt, flt, flt-concat, performer, softmax"),
         (
             "model.attention.frequencies=exakt",
