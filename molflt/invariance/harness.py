@@ -19,7 +19,7 @@ from molflt.invariance import transformations
 from molflt.invariance.energies import Energies, energies
 from molflt.invariance.far_field import has_far_field, scaled_until_it_matters
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, load_model, save_model
+from molflt.model.model_file import LoadedModel, load_model, save_model, set_frequencies
 
 DtypeName = Literal["float32", "float64"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
@@ -124,6 +124,18 @@ def _supercell(subject: Subject, random: np.random.Generator) -> Comparison:
     return Comparison(chosen, found, subject.reference.energy[chosen] - mean)
 
 
+def _against_exact(subject: Subject, random: np.random.Generator) -> Comparison:
+    """The achieved error of lattice, mesh or quadrature, in energy; an estimator has no exact form."""
+    attention = subject.model.config.attention
+    if attention.mechanism != "fourier" or attention.l_max is not None or not has_far_field(subject.model):
+        return _nothing()
+    if attention.frequencies in ("sampled", "exact"):
+        return _nothing()
+    exact = copy.deepcopy(subject.model)
+    set_frequencies(exact, "exact")
+    return _all(subject, energies(exact, subject.structures).energy)
+
+
 def _padding(subject: Subject, random: np.random.Generator) -> Comparison:
     return _all(subject, energies(subject.model, subject.structures, padding=PADDING).energy)
 
@@ -150,6 +162,7 @@ CHECKS: dict[str, Check] = {
     "supercell": _supercell,
     "padding": _padding,
     "batch-mates": _batch_mates,
+    "against exact": _against_exact,
     "determinism": _determinism,
     "save and load": _save_and_load,
 }
@@ -214,7 +227,8 @@ def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, s
     why = EXACT
     approximate = np.array(
         [
-            name in _MOVES_A_GRID and _has_a_grid(contraction, data)
+            (name in _MOVES_A_GRID and _has_a_grid(contraction, data))
+            or (name == "against exact" and _is_computed(contraction))
             for contraction, data in zip(subject.reference.contractions, subject.structures, strict=True)
         ]
         if subject.reference.contractions
@@ -226,6 +240,11 @@ def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, s
         why = f"{SUPERCELL_BOUND:g} relative"
     bound = np.where(approximate, np.maximum(rounding, tolerance * magnitude), rounding)
     return bound, f"ε = {tolerance:g}" if approximate.any() else why
+
+
+def _is_computed(contraction: Contraction) -> bool:
+    """By another method than the closed form."""
+    return contraction.method is not None and contraction.method.name != "exact"
 
 
 def _has_a_grid(contraction: Contraction, data: Data) -> bool:
