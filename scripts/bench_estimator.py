@@ -2,7 +2,8 @@
 
 40 atoms from N(0, 2.5² I) Å; f with amplitudes 0.8, −0.5, 0.6, 0.3 and widths 1, 1.5, 2.5, 4 Å; proposals with scales
 1/(2πσ_t). Prints the median and the quartiles over seeds of the relative root-mean-square error of the mask, and
-writes FOLDER/estimator.json and, where matplotlib is installed, FOLDER/estimator.png.
+writes FOLDER/estimator.csv, FOLDER/estimator.json (with every seed) and, where matplotlib is installed,
+FOLDER/estimator.png.
 
     python scripts/bench_estimator.py --out runs/estimator
 """
@@ -10,6 +11,7 @@ writes FOLDER/estimator.json and, where matplotlib is installed, FOLDER/estimato
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import platform
@@ -52,9 +54,8 @@ def basis() -> tuple[GaussianBasis, Tensor]:
     return found, AMPLITUDES / found.amplitudes
 
 
-def sampled_mask(delta: Tensor, r: int, options: dict[str, str], seed: int) -> Tensor:
-    """f̂ by the package's estimator, its r frequencies dealt over the four scales."""
-    gaussians, weights = basis()
+def sampled_method(r: int, options: dict[str, str], seed: int) -> SampledMethod:
+    """The package's estimator, its r frequencies dealt over the four scales."""
     # The last frequency has the guard's scale, which is that of the narrowest width.
     rpe = GaussianRPE(4, GaussianRPE.MARGIN * float(WIDTHS[0]), float(WIDTHS[-1]))
     method = SampledMethod(
@@ -68,6 +69,14 @@ def sampled_mask(delta: Tensor, r: int, options: dict[str, str], seed: int) -> T
             n = r // 4
             radii = chi3_quantile((torch.arange(n, dtype=torch.float64) + 0.5) / n).repeat_interleave(4)
             method.epsilon.copy_(radii[:, None] * method.epsilon / method.epsilon.norm(dim=1, keepdim=True))
+    return method
+
+
+def sampled_mask(delta: Tensor, r: int, options: dict[str, str], seed: int) -> Tensor:
+    """f̂ of displacements (..., 3)."""
+    gaussians, weights = basis()
+    method = sampled_method(r, options, seed)
+    with torch.no_grad():
         xi, a = method.frequencies(), method.coefficients(gaussians) @ weights
         if options["directions"] == "averaged":
             kappa = 2 * math.pi * xi.norm(dim=1)
@@ -100,6 +109,17 @@ def errors(r: int, seeds: range) -> dict[str, list[float]]:
         tries = [quadrature_mask(delta, r, 10.0**-d) for d in range(1, 15)]
         found[QUADRATURE].append(min(relative(mask) for mask in tries))
     return found
+
+
+def write_csv(path: Path, counts: list[int], table: dict[str, list[list[float]]]) -> None:
+    """One line for each estimator and r: quartiles and median over the seeds."""
+    with atomic_file(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle, lineterminator="\n")
+        writer.writerow(["estimator", "r", "lower_quartile", "median", "upper_quartile", "seeds"])
+        for name, rows in table.items():
+            for r, row in zip(counts, rows, strict=True):
+                quartiles = np.percentile(row, [25, 50, 75])
+                writer.writerow([name, r, *(f"{value:.4g}" for value in quartiles), len(row)])
 
 
 def plot(path: Path, counts: list[int], table: dict[str, list[list[float]]]) -> bool:
@@ -148,6 +168,7 @@ def main() -> None:
     record = {"r": options.r, "seeds": options.seeds, "versions": versions, "errors": table}
     with atomic_file(options.out / "estimator.json") as temporary:
         temporary.write_text(json.dumps(record))
+    write_csv(options.out / "estimator.csv", options.r, table)
     plot(options.out / "estimator.png", options.r, table)
 
 
