@@ -1,0 +1,21 @@
+"""The linear transformer's feature map (Katharopoulos et al. 2020, arXiv 2006.16236, Eq. 7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from molflt.attention.kernels.kernel import Features, Kernel
+
+
+class EluKernel(Kernel):
+    """φ(x) = elu(x) + 1, which is positive."""
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
+        """See :class:`Kernel`."""
+        return _features(query), _features(key)
+
+
+def _features(x: Tensor) -> Features:
+    return Features(torch.zeros_like(x[..., :1]), functional.elu(x) + 1)

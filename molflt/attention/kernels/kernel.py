@@ -1,0 +1,108 @@
+"""The interface of all feature maps, and the normalised attention built on them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+FLOOR = 0.01
+"""Least share of its bound Σ_j |φ_Q||φ_K| that a normaliser of features of either sign may fall to."""
+
+
+@dataclass
+class Features:
+    """φ = exp(exponent) · factor, kept apart: who sums them over keys may shift the exponent first.
+
+    Attributes:
+        exponent: (batch, heads, n, m), or (batch, heads, n, 1) where all features of a token share one.
+        factor: (batch, heads, n, m) of moderate size, of either sign; None for one.
+    """
+
+    exponent: Tensor
+    factor: Tensor | None = None
+
+    def values(self, shift: Tensor | float = 0.0) -> Tensor:
+        """exp(exponent − shift) · factor, (batch, heads, n, m)."""
+        scale = torch.exp(self.exponent - shift)
+        return scale if self.factor is None else scale * self.factor
+
+
+class Kernel(nn.Module):
+    """A map of queries and keys to features whose scalar products are κ(q, k).
+
+    Attributes:
+        positive: whether no feature is ever negative, whatever the input.
+    """
+
+    positive: bool = True
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
+        """Features of the queries and of the keys.
+
+        Anything taken from a whole structure (an average, a landmark) is taken per structure and head, and never
+        over the batch: a prediction may not depend on batch-mates.
+
+        Args:
+            query: (batch, heads, n, c), scaled so that the softmax kernel is exp(q·k).
+            key: as ``query``.
+            mask: (batch, 1, n, 1) bool, which tokens exist; None for all.
+        """
+        raise NotImplementedError
+
+
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the tokens that exist: (batch, heads, n, c) → (batch, heads, 1, c)."""
+    if mask is None:
+        return x.mean(dim=-2, keepdim=True)
+    return (x * mask).sum(dim=-2, keepdim=True) / mask.sum(dim=-2, keepdim=True).clamp(min=1)
+
+
+def stable_features(query: Features, key: Features, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """φ_Q and φ_K with the largest exponent taken off, and zeros in φ_K for keys that do not exist.
+
+    What is taken off a query is that query's own and cancels against its normaliser; the keys share one maximum per
+    structure and head, since a maximum per key would not cancel. Padding is masked in φ_K and not only in the
+    values, so that it reaches neither the numerator nor the normaliser.
+    """
+    exponent = key.exponent if mask is None else key.exponent.masked_fill(~mask, -torch.inf)
+    largest = exponent.detach().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(exponent.dtype).min)
+    phi_q = query.values(query.exponent.detach().amax(dim=-1, keepdim=True))
+    return phi_q, Features(exponent, key.factor).values(largest)
+
+
+def normalised(numerator: Tensor, normaliser: Tensor, bound: Tensor | None = None) -> Tensor:
+    """numerator / normaliser, safe where the normaliser vanishes.
+
+    A query none of whose features meets a key's gets zero instead of NaN. Features of either sign estimate a
+    positive sum by a number that may come out as zero or less; it is raised to ``FLOOR`` of its bound.
+
+    Args:
+        numerator: (..., c).
+        normaliser: (..., 1).
+        bound: (..., 1) sum of the absolute values of the normaliser's terms; None where all are positive.
+    """
+    if bound is not None:
+        normaliser = torch.maximum(normaliser, FLOOR * bound)
+    # The root, because the backward pass divides by the square.
+    met = normaliser > math.sqrt(torch.finfo(normaliser.dtype).tiny)
+    return torch.where(met, numerator / torch.where(met, normaliser, 1.0), 0.0)
+
+
+def kernelised_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """φ_Q (φ_Kᵀ V) / φ_Q (φ_Kᵀ 1), linear in the number of tokens (FLT Eq. 2; Katharopoulos et al. 2020).
+
+    Args:
+        kernel: the feature map.
+        query: (batch, heads, n, c).
+        key: as ``query``.
+        value: (batch, heads, n, head_dim).
+        mask: (batch, 1, n, 1) bool, which tokens exist; None for all.
+    """
+    phi_q, phi_k = stable_features(*kernel(query, key, mask), mask)
+    numerator = phi_q @ (phi_k.transpose(-1, -2) @ value)
+    normaliser = phi_q @ phi_k.sum(dim=-2)[..., None]
+    bound = None if kernel.positive else phi_q.abs() @ phi_k.abs().sum(dim=-2)[..., None]
+    return normalised(numerator, normaliser, bound)

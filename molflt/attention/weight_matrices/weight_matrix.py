@@ -1,0 +1,49 @@
+"""The interface of all weight matrices, and those that are drawn once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Draw = Callable[[int, int, torch.Generator], Tensor]
+"""(n_features, dim, generator) → ω, (m, dim) float64."""
+
+
+class WeightMatrix(nn.Module):
+    """ω of a random feature kernel, part of the model and saved with it."""
+
+    def forward(self) -> Tensor:
+        """(m, dim)."""
+        raise NotImplementedError
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw anew; nothing, for matrices that are learned."""
+
+
+class DrawnMatrix(WeightMatrix):
+    """A matrix drawn from a law, the same until it is drawn anew.
+
+    Args:
+        draw: the law.
+        n_features: m.
+        dim: c, width of a head.
+        generator: of the first draw.
+    """
+
+    def __init__(self, draw: Draw, n_features: int, dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.draw = draw
+        self.n_features = n_features
+        self.dim = dim
+        self.omega: Tensor
+        self.register_buffer("omega", draw(n_features, dim, generator).to(torch.get_default_dtype()))
+
+    def forward(self) -> Tensor:
+        """See :class:`WeightMatrix`."""
+        return self.omega
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """See :class:`WeightMatrix`."""
+        self.omega.copy_(self.draw(self.n_features, self.dim, generator))
