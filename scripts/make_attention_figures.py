@@ -31,6 +31,7 @@ from molflt.atomic_file import atomic_file
 from molflt.attention.concat import ConcatAttention, ConcatContext
 from molflt.attention.frequencies.budget import BudgetQuadratureMethod
 from molflt.attention.geometry import build_geometry
+from molflt.attention.kernels.build import build_kernel
 
 R = 16
 N_FEATURES = 64
@@ -104,7 +105,8 @@ def concatenated_attention(positions: Tensor, content: int = 0) -> Tensor:
     n = len(positions)
     gaussians, weights = basis()
     random = torch.Generator().manual_seed(content)
-    layer = ConcatAttention(n, 1, len(gaussians), R, N_FEATURES, 0.0, random).double()
+    kernel = build_kernel("posrf-orf", n + 2 * R, 1, N_FEATURES, 0, random)
+    layer = ConcatAttention(n, 1, len(gaussians), kernel, 0.0).double()
     geometry = build_geometry(
         positions,
         torch.full((n,), 6),

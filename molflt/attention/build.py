@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from molflt.attention.concat import ConcatAttention, ConcatPositions
-from molflt.attention.config import AttentionConfig, FrequenciesKind
+from molflt.attention.config import AttentionConfig, FrequenciesKind, OrderKind
 from molflt.attention.fourier import FourierAttention, FourierPositions
 from molflt.attention.frequencies.automatic import AutomaticMethod
 from molflt.attention.frequencies.budget import BudgetQuadratureMethod
@@ -16,8 +18,11 @@ from molflt.attention.frequencies.mesh import MeshMethod
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.frequencies.quadrature import QuadratureMethod
 from molflt.attention.frequencies.sampled import SampledMethod
+from molflt.attention.kernelised import KernelisedAttention
+from molflt.attention.kernels.build import build_kernel
+from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.layer import AttentionLayer, SharedPositions
-from molflt.attention.performer import PerformerAttention
+from molflt.attention.randomised import MaskedRandomisedAttention, RandomisedAttention
 from molflt.attention.rpe import GaussianRPE
 from molflt.attention.softmax import SoftmaxAttention, SoftmaxPositions
 
@@ -31,7 +36,7 @@ def build_attention(
     n_rbf: int,
     dropout: float,
     seed: int,
-) -> tuple[SharedPositions, list[AttentionLayer]]:
+) -> tuple[SharedPositions, Sequence[AttentionLayer]]:
     """Build the mechanism named by ``config``.
 
     Args:
@@ -45,46 +50,49 @@ def build_attention(
         seed: of frequencies and random features, which are part of the model.
     """
     generator = torch.Generator().manual_seed(seed)
-    shared: SharedPositions
-    layers: list[AttentionLayer]
-    if config.mechanism == "performer":
-        shared = SharedPositions()
-        layers = [PerformerAttention(dim, n_heads, config.n_features, dropout, generator) for _ in range(n_layers)]
-    elif config.mechanism == "softmax":
-        shared = SoftmaxPositions(n_rbf, config.dense_cutoff)
-        layers = [SoftmaxAttention(dim, n_heads, n_rbf, dropout) for _ in range(n_layers)]
-    elif config.combine == "concat":
+
+    def kernel(width: int) -> Kernel:
+        return build_kernel(config.kernel, width, n_heads, config.n_features, config.n_landmarks, generator)
+
+    head_dim = dim // n_heads
+    if config.mechanism == "kernelised":
+        return SharedPositions(), [
+            KernelisedAttention(dim, n_heads, kernel(head_dim), dropout) for _ in range(n_layers)
+        ]
+    if config.mechanism == "softmax":
+        return SoftmaxPositions(n_rbf, config.dense_cutoff), [
+            SoftmaxAttention(dim, n_heads, n_rbf, dropout) for _ in range(n_layers)
+        ]
+    if config.mechanism == "randomised" and not config.positional_mask:
+        return SharedPositions(), [
+            RandomisedAttention(dim, n_heads, config.n_samples, config.sampling, dropout) for _ in range(n_layers)
+        ]
+    if config.combine == "concat":
         rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max)
-        shared = ConcatPositions(rpe, _sampled(config, rpe, seed))
-        layers = [
-            ConcatAttention(dim, n_heads, config.n_basis, config.n_frequencies, config.n_features, dropout, generator)
+        width = head_dim + 2 * config.n_frequencies
+        return ConcatPositions(rpe, _sampled(config, rpe, seed)), [
+            ConcatAttention(dim, n_heads, config.n_basis, kernel(width), dropout) for _ in range(n_layers)
+        ]
+    kernels = [kernel(head_dim) if config.far_rank == "m" else None for _ in range(n_layers)]
+    sizes = LayerSizes(
+        n_applications=n_layers * n_recycles,
+        n_heads=n_heads,
+        dim=dim,
+        far_dim=config.far_dim or dim,
+        rank=1 if kernels[0] is None else kernels[0].n_features,
+    )
+    order = "quadratic" if config.mechanism == "randomised" else config.order
+    positions = _fourier_positions(config, order, sizes, seed)
+    n_weights = positions.n_weights
+    if config.mechanism == "randomised":
+        return positions, [
+            MaskedRandomisedAttention(dim, n_heads, n_rbf, n_weights, config.n_samples, config.sampling, dropout)
             for _ in range(n_layers)
         ]
-    else:
-        sizes = LayerSizes(
-            n_applications=n_layers * n_recycles,
-            n_heads=n_heads,
-            dim=dim,
-            far_dim=config.far_dim or dim,
-            rank=config.n_features if config.far_rank == "m" else 1,
-        )
-        fourier = _fourier_positions(config, sizes, seed)
-        shared = fourier
-        layers = [
-            FourierAttention(
-                dim,
-                n_heads,
-                n_rbf,
-                fourier.n_weights,
-                config.far_rank,
-                config.far_dim,
-                config.n_features,
-                dropout,
-                generator,
-            )
-            for _ in range(n_layers)
-        ]
-    return shared, layers
+    return positions, [
+        FourierAttention(dim, n_heads, n_rbf, n_weights, config.far_rank, own_kernel, config.far_dim, dropout)
+        for own_kernel in kernels
+    ]
 
 
 def interchangeable_method(kind: FrequenciesKind, tolerance: float) -> FrequencyMethod:
@@ -107,9 +115,9 @@ def interchangeable_method(kind: FrequenciesKind, tolerance: float) -> Frequency
     raise ValueError(f"'{kind}' is an estimator that is part of a model; it cannot replace another method")
 
 
-def _fourier_positions(config: AttentionConfig, sizes: LayerSizes, seed: int) -> FourierPositions:
+def _fourier_positions(config: AttentionConfig, order: OrderKind, sizes: LayerSizes, seed: int) -> FourierPositions:
     if not config.far_field:
-        return FourierPositions(None, None, sizes, config.order)
+        return FourierPositions(None, None, sizes, order)
     rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max)
     if config.frequencies == "sampled":
         method: FrequencyMethod = _sampled(config, rpe, seed)
@@ -117,7 +125,7 @@ def _fourier_positions(config: AttentionConfig, sizes: LayerSizes, seed: int) ->
         method = BudgetQuadratureMethod(config.tolerance, config.n_frequencies, config.l_max, rpe.sigma_low)
     else:
         method = interchangeable_method(config.frequencies, config.tolerance)
-    return FourierPositions(rpe, method, sizes, config.order)
+    return FourierPositions(rpe, method, sizes, order)
 
 
 def _sampled(config: AttentionConfig, rpe: GaussianRPE, seed: int) -> SampledMethod:

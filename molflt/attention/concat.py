@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from molflt.attention.frequencies.sampled import SampledMethod
 from molflt.attention.geometry import Geometry
+from molflt.attention.kernels.kernel import Kernel, kernelised_attention
 from molflt.attention.layer import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.local_rpe import Neighbourhood
-from molflt.attention.performer import kernelised_attention
-from molflt.attention.positive_features import orthogonal_gaussian
 from molflt.attention.rpe import GaussianRPE
 
 
@@ -60,31 +59,18 @@ class ConcatAttention(AttentionLayer):
         dim: width of the model.
         n_heads: heads.
         n_basis: T.
-        n_frequencies: r.
-        n_features: m.
+        kernel: feature map of vectors of width dim / n_heads + 2r.
         dropout: on the values.
-        generator: draws the random features.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        n_heads: int,
-        n_basis: int,
-        n_frequencies: int,
-        n_features: int,
-        dropout: float,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, dim: int, n_heads: int, n_basis: int, kernel: Kernel, dropout: float) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.projection = nn.Linear(dim, 3 * dim)
         self.rpe_weights = nn.Parameter(0.1 * torch.randn(n_basis, n_heads))
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
-        self.omega: Tensor
-        width = dim // n_heads + 2 * n_frequencies
-        self.register_buffer("omega", orthogonal_gaussian(n_features, width, generator))
+        self.kernel = kernel
 
     def forward(self, x: Tensor, geometry: Geometry, context: ConcatContext) -> Tensor:
         """See :class:`AttentionLayer`."""
@@ -97,5 +83,5 @@ class ConcatAttention(AttentionLayer):
         q = torch.cat([waves * root, query * scale], dim=-1)
         k = torch.cat([waves * root * a.sign(), key * scale], dim=-1)
         q, k, v = (heads_first(geometry.pad(t)) for t in (q, k, self.dropout(value)))
-        out = kernelised_attention(q, k, v, self.omega, geometry.atom_mask[:, None, :, None])
+        out = kernelised_attention(self.kernel, q, k, v, geometry.atom_mask[:, None, :, None])
         return self.output(geometry.pack(merge_heads(out)))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Mechanism = Literal["fourier", "performer", "softmax"]
+Mechanism = Literal["fourier", "kernelised", "randomised", "softmax"]
 FrequenciesKind = Literal["auto", "exact", "quadrature", "lattice", "mesh", "sampled"]
 OrderKind = Literal["auto", "quadratic", "linear"]
 FarRank = Literal[0, 1, "m"]
@@ -14,13 +14,23 @@ Directions = Literal["averaged", "random"]
 Radii = Literal["random", "stratified"]
 Proposal = Literal["mixture", "own"]
 SpectrumKind = Literal["gaussian", "free"]
+Sampling = Literal["exact", "biased"]
+
+COMPONENT_FUNCTIONS = ("trigrf", "posrf", "oprf", "saderf")
+WEIGHT_MATRICES = ("iid", "orf", "sorf", "sphere", "qmc", "mm", "sgq", "fastfood")
+RANDOM_FEATURES = tuple(f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in WEIGHT_MATRICES)
+KERNELS = (*RANDOM_FEATURES, "elu", "relu", "lara")
 
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "molflt": {},
     "flt": {"far_rank": "m", "frequencies": "sampled"},
     "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
-    "performer": {"mechanism": "performer"},
+    "performer": {"mechanism": "kernelised"},
     "softmax": {"mechanism": "softmax"},
+    "ra": {"mechanism": "randomised"},
+    "ra-rpe": {"mechanism": "randomised", "positional_mask": True},
+    "lara-rpe": {"far_rank": "m", "kernel": "lara"},
+    **{kernel: {"mechanism": "kernelised", "kernel": kernel} for kernel in KERNELS},
 }
 """What each name changes from the defaults of :class:`AttentionConfig`."""
 
@@ -32,8 +42,8 @@ class AttentionConfig(BaseModel):
 
     mechanism: Mechanism = Field(
         "fourier",
-        description="fourier: local RPE plus Fourier RPE; performer: random features without RPE; softmax: dense "
-        "softmax with Graphormer's bias",
+        description="fourier: local RPE plus Fourier RPE; kernelised: features of queries and keys without RPE "
+        "(Performer and its relatives); randomised: RA, quadratic; softmax: dense softmax with Graphormer's bias",
     )
     combine: Literal["product", "concat"] = Field(
         "product",
@@ -78,7 +88,23 @@ class AttentionConfig(BaseModel):
     means: bool = Field(False, description="sampled, random directions: proposals with learnable means")
     spectrum: SpectrumKind = Field("gaussian", description="sampled: a_k from the Gaussian basis, or free weights")
     periodic_radius: float = Field(12.0, gt=0, description="sampled: envelope of the sum over images, Å")
-    n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the content kernel")
+    kernel: str = Field(
+        "posrf-orf",
+        description="feature map of mechanism=kernelised, far_rank=m and concat: elu, relu, lara, or a component "
+        f"function ({', '.join(COMPONENT_FUNCTIONS)}) and a weight matrix ({', '.join(WEIGHT_MATRICES)})",
+    )
+    n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the kernel")
+    redraw_every: int = Field(
+        0, ge=0, description="training steps after which random features are drawn anew; 0 keeps the first draw"
+    )
+    n_landmarks: int = Field(16, ge=1, le=65_536, description="lara: C, landmarks and samples per head")
+    n_samples: int = Field(1, ge=1, le=1024, description="randomised: S, samples per query while training")
+    sampling: Sampling = Field(
+        "exact", description="randomised: exact is unbiased, biased draws around the mean (LARA paper, Eq. 31)"
+    )
+    positional_mask: bool = Field(
+        False, description="randomised: with the local RPE and the Fourier RPE of mechanism=fourier"
+    )
     dense_cutoff: float = Field(
         12.0,
         gt=0,
@@ -122,6 +148,21 @@ class AttentionConfig(BaseModel):
             )
         if self.combine == "concat" and (self.order != "auto" or self.far_dim is not None):
             raise ValueError("combine=concat is linear by itself: leave order and far_dim at their defaults")
+        if self.kernel not in KERNELS:
+            raise ValueError(
+                f"unknown kernel '{self.kernel}'; choose elu, relu, lara, or one of {', '.join(COMPONENT_FUNCTIONS)} "
+                f"with one of {', '.join(WEIGHT_MATRICES)}, such as posrf-orf"
+            )
+        if self.redraw_every and self.kernel not in RANDOM_FEATURES:
+            raise ValueError(f"redraw_every draws random features anew; kernel={self.kernel} has none: set it to 0")
+        if self.redraw_every and self.kernel.endswith("-fastfood"):
+            raise ValueError("redraw_every would throw away what fastfood has learned: set it to 0")
+        if self.positional_mask and self.mechanism != "randomised":
+            raise ValueError(
+                "positional_mask belongs to mechanism=randomised; for a kernel take mechanism=fourier with far_rank=m"
+            )
+        if self.positional_mask and self.order == "linear":
+            raise ValueError("mechanism=randomised is quadratic: leave order at auto")
         if self.spectrum == "free" and self.frequencies != "sampled":
             raise ValueError("spectrum=free is a property of the sampled estimator: set frequencies=sampled")
         return self

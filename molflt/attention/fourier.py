@@ -23,10 +23,10 @@ from molflt.attention.content_kernel import BoundedProjection, Gate
 from molflt.attention.frequencies.contraction import Contraction, LayerSizes, choose_contraction
 from molflt.attention.frequencies.method import FarOperator, FrequencyMethod
 from molflt.attention.geometry import Geometry
+from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.layer import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.local_rpe import LocalRPE, Neighbourhood
 from molflt.attention.partition import restrict
-from molflt.attention.positive_features import orthogonal_gaussian, positive_features
 from molflt.attention.rpe import GaussianBasis, GaussianRPE
 
 
@@ -178,10 +178,9 @@ class FourierAttention(AttentionLayer):
         n_rbf: size of the radial basis of the local RPE.
         n_weights: basis functions of f̂; 0 for no far field.
         far_rank: content factor of the far field.
+        kernel: feature map of the content factor, for ``far_rank="m"``; else None.
         far_dim: width of values that the far field has for itself; None: it takes the near ones.
-        n_features: m, for ``far_rank="m"``.
         dropout: on the values, which is the same in every contraction order.
-        generator: draws the random features.
     """
 
     def __init__(
@@ -191,10 +190,9 @@ class FourierAttention(AttentionLayer):
         n_rbf: int,
         n_weights: int,
         far_rank: FarRank,
+        kernel: Kernel | None,
         far_dim: int | None,
-        n_features: int,
         dropout: float,
-        generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.n_heads = n_heads
@@ -206,16 +204,14 @@ class FourierAttention(AttentionLayer):
         own_values = far_dim if n_weights and far_dim is not None else 0
         self.far_value = nn.Linear(dim, own_values) if own_values else None
         self.output = nn.Linear(dim + own_values, dim)
-        self.rpe_weights = nn.Parameter(_RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
+        self.rpe_weights = nn.Parameter(RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
         if n_weights and far_rank == 1:
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
-        if n_weights and far_rank == "m":
-            self.omega: Tensor
-            self.register_buffer("omega", orthogonal_gaussian(n_features, dim // n_heads, generator))
+        self.kernel = kernel if n_weights else None
 
     def forward(self, x: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
         """See :class:`AttentionLayer`."""
-        inputs = self._inputs(x)
+        inputs = self._inputs(x, geometry)
         parts = context.parts
         if len(parts) == 1:
             return self.output(self._attend(inputs, parts[0]))
@@ -223,15 +219,17 @@ class FourierAttention(AttentionLayer):
         found = torch.cat([self._attend(inputs.of(part.atoms), part) for part in parts])
         return self.output(found[atoms.argsort()])
 
-    def _inputs(self, x: Tensor) -> _Inputs:
+    def _inputs(self, x: Tensor, geometry: Geometry) -> _Inputs:
         query, key = self.query_key(x)
         value = self.dropout(split_heads(self.value(x), self.n_heads))
         far_value = None if self.far_value is None else self.dropout(split_heads(self.far_value(x), self.n_heads))
         factor_q = factor_k = None
         if len(self.rpe_weights) and self.far_rank == 1:
             factor_q, factor_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]
-        if len(self.rpe_weights) and self.far_rank == "m":
-            factor_q, factor_k = positive_features(query, self.omega), positive_features(key, self.omega)
+        if self.kernel is not None:
+            padded = [heads_first(geometry.pad(t)) for t in (query, key)]
+            features = self.kernel(*padded, geometry.atom_mask[:, None, :, None])
+            factor_q, factor_k = (geometry.pack(heads_first(f.values())) for f in features)
         return _Inputs(query, key, value, far_value, factor_q, factor_k)
 
     def _attend(self, inputs: _Inputs, part: Part) -> Tensor:
@@ -296,7 +294,7 @@ class FourierAttention(AttentionLayer):
         return total
 
 
-_RPE_WEIGHT_STD = 0.5
+RPE_WEIGHT_STD = 0.5
 """Small enough that the far output starts below the near one, large enough to learn."""
 
 _CHANNELS_AT_ONCE = 1024

@@ -37,5 +37,5 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def heads_first(padded: Tensor) -> Tensor:
-    """(n_structures, n_max, n_heads, head_dim) → (n_structures, n_heads, n_max, head_dim)."""
+    """(n_structures, n_max, n_heads, head_dim) → (n_structures, n_heads, n_max, head_dim), and back."""
     return padded.transpose(1, 2)

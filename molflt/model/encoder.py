@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,7 +41,9 @@ class Encoder(nn.Module):
         n_recycles: passes through the stack (iterative refinement; 4 in FLT appendix B.3).
     """
 
-    def __init__(self, layers: list[AttentionLayer], dim: int, ffn_dim: int, dropout: float, n_recycles: int) -> None:
+    def __init__(
+        self, layers: Sequence[AttentionLayer], dim: int, ffn_dim: int, dropout: float, n_recycles: int
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(layer, dim, ffn_dim, dropout) for layer in layers)
         self.n_recycles = n_recycles

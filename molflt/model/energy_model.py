@@ -12,6 +12,7 @@ from molflt.attention.build import build_attention
 from molflt.attention.fourier import FourierContext
 from molflt.attention.frequencies.contraction import Contraction
 from molflt.attention.geometry import Geometry, build_geometry
+from molflt.attention.kernels.build import redraw
 from molflt.attention.local_rpe import Neighbourhood, local_neighbourhood
 from molflt.attention.radial_basis import GaussianDistanceBasis
 from molflt.model.config import ModelConfig
@@ -134,6 +135,10 @@ class EnergyModel(nn.Module):
             displacement = self.displacement_head(x, geometry, neighbourhood)
             displacement = displacement * statistics.displacement_std.to(displacement.dtype)
         return ModelOutput(energy, atomic, displacement, contractions)
+
+    def redraw_features(self, seed: int) -> None:
+        """Draw the random features of every layer anew, the same for the same seed."""
+        redraw(self, torch.Generator().manual_seed(seed))
 
     def n_parameters(self) -> int:
         """Number of trainable parameters."""

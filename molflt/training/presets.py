@@ -30,7 +30,7 @@ def _paper(n_layers: int, attention: str) -> dict[str, Any]:
             "attention_dropout": 0.1,
             "attention": {
                 "flt": {"far_rank": "m", "frequencies": "sampled"},
-                "performer": {"mechanism": "performer"},
+                "performer": {"mechanism": "kernelised"},
             }[attention]
             | features,
         },

@@ -44,10 +44,15 @@ class EnergyTask(lightning.LightningModule):
         return self.model if self.average is None else self.average
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Make dropout a function of (seed, step, rank), so that a resumed run repeats it.
+        """Make everything random a function of (seed, step), so that a resumed run repeats it; dropout of rank too.
 
         Per step, not per epoch: loaders draw from the same generator, and not at the same moment after a resume.
         """
+        every = self.config.model.attention.redraw_every
+        if every and self.global_step and self.global_step % every == 0:
+            for model in (self.model, self.average):
+                if model is not None:
+                    model.redraw_features(hash((self.config.seed, self.global_step)) % 2**63)
         torch.manual_seed(hash((self.config.seed, self.global_step, self.global_rank)) % 2**63)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

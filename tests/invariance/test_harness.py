@@ -41,7 +41,7 @@ ATTENTIONS: dict[str, Any] = {
     "budget": {"frequencies": "sampled", "l_max": 2, "order": "auto"},
     "free spectrum": {"frequencies": "sampled", "spectrum": "free"},
     "no far field": {"far_field": False},
-    "performer": {"mechanism": "performer"},
+    "performer": {"mechanism": "kernelised"},
     "softmax": {"mechanism": "softmax"},
 }
 CONCAT = {"combine": "concat", "frequencies": "sampled", "directions": "random"}

@@ -96,7 +96,7 @@ def _tiny(**attention: Any) -> ModelConfig:
         {"far_rank": "m", "frequencies": "sampled"},
         {"frequencies": "sampled", "spectrum": "free", "radii": "random", "directions": "random"},
         {"combine": "concat", "frequencies": "sampled"},
-        {"mechanism": "performer"},
+        {"mechanism": "kernelised"},
         {"mechanism": "softmax"},
         {"far_field": False},
     ],
@@ -326,7 +326,7 @@ def test_no_model_becomes_sampled() -> None:
         set_frequencies(EnergyModel(_tiny()), "sampled")
 
 
-@pytest.mark.parametrize("attention", [{"mechanism": "performer"}, {"mechanism": "softmax"}, {"far_field": False}])
+@pytest.mark.parametrize("attention", [{"mechanism": "kernelised"}, {"mechanism": "softmax"}, {"far_field": False}])
 @pytest.mark.parametrize("frequencies", ["auto", "exact", "sampled"])
 def test_model_without_far_field_refuses_a_method(attention: dict[str, Any], frequencies: Any) -> None:
     with pytest.raises(InputError, match="no Fourier far field"):

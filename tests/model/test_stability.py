@@ -15,7 +15,7 @@ ATTENTIONS = {
     "flt budget": {"far_rank": "m", "frequencies": "sampled", "l_max": 3, "n_features": 16},
     "quadrature budget": {"frequencies": "quadrature", "l_max": 3, "n_frequencies": 8},
     "random": {"frequencies": "sampled", "directions": "random"},
-    "performer": {"mechanism": "performer"},
+    "performer": {"mechanism": "kernelised"},
     "softmax": {"mechanism": "softmax"},
     "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
 }

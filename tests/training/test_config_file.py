@@ -11,7 +11,7 @@ import pytest
 from molflt.attention.build import build_attention
 from molflt.attention.concat import ConcatAttention
 from molflt.attention.fourier import FourierAttention
-from molflt.attention.performer import PerformerAttention
+from molflt.attention.kernelised import KernelisedAttention
 from molflt.attention.softmax import SoftmaxAttention
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
@@ -109,7 +109,7 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("model.attention={frequencies: exact, order: linear}", "has no linear form"),
         ("model.attention={frequencies: sampled, means: true}", "directions=random"),
         ("model.attention.l_max=4", "l_max is a budget"),
-        ("model.attention=fltt", "choose one of molflt, flt, flt-concat, performer, softmax"),
+        ("model.attention=fltt", "choose one of molflt, flt, flt-concat, performer, softmax, ra, "),
         (
             "model.attention.frequencies=exakt",
             "'auto', 'exact', 'quadrature', 'lattice', 'mesh' or 'sampled', not 'exakt'",
@@ -175,7 +175,7 @@ def test_attention_by_name_and_then_in_part(tiny_yaml: Path) -> None:
     assert config.model.attention.n_features == 32
     short = tiny_yaml.with_name("short.yaml")
     short.write_text("data: {train: a.lmdb, val: b.lmdb}\nmodel: {attention: performer}\n")
-    assert load_config(short, ["model.attention.n_features=32"]).model.attention.mechanism == "performer"
+    assert load_config(short, ["model.attention.n_features=32"]).model.attention.mechanism == "kernelised"
 
 
 MakesAttention = Callable[[TrainConfig], Any]
@@ -192,7 +192,7 @@ def _first_layer(config: TrainConfig) -> Any:
         ("model.attention=molflt", FourierAttention),
         ("model.attention=flt", FourierAttention),
         ("model.attention=flt-concat", ConcatAttention),
-        ("model.attention=performer", PerformerAttention),
+        ("model.attention=performer", KernelisedAttention),
         ("model.attention=softmax", SoftmaxAttention),
     ],
 )

@@ -10,7 +10,15 @@ from molflt.attention.kernels.kernel import Features, Kernel
 
 
 class EluKernel(Kernel):
-    """φ(x) = elu(x) + 1, which is positive."""
+    """φ(x) = elu(x) + 1, which is positive.
+
+    Args:
+        dim: c, width of a head.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.n_features = dim
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
         """See :class:`Kernel`."""

@@ -34,9 +34,11 @@ class Kernel(nn.Module):
     """A map of queries and keys to features whose scalar products are κ(q, k).
 
     Attributes:
+        n_features: number of features it makes.
         positive: whether no feature is ever negative, whatever the input.
     """
 
+    n_features: int
     positive: bool = True
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
@@ -74,7 +76,7 @@ def stable_features(query: Features, key: Features, mask: Tensor | None) -> tupl
 
 
 def normalised(numerator: Tensor, normaliser: Tensor, bound: Tensor | None = None) -> Tensor:
-    """numerator / normaliser, safe where the normaliser vanishes.
+    """Numerator over normaliser, safe where the normaliser vanishes.
 
     A query none of whose features meets a key's gets zero instead of NaN. Features of either sign estimate a
     positive sum by a number that may come out as zero or less; it is raised to ``FLOOR`` of its bound.
@@ -101,7 +103,8 @@ def kernelised_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tens
         value: (batch, heads, n, head_dim).
         mask: (batch, 1, n, 1) bool, which tokens exist; None for all.
     """
-    phi_q, phi_k = stable_features(*kernel(query, key, mask), mask)
+    query_features, key_features = kernel(query, key, mask)
+    phi_q, phi_k = stable_features(query_features, key_features, mask)
     numerator = phi_q @ (phi_k.transpose(-1, -2) @ value)
     normaliser = phi_q @ phi_k.sum(dim=-2)[..., None]
     bound = None if kernel.positive else phi_q.abs() @ phi_k.abs().sum(dim=-2)[..., None]

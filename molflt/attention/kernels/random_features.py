@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from molflt.attention.kernels.kernel import Features, Kernel
+from molflt.attention.kernels.trigonometric import trigonometric
 from molflt.attention.weight_matrices.weight_matrix import WeightMatrix
 
 ComponentFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Features, Features]]
@@ -20,14 +21,15 @@ class RandomFeatureKernel(Kernel):
     Args:
         component: what is done with ω·x.
         weights: the matrix of the ω.
-        positive: whether the component function is positive.
     """
 
-    def __init__(self, component: ComponentFunction, weights: WeightMatrix, positive: bool) -> None:
+    def __init__(self, component: ComponentFunction, weights: WeightMatrix) -> None:
         super().__init__()
         self.component = component
         self.weights = weights
-        self.positive = positive
+        # A cosine and a sine for every frequency, of either sign.
+        self.positive = component is not trigonometric
+        self.n_features = weights.shape[0] * (1 if self.positive else 2)
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
         """See :class:`Kernel`."""

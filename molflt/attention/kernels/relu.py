@@ -24,6 +24,7 @@ class ReluKernel(Kernel):
 
     def __init__(self, n_features: int, dim: int, generator: torch.Generator) -> None:
         super().__init__()
+        self.n_features = n_features
         self.matrix = nn.Parameter(orthogonal(n_features, dim, generator) / dim**0.5)
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:

@@ -1,4 +1,4 @@
-"""SADERF: simplified asymmetric dense-exponential features, FAVOR# (Likhosherstov et al. 2023; Spectraformer Eq. 36)."""
+"""SADERF: asymmetric dense-exponential features, FAVOR# (Likhosherstov et al. 2023; Spectraformer Eq. 36)."""
 
 from __future__ import annotations
 

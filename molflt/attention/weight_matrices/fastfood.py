@@ -25,8 +25,7 @@ class FastFood(WeightMatrix):
 
     def __init__(self, n_features: int, dim: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.n_features = n_features
-        self.dim = dim
+        self.shape = (n_features, dim)
         p = power_of_two(dim)
         blocks = math.ceil(n_features / p)
         gaussian = torch.randn(blocks, p, generator=generator, dtype=torch.float64)
@@ -38,7 +37,8 @@ class FastFood(WeightMatrix):
         self.hadamard: Tensor
         self.permutation: Tensor
         self.register_buffer("hadamard", (hadamard(p) * math.sqrt(p)).to(dtype), persistent=False)
-        self.register_buffer("permutation", torch.stack([torch.randperm(p, generator=generator) for _ in range(blocks)]))
+        permutations = [torch.randperm(p, generator=generator) for _ in range(blocks)]
+        self.register_buffer("permutation", torch.stack(permutations))
 
     def forward(self) -> Tensor:
         """See :class:`WeightMatrix`."""
@@ -46,4 +46,5 @@ class FastFood(WeightMatrix):
         # Rows of Π H B: those of H in another order, their columns scaled. H unnormalised holds ±1.
         mixed = self.hadamard[self.permutation] * self.input[:, None, :] / root
         rows = self.outer[:, :, None] * (self.hadamard @ (self.inner[:, :, None] * mixed))
-        return rows.flatten(0, 1)[: self.n_features, : self.dim]
+        n_features, dim = self.shape
+        return rows.flatten(0, 1)[:n_features, :dim]

@@ -12,7 +12,13 @@ Draw = Callable[[int, int, torch.Generator], Tensor]
 
 
 class WeightMatrix(nn.Module):
-    """ω of a random feature kernel, part of the model and saved with it."""
+    """ω of a random feature kernel, part of the model and saved with it.
+
+    Attributes:
+        shape: (m, c); m may differ from the number asked for where a law comes in whole rules.
+    """
+
+    shape: tuple[int, int]
 
     def forward(self) -> Tensor:
         """(m, dim)."""
@@ -36,9 +42,10 @@ class DrawnMatrix(WeightMatrix):
         super().__init__()
         self.draw = draw
         self.n_features = n_features
-        self.dim = dim
+        omega = draw(n_features, dim, generator)
+        self.shape = (len(omega), dim)
         self.omega: Tensor
-        self.register_buffer("omega", draw(n_features, dim, generator).to(torch.get_default_dtype()))
+        self.register_buffer("omega", omega.to(torch.get_default_dtype()))
 
     def forward(self) -> Tensor:
         """See :class:`WeightMatrix`."""
@@ -46,4 +53,4 @@ class DrawnMatrix(WeightMatrix):
 
     def redraw(self, generator: torch.Generator) -> None:
         """See :class:`WeightMatrix`."""
-        self.omega.copy_(self.draw(self.n_features, self.dim, generator))
+        self.omega.copy_(self.draw(self.n_features, self.shape[1], generator))

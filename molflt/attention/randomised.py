@@ -1,0 +1,162 @@
+"""RA: randomised attention, the unbiased estimate of softmax attention (Zheng et al. 2022, arXiv 2204.04667, §3).
+
+Softmax attention is an expectation over ω of linear attention with one feature,
+
+    out_n = E_{p_n} [Σ_m ξ(k_m, ω) v_m / Σ_m ξ(k_m, ω)],   ξ(x, ω) = exp(ω·x − |x|²/2),
+    p_n = Σ_m π_nm N(q_n + k_m, I),   π_nm = exp(q_n·k_m)/Σ_m' exp(q_n·k_m')                       (Eqs 5 to 7)
+
+and RA draws S of its ω for every query. With positions, where far may be of either sign and near is positive (DESIGN
+§3),
+
+    out_n = Σ_m (near_nm + far_nm) exp(q_n·k_m) v_m / Σ_m near_nm exp(q_n·k_m)
+
+is the same expectation with π_nm ∝ near_nm exp(q_n·k_m), near + far before ξ(k_m, ω) in the numerator and near in
+the denominator: p_n(ω) cancels the denominator, and what is left integrates to exp(q_n·k_m) term by term.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from molflt.attention.config import Sampling
+from molflt.attention.content_kernel import BoundedProjection
+from molflt.attention.fourier import RPE_WEIGHT_STD, FourierContext
+from molflt.attention.geometry import Geometry
+from molflt.attention.layer import AttentionLayer, heads_first, merge_heads, split_heads
+from molflt.attention.local_rpe import LocalRPE
+
+
+def randomised_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    near: Tensor,
+    far: Tensor | None,
+    n_samples: int,
+    sampling: Sampling,
+    draw: bool,
+) -> Tensor:
+    """RA with S samples for every query; O(S n²).
+
+    Args:
+        query: (batch, heads, n, c), scaled so that the softmax kernel is exp(q·k).
+        key: as ``query``.
+        value: (batch, heads, n, head_dim).
+        near: (batch, 1 or heads, n, n), not negative; zero between tokens that do not see each other. A token whose
+            row is zero gets an output of no meaning.
+        far: as ``near``, of either sign; None for zero.
+        n_samples: S.
+        sampling: "exact" draws from the mixture p_n and is unbiased; "biased" draws from one Gaussian around its
+            mean (Eq. 31).
+        draw: False leaves the noise out: the expectation of the exact estimate, which is dense attention, and for
+            the biased one ω at the mean of its Gaussian.
+
+    Returns:
+        (batch, heads, n, head_dim).
+    """
+    seen = near > 0
+    log_near = torch.where(seen, torch.where(seen, near, 1.0).log(), -torch.inf)
+    logits = query @ key.transpose(-1, -2)
+    if sampling == "exact" and not draw:
+        return _weighted(logits[..., None, :], value, log_near, far)[..., 0, :]
+    shares = _shares(logits + log_near)
+    if sampling == "exact":
+        flat = shares.detach().flatten(0, -2)
+        chosen = torch.multinomial(flat, n_samples, replacement=True).view(*shares.shape[:-1], n_samples)
+        index = chosen.flatten(-2)[..., None].expand(*shares.shape[:2], -1, key.shape[-1])
+        picked = key.gather(-2, index).unflatten(-2, (-1, n_samples))
+    else:
+        picked = (shares @ key)[..., None, :].expand(*key.shape[:-1], n_samples if draw else 1, key.shape[-1])
+    omega = query[..., None, :] + picked
+    if draw:
+        omega = omega + torch.randn_like(omega)
+    log_xi = omega @ key[:, :, None].transpose(-1, -2) - 0.5 * (key * key).sum(dim=-1)[:, :, None, None, :]
+    return _weighted(log_xi, value, log_near, far).mean(dim=-2)
+
+
+def _shares(logits: Tensor) -> Tensor:
+    """Softmax over the last axis; uniform for a token that sees nobody, of which nothing is asked but no NaN."""
+    nobody = torch.isinf(logits).all(dim=-1, keepdim=True)
+    return torch.softmax(logits.masked_fill(nobody, 0.0), dim=-1)
+
+
+def _weighted(log_weight: Tensor, value: Tensor, log_near: Tensor, far: Tensor | None) -> Tensor:
+    """Σ_m (near + far) e^w v / Σ_m near e^w: log_weight (batch, heads, n, S, m) → (batch, heads, n, S, head_dim)."""
+    near = log_weight + log_near[..., None, :]
+    if far is None:
+        return _shares(near) @ value[:, :, None]
+    largest = near.detach().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(near.dtype).min)
+    weights = torch.exp(near - largest)
+    denominator = weights.sum(dim=-1, keepdim=True)
+    weights = weights + far[..., None, :] * torch.exp(log_weight - largest)
+    return (weights @ value[:, :, None]) / torch.where(denominator > 0, denominator, 1.0)
+
+
+class RandomisedAttention(AttentionLayer):
+    """One layer without positions: softmax attention estimated by RA.
+
+    Args:
+        dim: width of the model.
+        n_heads: heads.
+        n_samples: S.
+        sampling: see :func:`randomised_attention`.
+        dropout: on the values.
+    """
+
+    def __init__(self, dim: int, n_heads: int, n_samples: int, sampling: Sampling, dropout: float) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.n_samples = n_samples
+        self.sampling = sampling
+        self.projection = nn.Linear(dim, 3 * dim)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, geometry: Geometry, context: None) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
+        scale = query.shape[-1] ** -0.25
+        q, k, v = (heads_first(geometry.pad(t)) for t in (query * scale, key * scale, self.dropout(value)))
+        near = geometry.pair_mask[:, None].to(q.dtype)
+        out = randomised_attention(q, k, v, near, None, self.n_samples, self.sampling, self.training)
+        return self.output(geometry.pack(merge_heads(out)))
+
+
+class MaskedRandomisedAttention(AttentionLayer):
+    """One layer with the positional mask of DESIGN §3: exp(b_h)·env on neighbours as near, f̂ as far.
+
+    Args:
+        dim: width of the model.
+        n_heads: heads.
+        n_rbf: size of the radial basis of the local RPE.
+        n_weights: basis functions of f̂.
+        n_samples: S.
+        sampling: see :func:`randomised_attention`.
+        dropout: on the values.
+    """
+
+    def __init__(
+        self, dim: int, n_heads: int, n_rbf: int, n_weights: int, n_samples: int, sampling: Sampling, dropout: float
+    ) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.n_samples = n_samples
+        self.sampling = sampling
+        self.query_key = BoundedProjection(dim, n_heads)
+        self.value = nn.Linear(dim, dim)
+        self.local_rpe = LocalRPE(n_rbf, n_heads)
+        self.rpe_weights = nn.Parameter(RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
+        """See :class:`AttentionLayer`. The context holds one part, contracted on pairs."""
+        (part,) = context.parts
+        assert part.quadratic
+        value = self.dropout(split_heads(self.value(x), self.n_heads))
+        q, k, v = (heads_first(geometry.pad(t)) for t in (*self.query_key(x), value))
+        near = self.local_rpe(geometry, part.neighbourhood).permute(0, 3, 1, 2)
+        far = None if part.far_basis is None else (part.far_basis @ self.rpe_weights).permute(0, 3, 1, 2)
+        out = randomised_attention(q, k, v, near, far, self.n_samples, self.sampling, self.training)
+        return self.output(geometry.pack(merge_heads(out)))
