@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from molflt.attention.envelope import envelope
 from molflt.attention.geometry import Geometry
@@ -67,13 +68,11 @@ class SoftmaxAttention(AttentionLayer):
     def forward(self, x: Tensor, geometry: Geometry, context: Neighbourhood) -> Tensor:
         """See :class:`AttentionLayer`."""
         query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
-        scale = query.shape[-1] ** -0.5
-        q, k, v = (heads_first(geometry.pad(t)) for t in (query * scale, key, self.dropout(value)))
-        bias = self.local_rpe(geometry, context).permute(0, 3, 1, 2)
-        logits = (q @ k.transpose(-1, -2)).masked_fill(~geometry.pair_mask[:, None], -torch.inf)
-        # A row's own maximum cancels between numerator and denominator.
-        largest = logits.detach().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-        weights = torch.exp(logits - largest) * bias
-        denominator = weights.sum(dim=-1, keepdim=True)
-        out = (weights @ v) / torch.where(denominator > 0, denominator, 1.0)
+        q, k, v = (heads_first(geometry.pad(t)) for t in (query, key, self.dropout(value)))
+        factor = self.local_rpe(geometry, context).permute(0, 3, 1, 2)
+        seen = factor > 0
+        bias = torch.where(seen, torch.where(seen, factor, 1.0).log(), -torch.inf)
+        # A place without an atom sees nobody; it is dropped below and only must not give NaN.
+        bias = bias.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.output(geometry.pack(merge_heads(out)))
