@@ -57,10 +57,12 @@ def randomised_attention(
     """
     seen = near > 0
     log_near = torch.where(seen, torch.where(seen, near, 1.0).log(), -torch.inf)
+    # Of a token that sees nobody nothing is asked, but it must not give NaN, not even to a gradient.
+    log_near = log_near.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0)
     logits = query @ key.transpose(-1, -2)
     if sampling == "exact" and not draw:
         return _weighted(logits[..., None, :], value, log_near, far)[..., 0, :]
-    shares = _shares(logits + log_near)
+    shares = torch.softmax(logits + log_near, dim=-1)
     if sampling == "exact":
         flat = shares.detach().flatten(0, -2)
         chosen = torch.multinomial(flat, n_samples, replacement=True).view(*shares.shape[:-1], n_samples)
@@ -75,22 +77,16 @@ def randomised_attention(
     return _weighted(log_xi, value, log_near, far).mean(dim=-2)
 
 
-def _shares(logits: Tensor) -> Tensor:
-    """Softmax over the last axis; uniform for a token that sees nobody, of which nothing is asked but no NaN."""
-    nobody = torch.isinf(logits).all(dim=-1, keepdim=True)
-    return torch.softmax(logits.masked_fill(nobody, 0.0), dim=-1)
-
-
 def _weighted(log_weight: Tensor, value: Tensor, log_near: Tensor, far: Tensor | None) -> Tensor:
     """Σ_m (near + far) e^w v / Σ_m near e^w: log_weight (batch, heads, n, S, m) → (batch, heads, n, S, head_dim)."""
     near = log_weight + log_near[..., None, :]
     if far is None:
-        return _shares(near) @ value[:, :, None]
-    largest = near.detach().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(near.dtype).min)
+        return torch.softmax(near, dim=-1) @ value[:, :, None]
+    largest = near.detach().amax(dim=-1, keepdim=True)
     weights = torch.exp(near - largest)
     denominator = weights.sum(dim=-1, keepdim=True)
     weights = weights + far[..., None, :] * torch.exp(log_weight - largest)
-    return (weights @ value[:, :, None]) / torch.where(denominator > 0, denominator, 1.0)
+    return (weights @ value[:, :, None]) / denominator
 
 
 class RandomisedAttention(AttentionLayer):

@@ -1,0 +1,76 @@
+"""The log-linear Performer: kernelised attention with any relative bias (Luo et al. 2021, arXiv 2106.12566)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from molflt.attention.kernels.kernel import Kernel, normalised, stable_features
+from molflt.attention.sequence.toeplitz import CHANNELS_AT_ONCE, future, toeplitz_product
+
+
+def log_linear_attention(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, shape: tuple[int, ...], causal: bool
+) -> Tensor:
+    """Σ_j e^{b_{j−i}} κ(q_i, k_j) v_j / Σ_j e^{b_{j−i}} κ(q_i, k_j) (Eq. 10), in O(n log n · m head_dim).
+
+    The causal form sets c_{j−i} = e^{b_{j−i}} to zero for j > i (§3.2). By FFT that zero holds to rounding, relative
+    to the largest φ_K v of the sequence: see :func:`~molflt.attention.sequence.toeplitz.toeplitz_product`.
+
+    Args:
+        kernel: the feature map; for ``causal`` one whose features of a token depend on no other.
+        query: (batch, heads, n, c).
+        key: as ``query``.
+        value: (batch, heads, n, head_dim).
+        bias: b, (heads, 2n − 1), or (heads, 2h − 1, 2w − 1) of a grid in raster order.
+        shape: (n,) or (h, w).
+        causal: whether a token sees only itself and those before it.
+
+    Returns:
+        (batch, heads, n, head_dim).
+
+    Raises:
+        InputError: the bias or the tokens do not fit ``shape``.
+    """
+    query_features, key_features = kernel(query, key)
+    phi_q, phi_k = stable_features(query_features, key_features, None)
+    if causal:
+        bias = bias.masked_fill(future(shape, bias.device), -torch.inf)
+    # The largest b of a head is a common factor, and cancels.
+    axes = tuple(range(-len(shape), 0))
+    coefficients = torch.exp(bias - bias.detach().amax(dim=axes, keepdim=True))
+    ones = torch.ones_like(value[..., :1])
+    sums = _weighted_sums(coefficients, phi_q, phi_k, torch.cat([value, ones], dim=-1), shape)
+    bound = None if kernel.positive else _weighted_sums(coefficients, phi_q.abs(), phi_k.abs(), ones, shape)
+    return normalised(sums[..., :-1], sums[..., -1:], bound)
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """x/|x| of queries and keys, (..., c): the N of NPRF (Algorithm 1). Keeps the variance of φ in bounds (§3.3)."""
+    return functional.normalize(x, dim=-1)
+
+
+def _weighted_sums(
+    coefficients: Tensor, phi_q: Tensor, phi_k: Tensor, value: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    """Σ_j c_{j−i} (φ_Q,i · φ_K,j) v_j: (batch, heads, n, c).
+
+    The outer products φ_K vᵀ of all tokens, n m c numbers, are never held at once, nor kept for the backward pass.
+    """
+    n_features = max(1, CHANNELS_AT_ONCE // value.shape[-1])
+    parts = zip(phi_q.split(n_features, dim=-1), phi_k.split(n_features, dim=-1), strict=True)
+    sums = [
+        checkpoint(_some_features, coefficients, q, k, value, shape, use_reentrant=False, preserve_rng_state=False)
+        for q, k in parts
+    ]
+    return torch.stack(sums).sum(dim=0)
+
+
+def _some_features(
+    coefficients: Tensor, phi_q: Tensor, phi_k: Tensor, value: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    outer = (phi_k[..., :, None] * value[..., None, :]).flatten(-2)
+    product = toeplitz_product(coefficients, outer, shape).unflatten(-1, (phi_k.shape[-1], -1))
+    return (phi_q[..., None, :] @ product.to(phi_q.dtype)).squeeze(-2)

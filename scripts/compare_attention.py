@@ -1,0 +1,310 @@
+"""Every attention of the literature on atoms: same encoder, budget and seeds, one table.
+
+Trains each mechanism on the bundled adsorption set and, where MOLFLT_DATA is set, on QM7, and measures the mean
+absolute error on held-out structures (moving average after the last step), how far predictions move when structures
+are turned, and, each in a process of its own, the time of a training step and the peak of resident memory it adds.
+Finished runs are kept and not repeated, so an interrupted comparison goes on where it stopped.
+
+    python scripts/compare_attention.py --out runs/compare                 # two hours on one core: all, three seeds
+    python scripts/compare_attention.py --out runs/compare --attention flt lara --seeds 0 --steps 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from molflt import __version__
+from molflt.atomic_file import atomic_file
+from molflt.attention.config import ATTENTION_PRESETS
+from molflt.data.batching import StructureCollater
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.progress import track
+from molflt.data.sources import open_dataset
+from molflt.invariance.energies import energies
+from molflt.invariance.transformations import rotation
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import load_model
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import resolve_path
+from molflt.training.presets import preset_config
+from molflt.training.run import train
+
+MARK = "compare_attention"
+QM7_TRAIN, QM7_VAL = 3000, 1000
+MAX_ATOMS = 256
+"""Of a batch."""
+DEFAULT = [
+    name for name in ATTENTION_PRESETS if name not in ("trigrf-sphere", "oprf-sphere", "saderf-sphere", "posrf-orf")
+]
+"""Every preset but performer's other name and the sphere-sampled features that are not in the literature."""
+N_TURNED, N_TIMED, N_WARM = 64, 15, 3
+
+
+def write_qm7(folder: Path) -> None:
+    """The first 3,000 molecules of the file and the 1,000 after them, as LMDB; energies in eV."""
+    from ase.io import iread
+
+    source = Path(os.environ["MOLFLT_DATA"]) / "qm7" / "qm7_train.extxyz.gz"
+    for name, start, count in (("train", 0, QM7_TRAIN), ("val", QM7_TRAIN, QM7_VAL)):
+        path = folder / f"qm7-{name}.lmdb"
+        if path.exists():
+            continue
+        frames = track(iread(source, index=f"{start}:{start + count}"), f"QM7, {name}", total=count)
+        records = (
+            {
+                "pos": atoms.get_positions(),
+                "cell": np.zeros((3, 3)),
+                "pbc": np.zeros(3, dtype=bool),
+                "atomic_numbers": atoms.get_atomic_numbers(),
+                "tags": np.full(len(atoms), 2),
+                "natoms": len(atoms),
+                "sid": start + index,
+                "energy": atoms.get_potential_energy(),
+            }
+            for index, atoms in enumerate(frames)
+        )
+        write_lmdb(path, records, progress=False)
+
+
+def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -> TrainConfig:
+    """The preset ``tiny`` with another attention; QM7 has no relaxed positions to learn."""
+    values = preset_config("tiny").model_dump()
+    values["seed"] = seed
+    values["model"]["attention"] = attention
+    values["trainer"] |= {"max_steps": steps, "max_epochs": 1000}
+    values["data"]["max_atoms"] = MAX_ATOMS
+    if data == "qm7":
+        values["data"] |= {
+            "train": str(folder / "qm7-train.lmdb"),
+            "val": {"val": str(folder / "qm7-val.lmdb")},
+            "target": "energy",
+            "standardise": "element",
+        }
+        values["model"]["auxiliary_head"] = False
+    else:
+        values["data"]["val"] = {"val": values["data"]["val"]["val"]}
+    return TrainConfig.model_validate(values)
+
+
+def run_once(folder: Path, data: str, attention: str, seed: int, steps: int) -> None:
+    """Train and judge one model; its numbers go to result.json in its folder."""
+    run = folder / data / attention / str(seed)
+    if (run / "result.json").exists():
+        return
+    config = run_config(folder, data, attention, seed, steps)
+    start = time.perf_counter()
+    found = train(config, run, resume=True, say=lambda line: None)
+    seconds = time.perf_counter() - start
+    curve = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    model = load_model(run / "last.safetensors").model
+    structures = list(islice(open_dataset(resolve_path(config.data.val["val"])), N_TURNED))
+    random = np.random.default_rng(0)
+    turned = [rotation(structure, random) for structure in structures]
+    change = np.abs(energies(model, turned).energy - energies(model, structures).energy)
+    errors = [(line["step"], line["val/energy_mae"]) for line in curve if "val/energy_mae" in line]
+    record = {
+        "attention": attention,
+        "data": data,
+        "seed": seed,
+        "steps": steps,
+        "mae": errors[-1][1],
+        "mad": found.mad,
+        "curve": errors,
+        "rotation": float(change.max()),
+        "parameters": model.n_parameters(),
+        "seconds": seconds,
+    }
+    with atomic_file(run / "result.json") as temporary:
+        temporary.write_text(json.dumps(record))
+    print(f"{data:<11}{attention:<17}seed {seed}  MAE {record['mae']:.4f} eV  {seconds:.0f} s", flush=True)
+
+
+def measure(folder: Path, data: str, attention: str, steps: int) -> None:
+    """Print seconds per training step (forward and backward, no optimiser) and the growth of resident memory."""
+    config = run_config(folder, data, attention, 0, steps)
+    torch.manual_seed(0)
+    model = EnergyModel(config.model)
+    collate = StructureCollater(config.model.neighbour_cutoff, config.model.all_pairs_if_isolated)
+    batches = list(islice(_batches(config, collate), 4))
+    # Import and start up whatever a first step does, on a structure too small to count.
+    model(collate([open_dataset(resolve_path(config.data.train))[0]])).energy.sum().backward()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = []
+    for batch in islice(cycle(batches), N_WARM + N_TIMED):
+        start = time.perf_counter()
+        model.zero_grad()
+        model(batch).energy.sum().backward()
+        seconds.append(time.perf_counter() - start)
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(json.dumps({"seconds": seconds[N_WARM:], "mebibytes": growth}))
+
+
+def _batches(config: TrainConfig, collate: StructureCollater) -> Iterator[Any]:
+    """Batches of the training set in its own order, as many atoms each as in training."""
+    batch: list[Any] = []
+    atoms = 0
+    for structure in open_dataset(resolve_path(config.data.train)):
+        n = len(structure.atomic_numbers)
+        if atoms + n > config.data.max_atoms:
+            yield collate(batch)
+            batch, atoms = [], 0
+        batch.append(structure)
+        atoms += n
+
+
+def measured(folder: Path, data: str, attention: str) -> dict[str, Any]:
+    """:func:`measure` in a fresh process with one thread; kept in the folder."""
+    path = folder / data / attention / "cost.json"
+    if not path.exists():
+        command = [sys.executable, __file__, "--out", str(folder), "--measure", data, attention]
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        with atomic_file(path) as temporary:
+            temporary.write_text(done.stdout.splitlines()[-1])
+    cost: dict[str, Any] = json.loads(path.read_text())
+    return cost
+
+
+def table(folder: Path, names: list[str], data_sets: list[str], timed: bool) -> list[dict[str, Any]]:
+    """A row for every attention and data set with at least one finished run."""
+    rows = []
+    for data in data_sets:
+        for name in names:
+            runs = [json.loads(path.read_text()) for path in sorted((folder / data / name).glob("*/result.json"))]
+            if not runs:
+                continue
+            mae = np.array([run["mae"] for run in runs])
+            row: dict[str, Any] = {
+                "data": data,
+                "attention": name,
+                "seeds": len(runs),
+                "steps": runs[0]["steps"],
+                "parameters": runs[0]["parameters"],
+                "mae": float(mae.mean()),
+                "spread": float(mae.std(ddof=1)) if len(mae) > 1 else float("nan"),
+                "mad": runs[0]["mad"],
+                "rotation": max(run["rotation"] for run in runs),
+            }
+            if timed:
+                cost = measured(folder, data, name)
+                low, middle, high = np.percentile(cost["seconds"], [25, 50, 75])
+                row |= {"step_ms": 1e3 * middle, "step_ms_low": 1e3 * low, "step_ms_high": 1e3 * high}
+                row["memory_mib"] = cost["mebibytes"]
+            rows.append(row)
+    return rows
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """One table for each data set, best first."""
+    lines = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        mine = sorted((row for row in rows if row["data"] == data), key=lambda row: row["mae"])
+        first = mine[0]
+        lines += [
+            f"**{data}**: {first['steps']} steps, mean ± standard deviation over {first['seeds']} seeds; "
+            f"mean absolute deviation of the labels {first['mad']:.3f} eV",
+            "",
+            "| attention | MAE, eV | turned, eV | ms per step | memory, MiB | parameters |",
+            "|---|---|---|---|---|---|",
+        ]
+        for row in mine:
+            lines.append(
+                f"| `{row['attention']}` | {row['mae']:.4f} ± {row['spread']:.4f} | {row['rotation']:.0e} | "
+                + (f"{row['step_ms']:.0f} | {row['memory_mib']:.0f} | " if "step_ms" in row else "| | ")
+                + f"{row['parameters']:,} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def write_table(rows: list[dict[str, Any]], csv_path: Path, page: Path | None) -> None:
+    """CSV, and the tables between the marks of a page."""
+    csv_path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(csv_path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
+        )
+    if page is not None:
+        begin, end = f"<!-- {MARK}: begin -->", f"<!-- {MARK}: end -->"
+        before, _, rest = page.read_text().partition(begin)
+        _, _, after = rest.partition(end)
+        with atomic_file(page) as temporary:
+            temporary.write_text(f"{before}{begin}\n{markdown(rows)}{end}{after}")
+
+
+def plot_curves(path: Path, folder: Path, names: list[str], data: str) -> None:
+    """Validation error against steps (FLT Fig. 2)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for name in names:
+        curves = [
+            json.loads(result.read_text())["curve"] for result in sorted((folder / data / name).glob("*/result.json"))
+        ]
+        if not curves:
+            continue
+        steps = [step for step, _ in curves[0]]
+        errors = np.array([[error for _, error in curve] for curve in curves])
+        axes.plot(steps, errors.mean(axis=0), label=name)
+        axes.fill_between(steps, errors.min(axis=0), errors.max(axis=0), alpha=0.2)
+    axes.set(xlabel="step", ylabel="validation MAE, eV", yscale="log")
+    axes.legend(frameon=False)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for runs and tables")
+    parser.add_argument("--attention", nargs="+", default=DEFAULT, choices=list(ATTENTION_PRESETS))
+    parser.add_argument("--data", nargs="+", default=["adsorption", "qm7"], choices=["adsorption", "qm7"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--no-cost", action="store_true", help="leave out time and memory")
+    parser.add_argument("--page", type=Path, help="write the tables into this page, between its marks")
+    parser.add_argument("--measure", nargs=2, metavar=("DATA", "ATTENTION"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.measure:
+        measure(options.out, *options.measure, options.steps)
+        return
+    if "qm7" in options.data and "MOLFLT_DATA" not in os.environ:
+        print("MOLFLT_DATA is not set: without QM7")
+        options.data.remove("qm7")
+    if "qm7" in options.data:
+        write_qm7(options.out)
+    for seed in options.seeds:
+        for data in options.data:
+            for name in options.attention:
+                run_once(options.out, data, name, seed, options.steps)
+    rows = table(options.out, options.attention, options.data, timed=not options.no_cost)
+    write_table(rows, options.out / "compare_attention.csv", options.page)
+    versions = {"molflt": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    with atomic_file(options.out / "versions.json") as temporary:
+        temporary.write_text(json.dumps(versions))
+    plot_curves(options.out / "validation_curves.png", options.out, ["performer", "flt", "molflt"], options.data[0])
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
