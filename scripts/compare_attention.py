@@ -12,10 +12,8 @@ Finished runs are kept and not repeated, so an interrupted comparison goes on wh
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -27,8 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from literature.tables import insert, markdown, write_csv, write_record
 
-from molflt import __version__
 from molflt.atomic_file import atomic_file
 from molflt.attention.config import ATTENTION_PRESETS
 from molflt.data.batching import StructureCollater
@@ -44,7 +42,6 @@ from molflt.training.config_file import resolve_path
 from molflt.training.presets import preset_config
 from molflt.training.run import train
 
-MARK = "compare_attention"
 QM7_TRAIN, QM7_VAL = 3000, 1000
 MAX_ATOMS = 256
 """Of a batch."""
@@ -210,44 +207,30 @@ def table(folder: Path, names: list[str], data_sets: list[str], timed: bool) -> 
     return rows
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def tables(rows: list[dict[str, Any]]) -> str:
     """One table for each data set, best first."""
-    lines = []
+    header = ["attention", "MAE, eV", "turned, eV", "ms per step", "memory, MiB", "parameters"]
+    parts = []
     for data in dict.fromkeys(row["data"] for row in rows):
         mine = sorted((row for row in rows if row["data"] == data), key=lambda row: row["mae"])
         first = mine[0]
-        lines += [
+        parts.append(
             f"**{data}**: {first['steps']} steps, mean ± standard deviation over {first['seeds']} seeds; "
-            f"mean absolute deviation of the labels {first['mad']:.3f} eV",
-            "",
-            "| attention | MAE, eV | turned, eV | ms per step | memory, MiB | parameters |",
-            "|---|---|---|---|---|---|",
-        ]
-        for row in mine:
-            lines.append(
-                f"| `{row['attention']}` | {row['mae']:.4f} ± {row['spread']:.4f} | {row['rotation']:.0e} | "
-                + (f"{row['step_ms']:.0f} | {row['memory_mib']:.0f} | " if "step_ms" in row else "| | ")
-                + f"{row['parameters']:,} |"
-            )
-        lines.append("")
-    return "\n".join(lines)
-
-
-def write_table(rows: list[dict[str, Any]], csv_path: Path, page: Path | None) -> None:
-    """CSV, and the tables between the marks of a page."""
-    csv_path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(csv_path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as handle:
-        writer = csv.DictWriter(handle, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
+            f"mean absolute deviation of the labels {first['mad']:.3f} eV\n\n"
         )
-    if page is not None:
-        begin, end = f"<!-- {MARK}: begin -->", f"<!-- {MARK}: end -->"
-        before, _, rest = page.read_text().partition(begin)
-        _, _, after = rest.partition(end)
-        with atomic_file(page) as temporary:
-            temporary.write_text(f"{before}{begin}\n{markdown(rows)}{end}{after}")
+        cells = [
+            [
+                f"`{row['attention']}`",
+                f"{row['mae']:.4f} ± {row['spread']:.4f}",
+                f"{row['rotation']:.0e}",
+                f"{row['step_ms']:.0f}" if "step_ms" in row else "",
+                f"{row['memory_mib']:.0f}" if "memory_mib" in row else "",
+                f"{row['parameters']:,}",
+            ]
+            for row in mine
+        ]
+        parts.append(markdown(header, cells) + "\n")
+    return "".join(parts)
 
 
 def plot_curves(path: Path, folder: Path, names: list[str], data: str) -> None:
@@ -298,12 +281,12 @@ def main() -> None:
             for name in options.attention:
                 run_once(options.out, data, name, seed, options.steps)
     rows = table(options.out, options.attention, options.data, timed=not options.no_cost)
-    write_table(rows, options.out / "compare_attention.csv", options.page)
-    versions = {"molflt": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    with atomic_file(options.out / "versions.json") as temporary:
-        temporary.write_text(json.dumps(versions))
+    write_csv(options.out / "compare_attention.csv", rows)
+    write_record(options.out / "compare_attention.json", rows=rows)
+    if options.page:
+        insert(options.page, "compare_attention", tables(rows))
     plot_curves(options.out / "validation_curves.png", options.out, ["performer", "flt", "molflt"], options.data[0])
-    print(markdown(rows))
+    print(tables(rows))
 
 
 if __name__ == "__main__":

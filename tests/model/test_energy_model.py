@@ -97,6 +97,22 @@ def test_invariant_to_rotation_reflection_translation_and_image(attention):
     assert relative(energies(model, moved), expected) < max(1e-10, 10 * tolerance)
 
 
+@pytest.mark.parametrize(
+    "attention", [*ATTENTIONS.values(), *LITERATURE.values(), PUBLISHED], ids=[*ATTENTIONS, *LITERATURE, PUBLISHED]
+)
+def test_trains_as_it_is_built(attention):
+    """Single precision without a conversion, and a finite gradient for every parameter that is used."""
+    torch.manual_seed(0)
+    config = ModelConfig(dim=16, n_heads=4, n_layers=1, ffn_dim=32, n_rbf=8, attention=attention)
+    model = EnergyModel(config)
+    kinds = {t.dtype for name, t in model.named_parameters() if "standardiser" not in name}
+    assert kinds == {torch.float32}
+    structures = [STRUCTURES[name]() for name in ("molecule", "slab", "atom")]
+    output = model(batch_of(structures, config.neighbour_cutoff, config.all_pairs_if_isolated))
+    (output.energy.sum() + output.displacement.square().sum()).backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None)
+
+
 def test_the_published_form_fails_the_same_test():
     model, structures = make_model(PUBLISHED), all_structures()
     expected = energies(model, structures)

@@ -25,7 +25,8 @@ class ReluKernel(Kernel):
     def __init__(self, n_features: int, dim: int, generator: torch.Generator) -> None:
         super().__init__()
         self.n_features = n_features
-        self.matrix = nn.Parameter(orthogonal(n_features, dim, generator) / dim**0.5)
+        start = orthogonal(n_features, dim, generator) / dim**0.5
+        self.matrix = nn.Parameter(start.to(torch.get_default_dtype()))
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
         """See :class:`Kernel`."""
