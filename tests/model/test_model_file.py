@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from molflt.attention.config import KERNELS
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.model import model_file
@@ -96,9 +97,11 @@ def _tiny(**attention: Any) -> ModelConfig:
         {"far_rank": "m", "frequencies": "sampled"},
         {"frequencies": "sampled", "spectrum": "free", "radii": "random", "directions": "random"},
         {"combine": "concat", "frequencies": "sampled"},
-        {"mechanism": "kernelised"},
         {"mechanism": "softmax"},
+        {"mechanism": "randomised"},
+        {"mechanism": "randomised", "positional_mask": True},
         {"far_field": False},
+        *({"mechanism": "kernelised", "kernel": kernel, "n_features": 12} for kernel in KERNELS),
     ],
     ids=str,
 )

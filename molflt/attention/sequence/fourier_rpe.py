@@ -5,8 +5,8 @@ With tokens one unit apart, as the paper writes, six frequencies of ten lie beyo
 hold, and are indistinguishable from slower ones; a function that reaches over many tokens has almost all of g where
 almost no frequency falls. So positions are divided by a number of tokens. With the default of 16 no frequency comes
 near ½ per token; the fastest of 32 have periods of about 7 tokens, the slowest one of several hundred, like the
-paper's sequences of 512; and a Gaussian of g of width 1 is one of f of standard deviation 16/2π = 2.5 tokens. For a grid
-take a quarter of its side: in the plane few frequencies are small in both components.
+paper's sequences of 512; and a Gaussian of width 1 in g is one of 16/2π = 2.5 tokens in f. For a grid take a quarter
+of its side: in the plane few frequencies are small in both components.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class GaussianMixtureRpe(FourierRpe):
 class LocalRpe(FourierRpe):
     """g(ξ) = Σ_t w_t Π_a sin(2πv_ta ξ_a)/(πξ_a), f(Δ) = Σ_t w_t Π_a 1[|Δ_a| ≤ v_ta] (appendix B.1, Eqs 20 and 21).
 
-    |g| falls like 1/|ξ| and p like a Gaussian: the estimate is unbiased with infinite variance, and what a model
-    sees is Σ_k a_k cos(2πξ_k·Δ) of the r frequencies it has, not f. Arguments and errors as
-    :class:`GaussianMixtureRpe`.
+    |g| falls like 1/|ξ|, its integral diverges, and with it the mean of |a_k|: Theorem 4.1 does not cover this g.
+    What a model sees is Σ_k a_k cos(2πξ_k·Δ) of the r frequencies it has, which need not be near f. Arguments and
+    errors as :class:`GaussianMixtureRpe`.
     """
 
     def __init__(

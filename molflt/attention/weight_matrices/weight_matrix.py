@@ -42,7 +42,9 @@ class DrawnMatrix(WeightMatrix):
         super().__init__()
         self.draw = draw
         self.n_features = n_features
-        omega = draw(n_features, dim, generator)
+        # Where the generator is, whatever device modules are being built on: some laws need numbers, not shapes.
+        with generator.device:
+            omega = draw(n_features, dim, generator)
         self.shape = (len(omega), dim)
         self.omega: Tensor
         self.register_buffer("omega", omega.to(torch.get_default_dtype()))
@@ -53,4 +55,6 @@ class DrawnMatrix(WeightMatrix):
 
     def redraw(self, generator: torch.Generator) -> None:
         """See :class:`WeightMatrix`."""
-        self.omega.copy_(self.draw(self.n_features, self.shape[1], generator))
+        with generator.device:
+            omega = self.draw(self.n_features, self.shape[1], generator)
+        self.omega.copy_(omega)

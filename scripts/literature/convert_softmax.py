@@ -1,0 +1,185 @@
+"""Luo Fig. 2 in miniature: a trained softmax model whose attention is replaced by random features.
+
+Four byte-level language models are trained with dense softmax: queries and keys as they are or of unit length, with
+and without a relative bias. Then softmax gives way to positive random features with m of them, without any further
+training, and the loss in bits per byte on held-out files is reported over several draws.
+
+    python scripts/literature/convert_softmax.py --out runs/convert            # ten minutes on one core
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from byte_text import LENGTH, bits_per_byte, corpus, fit
+from language_model import DIM, FFN, HEADS, LAYERS
+from matplotlib.figure import Figure
+from sequence_model import SequenceTransformer
+from tables import markdown, write_csv, write_record
+from torch import Tensor, nn
+
+from molflt.atomic_file import atomic_file
+from molflt.attention.kernels.build import build_kernel
+from molflt.attention.kernels.kernel import Kernel
+from molflt.attention.sequence.layer import SequenceAttention
+from molflt.attention.sequence.log_linear import log_linear_attention, unit_length
+from molflt.attention.sequence.relative_bias import RelativeBias
+from molflt.attention.sequence.softmax import softmax_attention
+from molflt.data.progress import track
+
+FEATURES = (16, 32, 64, 128, 256)
+VARIANTS = {
+    "standard": (False, False),
+    "standard + RPE": (False, True),
+    "normalised": (True, False),
+    "normalised + RPE": (True, True),
+}
+"""(unit length, relative bias)."""
+
+
+class ConvertibleAttention(SequenceAttention):
+    """Causal attention by dense softmax, or by a kernel once there is one.
+
+    Args:
+        normalise: queries and keys of unit length.
+        bias: relative bias; kept at zero where it is not to learn.
+    """
+
+    def __init__(self, normalise: bool, bias: RelativeBias) -> None:
+        super().__init__(DIM, HEADS, causal=True)
+        self.normalise = normalise
+        self.bias = bias
+        self.kernel: Kernel | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See :class:`SequenceAttention`."""
+        if self.normalise:
+            query, key = unit_length(query), unit_length(key)
+        bias, shape = self.bias(query.shape[-2])
+        if self.kernel is None:
+            return softmax_attention(query, key, value, bias, shape, causal=True)
+        return log_linear_attention(self.kernel, query, key, value, bias, shape, causal=True)
+
+
+def softmax_model(normalise: bool, rpe: bool, seed: int) -> SequenceTransformer:
+    """A model to be trained and then converted."""
+    torch.manual_seed(seed)
+    bias = RelativeBias(HEADS, (LENGTH,)).requires_grad_(rpe)
+    layers: list[SequenceAttention] = [ConvertibleAttention(normalise, bias) for _ in range(LAYERS)]
+    return SequenceTransformer(layers, nn.Embedding(256, DIM), DIM, FFN, LENGTH, 256, pooled=False)
+
+
+def convert(model: SequenceTransformer, n_features: int | None, seed: int) -> None:
+    """Put random features in place of softmax in every layer; None puts softmax back."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in model.modules():
+        if isinstance(layer, ConvertibleAttention):
+            layer.kernel = None
+            if n_features is not None:
+                layer.kernel = build_kernel("posrf-orf", DIM // HEADS, HEADS, n_features, 1, generator)
+
+
+def run_once(folder: Path, name: str, seed: int, steps: int, draws: int) -> list[dict[str, Any]]:
+    """Train one variant and convert it: a row for every m, and one, m = 0, for softmax itself."""
+    path = folder / name / str(seed) / "result.json"
+    if path.exists():
+        found: list[dict[str, Any]] = json.loads(path.read_text())
+        return found
+    train, validation = corpus()
+    model = softmax_model(*VARIANTS[name], seed)
+    bar = iter(track(range(steps), f"{name}, seed {seed}", total=steps))
+    fit(model, train, validation, steps, seed, on_step=lambda step: next(bar, None))
+    norms = query_norms(model, validation)
+    rows = [{"variant": name, "seed": seed, "m": 0, "draw": 0, "bits": bits_per_byte(model, validation)} | norms]
+    for m, draw in itertools.product(FEATURES, range(draws)):
+        convert(model, m, seed=1000 * seed + draw)
+        bits = bits_per_byte(model, validation)
+        rows.append({"variant": name, "seed": seed, "m": m, "draw": draw, "bits": bits} | norms)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(rows))
+    return rows
+
+
+def query_norms(model: SequenceTransformer, text: Tensor) -> dict[str, float]:
+    """Root mean square of |q| in all layers, which decides the variance of random features (Eq. 14)."""
+    squares: list[float] = []
+    layers = [layer for layer in model.modules() if isinstance(layer, ConvertibleAttention)]
+    attends = [layer.attend for layer in layers]
+    for layer, attend in zip(layers, attends, strict=True):
+
+        def watch(q: Tensor, k: Tensor, v: Tensor, layer: Any = layer, attend: Any = attend) -> Tensor:
+            used = unit_length(q) if layer.normalise else q
+            squares.append(float(used.square().sum(dim=-1).mean()))
+            return attend(q, k, v)
+
+        layer.attend = watch  # type: ignore[method-assign]
+    bits_per_byte(model, text)
+    for layer, attend in zip(layers, attends, strict=True):
+        layer.attend = attend  # type: ignore[method-assign]
+    return {"query_norm": float(np.sqrt(np.mean(squares)))}
+
+
+def plot(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Bits per byte against m; dashed, the softmax model itself."""
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for k, name in enumerate(VARIANTS):
+        mine = [row for row in rows if row["variant"] == name]
+        bits = [[row["bits"] for row in mine if row["m"] == m] for m in FEATURES]
+        axes.plot(FEATURES, [np.mean(b) for b in bits], "o-", color=f"C{k}", label=name)
+        axes.fill_between(FEATURES, [min(b) for b in bits], [max(b) for b in bits], color=f"C{k}", alpha=0.2)
+        axes.axhline(np.mean([row["bits"] for row in mine if row["m"] == 0]), color=f"C{k}", linestyle="--")
+    axes.set(xscale="log", xlabel="random features m", ylabel="bits per byte after conversion (dashed: softmax)")
+    axes.legend(frameon=False)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for runs and tables")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--draws", type=int, default=3, help="draws of random features for every m")
+    options = parser.parse_args()
+    rows = [
+        row
+        for name in VARIANTS
+        for seed in options.seeds
+        for row in run_once(options.out, name, seed, options.steps, options.draws)
+    ]
+    table = []
+    for name in VARIANTS:
+        mine = [row for row in rows if row["variant"] == name]
+        norm = float(np.mean([row["query_norm"] for row in mine if row["m"] == 0]))
+        for m in (0, *FEATURES):
+            bits = np.array([row["bits"] for row in mine if row["m"] == m])
+            table.append(
+                {
+                    "variant": name,
+                    "m": m or "softmax",
+                    "bits": float(bits.mean()),
+                    "least": float(bits.min()),
+                    "most": float(bits.max()),
+                    "query_norm": norm,
+                }
+            )
+    write_csv(options.out / "convert_softmax.csv", table)
+    write_record(options.out / "convert_softmax.json", steps=options.steps, rows=rows)
+    plot(options.out / "convert_softmax.png", rows)
+    by_name = {(row["variant"], row["m"]): row["bits"] for row in table}
+    header = ["bits per byte", "softmax", *(f"m = {m}" for m in FEATURES)]
+    cells = [[name, *(f"{by_name[name, m]:.3f}" for m in ("softmax", *FEATURES))] for name in VARIANTS]
+    print(markdown(header, cells))
+
+
+if __name__ == "__main__":
+    main()
