@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from molflt.attention.config import OrderKind
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.sequence.cosformer import CosformerKernel
 from molflt.attention.sequence.fourier import ConcatenatedKernel
@@ -143,13 +144,21 @@ class LogLinearAttention(SequenceAttention):
         bias: b of a sequence or a grid; may be shared by layers.
         causal: see :class:`SequenceAttention`.
         normalise: queries and keys to unit length, as in the paper's Algorithm 1.
+        order: see :func:`~molflt.attention.sequence.log_linear.log_linear_attention`.
 
     Raises:
         InputError: the kernel sees the future, and ``causal`` forbids it.
     """
 
     def __init__(
-        self, dim: int, n_heads: int, kernel: Kernel, bias: RelativeBias, causal: bool, normalise: bool = True
+        self,
+        dim: int,
+        n_heads: int,
+        kernel: Kernel,
+        bias: RelativeBias,
+        causal: bool,
+        normalise: bool = True,
+        order: OrderKind = "auto",
     ) -> None:
         super().__init__(dim, n_heads, causal)
         if causal:
@@ -157,10 +166,11 @@ class LogLinearAttention(SequenceAttention):
         self.kernel = kernel
         self.bias = bias
         self.normalise = normalise
+        self.order = order
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :class:`SequenceAttention`."""
         if self.normalise:
             query, key = unit_length(query), unit_length(key)
         bias, shape = self.bias(query.shape[-2])
-        return log_linear_attention(self.kernel, query, key, value, bias, shape, self.causal)
+        return log_linear_attention(self.kernel, query, key, value, bias, shape, self.causal, self.order)

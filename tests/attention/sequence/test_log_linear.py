@@ -37,9 +37,10 @@ def count(shape):
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_dense_formula(name, causal, shape):
+@pytest.mark.parametrize("order", ["linear", "quadratic"])
+def test_equals_dense_formula(name, causal, shape, order):
     kernel, bias, (q, k, v) = kernel_of(name), bias_of(shape), tokens(count(shape))
-    found = log_linear_attention(kernel, q, k, v, bias, shape, causal)
+    found = log_linear_attention(kernel, q, k, v, bias, shape, causal, order)
     factors = relative_matrix(bias, shape).exp()
     assert_same(found, dense_kernelised(kernel, q, k, v, causal, factors), (q, k, v, bias))
     assert_differs(found, dense_kernelised(kernel, q, k, v, not causal, factors))
@@ -50,9 +51,9 @@ def test_equals_dense_formula(name, causal, shape):
 @pytest.mark.parametrize("channels", [1, 8, 10_000])
 def test_features_at_once_change_nothing(monkeypatch, channels):
     kernel, bias, (q, k, v) = kernel_of("posrf-orf"), bias_of((9,)), tokens(9)
-    wanted = log_linear_attention(kernel, q, k, v, bias, (9,), True)
+    wanted = log_linear_attention(kernel, q, k, v, bias, (9,), True, "linear")
     monkeypatch.setattr(log_linear, "CHANNELS_AT_ONCE", channels)
-    assert_same(log_linear_attention(kernel, q, k, v, bias, (9,), True), wanted, (q, k, v, bias), 1e-11)
+    assert_same(log_linear_attention(kernel, q, k, v, bias, (9,), True, "linear"), wanted, (q, k, v, bias), 1e-11)
 
 
 @pytest.mark.parametrize("causal", [False, True])
