@@ -126,6 +126,20 @@ def test_interrupted_twice(reference: Path, make_config: MakeConfig, tmp_path: P
     assert_same_run(tmp_path / "run", reference)
 
 
+@pytest.mark.parametrize(
+    "attention",
+    [{"mechanism": "kernelised", "n_features": 8, "redraw_every": 3}, "lara-rpe", "ra-rpe"],
+    ids=["redrawn features", "LARA", "RA"],
+)
+def test_attention_that_draws_while_training(attention: Any, make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(**EVERYTHING_RANDOM, **{"model.attention": attention})
+    train(config, tmp_path / "whole", say=quiet)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", say=quiet, callbacks=[Interrupt(2, 1)])
+    train(config, tmp_path / "stopped", resume=True, say=quiet)
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
 def test_interruption_leaves_ctrl_c_working(make_config: MakeConfig, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):

@@ -14,10 +14,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from molflt.attention.config import ATTENTION_PRESETS
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, open_dataset
 from molflt.errors import InputError
+from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model, read_metadata
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
@@ -193,11 +195,35 @@ def test_double_precision(make_config: MakeConfig, tmp_path: Path, val_set: Stru
     assert read_records(tmp_path / "run")[-1]["val/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-6)
 
 
-@pytest.mark.parametrize("attention", ["flt", "flt-concat", "performer", "softmax", {"far_rank": 1}], ids=str)
+FEW = ("flt", "flt-concat", "performer", "softmax", "oprf-mm", "saderf-fastfood", "lara", "ra", "ra-rpe", "lara-rpe")
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {"far_rank": 1},
+        *FEW,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ATTENTION_PRESETS if name not in FEW),
+    ],
+    ids=str,
+)
 def test_every_attention_trains(attention: Any, make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(**{"model.attention": attention, "trainer.max_epochs": 1})
     result = train(config, tmp_path / "run", say=quiet)
     assert np.isfinite(result.best)
+
+
+def test_features_are_redrawn_in_the_model_and_its_average(make_config: MakeConfig, tmp_path: Path) -> None:
+    attention = {"mechanism": "kernelised", "n_features": 8}
+    drawn = []
+    for every in (0, 3):
+        config = make_config(**{"model.attention": {**attention, "redraw_every": every}, "trainer.max_steps": 4})
+        train(config, tmp_path / str(every), say=quiet)
+        model = load_model(tmp_path / str(every) / "last.safetensors").model
+        drawn.append([t for name, t in model.state_dict().items() if name.endswith("omega")])
+    start = [t for name, t in EnergyModel(config.model, config.seed).state_dict().items() if name.endswith("omega")]
+    assert all(torch.equal(a, b) for a, b in zip(drawn[0], start, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(drawn[1], start, strict=True))
 
 
 def _without(folder: Path, source: Path, field: str, indices: set[int]) -> Path:
