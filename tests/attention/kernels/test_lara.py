@@ -66,23 +66,23 @@ def test_it_is_its_definition(landmarks, training):
 
 
 def deviation(change=lambda phi_q: phi_q) -> float:
-    """Largest deviation of the mean over 4,000 draws from exp(q·k), in standard errors."""
+    """Largest deviation of the mean over 2,000 draws from exp(q·k), in standard errors."""
     made, (q, k) = kernel().train(), tokens(scale=0.3)
     torch.manual_seed(0)
     draws = []
     with torch.no_grad():
-        for _ in range(4000):
+        for _ in range(2000):
             phi_q, phi_k = made(q, k)
             draws.append(change(phi_q.values()) @ phi_k.values().transpose(-1, -2))
     values = torch.stack(draws)
-    error = (values.mean(dim=0) - (q @ k.transpose(-1, -2)).exp()).abs() / (values.std(dim=0) / math.sqrt(4000))
+    error = (values.mean(dim=0) - (q @ k.transpose(-1, -2)).exp()).abs() / (values.std(dim=0) / math.sqrt(2000))
     return float(error.max())
 
 
 def test_estimates_are_unbiased_for_the_softmax_kernel():
     """Multiple importance sampling with weights that sum to one; power: weights that sum to less are found out."""
     assert deviation() < 4.5
-    assert deviation(lambda phi_q: 0.95 * phi_q) > 10
+    assert deviation(lambda phi_q: 0.95 * phi_q) > 7
 
 
 def test_no_weight_is_negative():
@@ -109,7 +109,7 @@ def test_more_landmarks_come_nearer_to_softmax():
     torch.manual_seed(0)
     for count in (2, 32, 512):
         made = LaraKernel(SoftClusters(HEADS, count, WIDTH, torch.Generator().manual_seed(0))).double().train()
-        found = torch.stack([kernelised_attention(made, q, k, v, None) for _ in range(20)])
+        found = torch.stack([kernelised_attention(made, q, k, v, None) for _ in range(10)])
         errors.append(float((found - dense).square().mean().sqrt().detach()))
     assert errors[0] > 1.5 * errors[1] > 3 * errors[2]
 
