@@ -3,7 +3,7 @@
 # default selection, as in: scripts/test.sh tests/attention -k lattice
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. scripts/environment.sh dev
+. scripts/environment.sh dev literature
 
 if [ "$#" -gt 0 ]; then
     exec python -m pytest "$@"

@@ -64,16 +64,14 @@ def randomised_attention(
         return _weighted(logits[..., None, :], value, log_near, far)[..., 0, :]
     shares = torch.softmax(logits + log_near, dim=-1)
     if sampling == "exact":
-        flat = shares.detach().flatten(0, -2)
-        chosen = torch.multinomial(flat, n_samples, replacement=True).view(*shares.shape[:-1], n_samples)
-        index = chosen.flatten(-2)[..., None].expand(*shares.shape[:2], -1, key.shape[-1])
+        index = _chosen(shares.detach(), n_samples).flatten(-2)[..., None].expand(-1, -1, -1, key.shape[-1])
         picked = key.gather(-2, index).unflatten(-2, (-1, n_samples))
     else:
         picked = (shares @ key)[..., None, :].expand(*key.shape[:-1], n_samples if draw else 1, key.shape[-1])
     omega = query[..., None, :] + picked
     if draw:
         omega = omega + torch.randn_like(omega)
-    log_xi = omega @ key[:, :, None].transpose(-1, -2) - 0.5 * (key * key).sum(dim=-1)[:, :, None, None, :]
+    log_xi = _per_sample(omega, key.transpose(-1, -2)) - 0.5 * (key * key).sum(dim=-1)[:, :, None, None, :]
     return _weighted(log_xi, value, log_near, far).mean(dim=-2)
 
 
@@ -81,12 +79,27 @@ def _weighted(log_weight: Tensor, value: Tensor, log_near: Tensor, far: Tensor |
     """Σ_m (near + far) e^w v / Σ_m near e^w: log_weight (batch, heads, n, S, m) → (batch, heads, n, S, head_dim)."""
     near = log_weight + log_near[..., None, :]
     if far is None:
-        return torch.softmax(near, dim=-1) @ value[:, :, None]
+        return _per_sample(torch.softmax(near, dim=-1), value)
     largest = near.detach().amax(dim=-1, keepdim=True)
     weights = torch.exp(near - largest)
     denominator = weights.sum(dim=-1, keepdim=True)
     weights = weights + far[..., None, :] * torch.exp(log_weight - largest)
-    return (weights @ value[:, :, None]) / denominator
+    return _per_sample(weights, value) / denominator
+
+
+def _per_sample(x: Tensor, matrix: Tensor) -> Tensor:
+    """(batch, heads, n, S, a) times (batch, heads, a, b): one product, where broadcasting would copy the matrix."""
+    return (x.flatten(2, 3) @ matrix).unflatten(2, x.shape[2:4])
+
+
+def _chosen(shares: Tensor, n_samples: int) -> Tensor:
+    """Indices drawn with these probabilities: (batch, heads, n, m) → (batch, heads, n, S)."""
+    sums = shares.cumsum(dim=-1)
+    total = sums[..., -1:]
+    # Below the total even after rounding, so that no entry of probability zero at the end is drawn.
+    drawn = torch.rand(*shares.shape[:-1], n_samples, dtype=shares.dtype, device=shares.device) * total
+    drawn = torch.minimum(drawn, total * (1 - torch.finfo(shares.dtype).eps))
+    return torch.searchsorted(sums, drawn, right=True)
 
 
 class RandomisedAttention(AttentionLayer):

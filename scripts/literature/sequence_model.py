@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.kernels.build import build_kernel
+from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
 from molflt.attention.sequence.layer import (
     CosformerAttention,
@@ -58,7 +59,7 @@ def attention_layers(
         unit = {} if grid is None else {"unit": max(grid) / 4}
         rpe = kind(n_heads, N_TERMS, n_frequencies, generator, dim=len(shape), **unit)
 
-    def feature_map(width: int) -> nn.Module:
+    def feature_map(width: int) -> Kernel:
         return build_kernel(kernel, width, n_heads, n_features, 16, generator)
 
     layers: list[SequenceAttention] = []

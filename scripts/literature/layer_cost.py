@@ -1,0 +1,203 @@
+"""Time and memory of transformer layers against the length of the sequence (FLT Fig. 1; LARA Fig. 2 and Table 6).
+
+Forward passes, each case in a process of its own: seconds per call, and by how much the first call raises the peak
+of resident memory, parameters not counted. A case whose shorter lengths foretell more memory or time than allowed is
+left out, and its row says so. "softmax" writes its matrix out, as in 2022; "softmax-fused" is PyTorch's kernel.
+
+    python scripts/literature/layer_cost.py --out runs/layer_cost --figure flt         # ten minutes
+    python scripts/literature/layer_cost.py --out runs/layer_cost --figure lara        # twenty minutes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import timeit
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from sequence_model import Block, attention_layers
+from tables import markdown, write_csv, write_record
+from torch import Tensor, nn
+from torch.nn import functional
+
+from molflt.atomic_file import atomic_file
+from molflt.attention.kernels.landmarks import Segments
+from molflt.attention.kernels.lara import LaraKernel
+from molflt.attention.randomised import randomised_attention
+from molflt.attention.sequence.layer import LogLinearAttention, PerformerSequenceAttention, SequenceAttention
+from molflt.data.progress import track
+
+
+@dataclass
+class Setting:
+    """What one figure compares; ratios are to the first mechanism."""
+
+    attention: tuple[str, ...]
+    lengths: tuple[int, ...]
+    layers: int
+    heads: int
+    dim: int
+    batch: int
+    features: int
+
+
+FIGURES = {
+    "flt": Setting(("performer", "log-linear", "flt"), (128, 256, 512, 1024, 2048, 4096), 1, 12, 768, 8, 64),
+    "lara": Setting(
+        ("softmax", "softmax-fused", "performer", "lara", "ra"), (1024, 2048, 3072, 4096, 8192), 8, 3, 192, 1, 16
+    ),
+}
+N_FREQUENCIES, WARM_LENGTH = 32, 32
+NUMBERS = ("seconds", "seconds_low", "seconds_high", "mebibytes", "time_ratio", "memory_ratio")
+
+
+class DenseAttention(SequenceAttention):
+    """Quadratic attention without positions: "softmax", "softmax-fused" or "ra" with one sample."""
+
+    def __init__(self, dim: int, n_heads: int, name: str) -> None:
+        super().__init__(dim, n_heads, causal=False)
+        self.name = name
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See :class:`SequenceAttention`."""
+        if self.name == "softmax":
+            return torch.softmax(query @ key.transpose(-1, -2), dim=-1) @ value
+        if self.name == "softmax-fused":
+            return functional.scaled_dot_product_attention(query, key, value, scale=1.0)
+        # One row of ones stands for all, so that no mask is charged to RA.
+        near = key.new_ones(1, 1, 1, key.shape[-2])
+        return randomised_attention(query, key, value, near, None, 1, "exact", draw=True)
+
+
+def layers(setting: Setting, name: str, length: int) -> nn.Module:
+    """The blocks of one mechanism."""
+    dim, heads, n_layers, found = setting.dim, setting.heads, setting.layers, list[SequenceAttention]()
+    if name in ("softmax", "softmax-fused", "ra"):
+        found = [DenseAttention(dim, heads, name) for _ in range(n_layers)]
+    elif name == "lara":
+        kernels = [LaraKernel(Segments(setting.features)) for _ in range(n_layers)]
+        found = [PerformerSequenceAttention(dim, heads, kernel, causal=False) for kernel in kernels]
+    else:
+        known, counts = "flt-gaussian" if name == "flt" else name, (setting.features, N_FREQUENCIES)
+        found = attention_layers(known, dim, heads, n_layers, (length,), False, *counts, seed=0)
+    for attention in found:
+        if isinstance(attention, LogLinearAttention):
+            # As published: by FFT at every length.
+            attention.order = "linear"
+    # LARA's paper gives no width of the feed-forward block; FLT's is four times the model's.
+    return nn.Sequential(*(Block(attention, dim, 4 * dim) for attention in found)).eval()
+
+
+def resident(field: str) -> float:
+    """VmRSS (now) or VmHWM (the peak) of this process, bytes."""
+    status = Path("/proc/self/status").read_text()
+    return 1024.0 * int(status.split(field + ":")[1].split()[0])
+
+
+@torch.no_grad()
+def measure(setting: Setting, name: str, length: int, repeats: int, threads: int) -> None:
+    """Print seconds of every call after the first, and the growth of resident memory in the first."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model = layers(setting, name, length)
+    x = torch.randn(setting.batch, length, setting.dim)
+    # Start up whatever a first call does, on a sequence too short to count.
+    model(x[:, :WARM_LENGTH])
+    # The peak so far is that of the imports: let it start anew from what is resident now.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    model(x)
+    growth = resident("VmHWM") - before
+    seconds = timeit.repeat(lambda: model(x), number=1, repeat=repeats)
+    print(json.dumps({"seconds": seconds, "bytes": growth}))
+
+
+def expected(known: list[tuple[int, float]], length: int) -> float:
+    """Cost at the next length by the power law through the last two, between linear and quadratic."""
+    last, cost = known[-1]
+    power = 2.0
+    if len(known) > 1 and known[-2][1] > 0 and cost > 0:
+        power = min(2.0, max(1.0, math.log(cost / known[-2][1]) / math.log(last / known[-2][0])))
+    return cost * (length / last) ** power
+
+
+def case(options: argparse.Namespace, name: str, length: int, known: list[dict[str, Any]]) -> dict[str, Any]:
+    """A row of the table, by :func:`measure` in a fresh process or with a note why not."""
+    row: dict[str, Any] = {"attention": name, "length": length, **dict.fromkeys(NUMBERS), "note": ""}
+    done = [old for old in known if old["attention"] == name]
+    if done and done[-1]["note"]:
+        return row | {"note": done[-1]["note"]}
+    if done:
+        memory = expected([(old["length"], old["mebibytes"]) for old in done], length) / 1024
+        seconds = expected([(old["length"], old["seconds"]) for old in done], length)
+        if memory > options.memory or seconds > options.seconds:
+            return row | {"note": f"left out: {memory:.1f} GiB and {seconds:.0f} s expected at {length}"}
+    command = [sys.executable, __file__, *sys.argv[1:], "--measure", name, str(length)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    cost = json.loads(subprocess.check_output(command, text=True, env=environment).splitlines()[-1])
+    low, middle, high = (float(s) for s in np.percentile(cost["seconds"], [25, 50, 75]))
+    row |= {"seconds": middle, "seconds_low": low, "seconds_high": high, "mebibytes": cost["bytes"] / 2**20}
+    for old in (*known, row):
+        if old["attention"] == FIGURES[options.figure].attention[0] and old["length"] == length and old["seconds"]:
+            row |= {"time_ratio": middle / old["seconds"], "memory_ratio": row["mebibytes"] / old["mebibytes"]}
+    return row
+
+
+def plot(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Time and memory against the length."""
+    figure = Figure(figsize=(8.5, 3.6), layout="constrained")
+    time_axes, memory_axes = figure.subplots(1, 2)
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        mine = [row for row in rows if row["attention"] == name and row["seconds"] is not None]
+        n = [row["length"] for row in mine]
+        time_axes.semilogx(n, [row["seconds"] for row in mine], base=2, marker=".", label=name)
+        time_axes.fill_between(n, *([row[key] for row in mine] for key in NUMBERS[1:3]), alpha=0.2, linewidth=0)
+        memory_axes.semilogx(n, [row["mebibytes"] for row in mine], base=2, marker=".")
+    time_axes.set(yscale="log", xlabel="tokens", ylabel="seconds, forward")
+    memory_axes.set(yscale="log", xlabel="tokens", ylabel="peak memory added, MiB")
+    time_axes.legend(frameon=False)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for figure and table")
+    parser.add_argument("--figure", choices=list(FIGURES), required=True)
+    parser.add_argument("--lengths", type=int, nargs="+", help="other than those of the figure, increasing")
+    parser.add_argument("--repeats", type=int, default=5, help="timed calls of each case, after one that is not")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--memory", type=float, default=16.0, help="GiB a case may be expected to take")
+    parser.add_argument("--seconds", type=float, default=120.0, help="a call may be expected to take")
+    parser.add_argument("--measure", nargs=2, metavar=("ATTENTION", "LENGTH"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    setting = FIGURES[options.figure]
+    if options.measure:
+        measure(setting, options.measure[0], int(options.measure[1]), options.repeats, options.threads)
+        return
+    # Length by length, so that ratios compare what ran within minutes of each other.
+    cases = [(name, n) for n in options.lengths or setting.lengths for name in setting.attention]
+    rows: list[dict[str, Any]] = []
+    base = options.out / f"layer_cost_{options.figure}"
+    for name, length in track(cases, f"layer cost, {options.figure}"):
+        rows.append(case(options, name, length, rows))
+        write_csv(base.with_suffix(".csv"), rows)
+        conditions = asdict(setting) | {"threads": options.threads, "repeats": options.repeats}
+        write_record(base.with_suffix(".json"), conditions=conditions, rows=rows)
+    plot(base.with_suffix(".png"), rows)
+    cells = [[f"{x:.3g}" if isinstance(x, float) else str(x or "") for x in row.values()] for row in rows]
+    print(markdown(list(rows[0]), cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Luo Fig. 1b: what positive random features make of a softmax distribution when queries and keys get longer.
+
+One query and 1024 keys, uniform on the unit sphere in 64 dimensions, all multiplied by R. The error is
+|A − Â|₁ between the softmax distribution A and its estimate from m features; it is 2 where they share nothing.
+Rows of ω are independent, as in the paper, and besides orthogonal or sampled on a sphere. Next to it the relative
+standard deviation of the kernel itself, measured and by Lemma 2 (Eq. 14 of arXiv 2106.12566): for large R nearly all
+of its variance lies in draws too rare for any number of seeds, and what is measured stays far below the lemma.
+
+    python scripts/literature/query_norm.py --out runs/query_norm                    # two minutes on one core
+    python scripts/literature/query_norm.py --out runs/query_norm --seeds 2 --features 4 64 --radii 1 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from tables import markdown, write_csv, write_record
+from torch import Tensor
+from torch.nn import functional
+
+from molflt.atomic_file import atomic_file
+from molflt.attention.kernels.build import build_kernel
+from molflt.data.progress import track
+
+DIM, N_KEYS = 64, 1024
+MATRICES = ("iid", "orf", "sphere")
+STYLES = {"iid": "-", "orf": "--", "sphere": ":"}
+Key = tuple[str, float, int]
+"""Weight matrix, R, m."""
+
+
+def unit_sphere(n: int, generator: torch.Generator) -> Tensor:
+    """(1, 1, n, DIM) float64."""
+    return functional.normalize(torch.randn(1, 1, n, DIM, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def errors(query: Tensor, key: Tensor, matrix: str, m: int, generator: torch.Generator) -> tuple[float, float]:
+    """|A − Â|₁ and the mean over the keys of the squared relative error of the kernel, for one ω.
+
+    In float64 no exponent needs a shift, so that the kernel comes out with its own scale.
+    """
+    kernel = build_kernel(f"posrf-{matrix}", DIM, 1, m, 0, generator).to(torch.float64)
+    query_features, key_features = kernel(query, key)
+    estimate = (query_features.values() @ key_features.values().transpose(-1, -2)).flatten()
+    exact = torch.exp(query @ key.transpose(-1, -2)).flatten()
+    error = (exact / exact.sum() - estimate / estimate.sum()).abs().sum()
+    return float(error), float((estimate / exact - 1).square().mean())
+
+
+def measure(radii: list[float], counts: list[int], seeds: int) -> list[dict[str, Any]]:
+    """A row for every weight matrix, R and m. A seed is a query, keys and ω; all R and m see the same tokens."""
+    distances: dict[Key, list[float]] = defaultdict(list)
+    squares: dict[Key, list[float]] = defaultdict(list)
+    lemma: dict[float, list[float]] = defaultdict(list)
+    for seed in track(range(seeds), "query norm", total=seeds):
+        generator = torch.Generator().manual_seed(seed)
+        query, key = unit_sphere(1, generator), unit_sphere(N_KEYS, generator)
+        for radius in radii:
+            # Lemma 2: Var κ̂/κ² = (e^{|q + k|²} − 1)/m, averaged over the keys.
+            lemma[radius].append(float((radius * (query + key)).square().sum(dim=-1).expm1().mean()))
+            for matrix in MATRICES:
+                for m in counts:
+                    distance, square = errors(radius * query, radius * key, matrix, m, generator)
+                    distances[matrix, radius, m].append(distance)
+                    squares[matrix, radius, m].append(square)
+    rows = []
+    for (matrix, radius, m), found in distances.items():
+        low, high = np.percentile(found, [25, 75])
+        rows.append(
+            {
+                "matrix": matrix,
+                "radius": radius,
+                "features": m,
+                "error": float(np.mean(found)),
+                "error_low": float(low),
+                "error_high": float(high),
+                "kernel_sd": math.sqrt(float(np.mean(squares[matrix, radius, m]))),
+                # Of independent rows only.
+                "kernel_sd_lemma2": math.sqrt(float(np.mean(lemma[radius])) / m) if matrix == "iid" else None,
+            }
+        )
+    return rows
+
+
+def plot(path: Path, rows: list[dict[str, Any]]) -> None:
+    """The paper's panel, the other weight matrices, and the kernel against Lemma 2."""
+    figure = Figure(figsize=(12.5, 3.8), layout="constrained")
+    paper, others, kernel = figure.subplots(1, 3)
+    radii = sorted({row["radius"] for row in rows})
+    colours = {radius: colormaps["viridis"](0.9 * i / max(1, len(radii) - 1)) for i, radius in enumerate(radii)}
+    few = sorted({radii[0], radii[len(radii) // 2], radii[-1]})
+
+    def column(matrix: str, radius: float, name: str) -> list[float]:
+        mine = [row for row in rows if (row["matrix"], row["radius"]) == (matrix, radius)]
+        return [row[name] for row in sorted(mine, key=lambda row: row["features"])]
+
+    for radius in radii:
+        colour, m = colours[radius], column("iid", radius, "features")
+        paper.plot(m, column("iid", radius, "error"), color=colour, marker=".", label=f"R = {radius:g}")
+        low, high = column("iid", radius, "error_low"), column("iid", radius, "error_high")
+        paper.fill_between(m, low, high, color=colour, alpha=0.2, linewidth=0)
+        kernel.plot(m, column("iid", radius, "kernel_sd"), color=colour, marker=".")
+        kernel.plot(m, column("iid", radius, "kernel_sd_lemma2"), color=colour, linestyle="--")
+    for radius in few:
+        for matrix in MATRICES:
+            label = matrix if radius == few[0] else None
+            style, m = STYLES[matrix], column(matrix, radius, "features")
+            others.plot(m, column(matrix, radius, "error"), color=colours[radius], linestyle=style, label=label)
+    paper.set(xscale="log", ylim=(0, 2.05), xlabel="features m", ylabel="|A − Â|₁", title="independent rows")
+    others.set(xscale="log", ylim=(0, 2.05), xlabel="features m", title="by weight matrix")
+    kernel.set(xscale="log", yscale="log", xlabel="features m", title="relative sd of κ (dashed: Lemma 2)")
+    paper.legend(fontsize=8, ncols=2)
+    others.legend(frameon=False, fontsize=8)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for figure and table")
+    parser.add_argument("--radii", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+    parser.add_argument("--features", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512, 1024])
+    parser.add_argument("--seeds", type=int, default=20)
+    options = parser.parse_args()
+    rows = measure(options.radii, options.features, options.seeds)
+    write_csv(options.out / "query_norm.csv", rows)
+    conditions = {"dim": DIM, "keys": N_KEYS, "seeds": options.seeds}
+    write_record(options.out / "query_norm.json", conditions=conditions, rows=rows)
+    plot(options.out / "query_norm.png", rows)
+    # Of independent rows, as in the paper.
+    found = {(row["radius"], row["features"]): f"{row['error']:.3f}" for row in rows if row["matrix"] == "iid"}
+    cells = [[f"{radius:g}", *(found[radius, m] for m in options.features)] for radius in options.radii]
+    print(markdown(["R", *(f"m = {m}" for m in options.features)], cells))
+
+
+if __name__ == "__main__":
+    main()
