@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,4 +25,5 @@ class EluKernel(Kernel):
 
 
 def _features(x: Tensor) -> Features:
-    return Features(torch.zeros_like(x[..., :1]), functional.elu(x) + 1)
+    # exp(min(x, 0)) (1 + max(x, 0)), which is the same and does not cancel where x is far below zero.
+    return Features(x.clamp(max=0), 1 + functional.relu(x))

@@ -59,19 +59,22 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """Mean over the tokens that exist: (batch, heads, n, c) → (batch, heads, 1, c)."""
     if mask is None:
         return x.mean(dim=-2, keepdim=True)
-    return (x * mask).sum(dim=-2, keepdim=True) / mask.sum(dim=-2, keepdim=True).clamp(min=1)
+    return x.masked_fill(~mask, 0.0).sum(dim=-2, keepdim=True) / mask.sum(dim=-2, keepdim=True).clamp(min=1)
 
 
 def stable_features(query: Features, key: Features, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """φ_Q and φ_K with the largest exponent taken off, and zeros in φ_K for keys that do not exist.
+    """φ_Q and φ_K with the largest exponents taken off, and zeros in φ_K for keys that do not exist.
 
-    What is taken off a query is that query's own and cancels against its normaliser; the keys share one maximum per
-    structure and head, since a maximum per key would not cancel. Padding is masked in φ_K and not only in the
-    values, so that it reaches neither the numerator nor the normaliser.
+    The largest exponent of a feature over all keys of a structure and head goes from the keys to the queries, which
+    leaves every product as it is; a maximum per key would not. What is then taken off a query is that query's own
+    and cancels against its normaliser. Features whose sizes differ by hundreds of orders (A|ω|² of optimised ones)
+    so keep the few that a query needs. Padding is masked in φ_K and not only in the values, so that it reaches
+    neither the numerator nor the normaliser.
     """
     exponent = key.exponent if mask is None else key.exponent.masked_fill(~mask, -torch.inf)
-    largest = exponent.detach().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(exponent.dtype).min)
-    phi_q = query.values(query.exponent.detach().amax(dim=-1, keepdim=True))
+    largest = exponent.detach().amax(dim=-2, keepdim=True).clamp(min=torch.finfo(exponent.dtype).min)
+    shifted = query.exponent + largest
+    phi_q = Features(shifted, query.factor).values(shifted.detach().amax(dim=-1, keepdim=True))
     return phi_q, Features(exponent, key.factor).values(largest)
 
 

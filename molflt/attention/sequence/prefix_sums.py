@@ -34,9 +34,9 @@ def sequence_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor
 def causal_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, chunk: int = CHUNK) -> Tensor:
     """Causal kernelised attention (Katharopoulos et al. 2020, arXiv 2006.16236, Eqs 8 and 9).
 
-    What is taken off the key exponents is one number for a whole sequence and head. It knows of the future, but it
-    is a common factor of numerator and normaliser and cancels, so that no output depends on it, as long as nothing
-    underflows: keys whose exponent lies 87 below the largest of the sequence count as zero in float32.
+    What is taken off the key exponents is one number per feature for a whole sequence and head. It knows of the
+    future, but it goes to the queries and cancels, so that no output depends on it, as long as nothing underflows:
+    in float32 what lies 87 below the largest exponent of a feature, or of a query, counts as zero.
 
     Args:
         kernel: the feature map; one that :func:`check_causal` accepts.
