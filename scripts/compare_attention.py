@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from literature.resident_memory import growth
 from literature.tables import insert, markdown, write_csv, write_record
 
 from molflt.atomic_file import atomic_file
@@ -49,7 +49,7 @@ DEFAULT = [
     name for name in ATTENTION_PRESETS if name not in ("trigrf-sphere", "oprf-sphere", "saderf-sphere", "posrf-orf")
 ]
 """Every preset but performer's other name and the sphere-sampled features that are not in the literature."""
-N_TURNED, N_TIMED, N_WARM = 64, 15, 3
+N_TURNED, N_TIMED, N_WARM = 64, 10, 2
 
 
 def write_qm7(folder: Path) -> None:
@@ -138,17 +138,20 @@ def measure(folder: Path, data: str, attention: str, steps: int) -> None:
     model = EnergyModel(config.model)
     collate = StructureCollater(config.model.neighbour_cutoff, config.model.all_pairs_if_isolated)
     batches = list(islice(_batches(config, collate), 4))
+
+    def step(batch: Any) -> None:
+        model.zero_grad()
+        model(batch).energy.sum().backward()
+
     # Import and start up whatever a first step does, on a structure too small to count.
-    model(collate([open_dataset(resolve_path(config.data.train))[0]])).energy.sum().backward()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step(collate([open_dataset(resolve_path(config.data.train))[0]]))
+    added = growth(lambda: [step(batch) for batch in batches])
     seconds = []
     for batch in islice(cycle(batches), N_WARM + N_TIMED):
         start = time.perf_counter()
-        model.zero_grad()
-        model(batch).energy.sum().backward()
+        step(batch)
         seconds.append(time.perf_counter() - start)
-    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(json.dumps({"seconds": seconds[N_WARM:], "mebibytes": growth}))
+    print(json.dumps({"seconds": seconds[N_WARM:], "mebibytes": added / 2**20}))
 
 
 def _batches(config: TrainConfig, collate: StructureCollater) -> Iterator[Any]:
@@ -164,9 +167,11 @@ def _batches(config: TrainConfig, collate: StructureCollater) -> Iterator[Any]:
         atoms += n
 
 
-def measured(folder: Path, data: str, attention: str) -> dict[str, Any]:
-    """:func:`measure` in a fresh process with one thread; kept in the folder."""
+def measured(folder: Path, data: str, attention: str, now: bool) -> dict[str, Any] | None:
+    """:func:`measure` in a fresh process with one thread; kept in the folder. None if not measured, nor to be."""
     path = folder / data / attention / "cost.json"
+    if not (path.exists() or now):
+        return None
     if not path.exists():
         command = [sys.executable, __file__, "--out", str(folder), "--measure", data, attention]
         done = subprocess.run(
@@ -198,10 +203,11 @@ def table(folder: Path, names: list[str], data_sets: list[str], timed: bool) -> 
                 "mad": runs[0]["mad"],
                 "rotation": max(run["rotation"] for run in runs),
             }
-            if timed:
-                cost = measured(folder, data, name)
-                low, middle, high = np.percentile(cost["seconds"], [25, 50, 75])
-                row |= {"step_ms": 1e3 * middle, "step_ms_low": 1e3 * low, "step_ms_high": 1e3 * high}
+            row |= dict.fromkeys(("step_ms", "step_ms_low", "step_ms_high", "memory_mib"))
+            cost = measured(folder, data, name, timed)
+            if cost is not None:
+                low, middle, high = (1e3 * float(x) for x in np.percentile(cost["seconds"], [25, 50, 75]))
+                row |= {"step_ms": middle, "step_ms_low": low, "step_ms_high": high}
                 row["memory_mib"] = cost["mebibytes"]
             rows.append(row)
     return rows
@@ -209,22 +215,23 @@ def table(folder: Path, names: list[str], data_sets: list[str], timed: bool) -> 
 
 def tables(rows: list[dict[str, Any]]) -> str:
     """One table for each data set, best first."""
-    header = ["attention", "MAE, eV", "turned, eV", "ms per step", "memory, MiB", "parameters"]
+    header = ["attention", "MAE, eV", "seeds", "turned, eV", "ms per step", "memory, MiB", "parameters"]
     parts = []
     for data in dict.fromkeys(row["data"] for row in rows):
         mine = sorted((row for row in rows if row["data"] == data), key=lambda row: row["mae"])
         first = mine[0]
         parts.append(
-            f"**{data}**: {first['steps']} steps, mean ± standard deviation over {first['seeds']} seeds; "
-            f"mean absolute deviation of the labels {first['mad']:.3f} eV\n\n"
+            f"**{data}**: {first['steps']} steps; mean ± standard deviation over the seeds; mean absolute deviation of "
+            f"the labels {first['mad']:.3f} eV\n\n"
         )
         cells = [
             [
                 f"`{row['attention']}`",
-                f"{row['mae']:.4f} ± {row['spread']:.4f}",
+                f"{row['mae']:.3f}" + (f" ± {row['spread']:.3f}" if row["seeds"] > 1 else ""),
+                str(row["seeds"]),
                 f"{row['rotation']:.0e}",
-                f"{row['step_ms']:.0f}" if "step_ms" in row else "",
-                f"{row['memory_mib']:.0f}" if "memory_mib" in row else "",
+                "" if row["step_ms"] is None else f"{row['step_ms']:.0f}",
+                "" if row["memory_mib"] is None else f"{row['memory_mib']:.0f}",
                 f"{row['parameters']:,}",
             ]
             for row in mine

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from resident_memory import growth
 from sequence_model import Block, attention_layers
 from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
@@ -97,12 +98,6 @@ def layers(setting: Setting, name: str, length: int) -> nn.Module:
     return nn.Sequential(*(Block(attention, dim, 4 * dim) for attention in found)).eval()
 
 
-def resident(field: str) -> float:
-    """VmRSS (now) or VmHWM (the peak) of this process, bytes."""
-    status = Path("/proc/self/status").read_text()
-    return 1024.0 * int(status.split(field + ":")[1].split()[0])
-
-
 @torch.no_grad()
 def measure(setting: Setting, name: str, length: int, repeats: int, threads: int) -> None:
     """Print seconds of every call after the first, and the growth of resident memory in the first."""
@@ -112,13 +107,9 @@ def measure(setting: Setting, name: str, length: int, repeats: int, threads: int
     x = torch.randn(setting.batch, length, setting.dim)
     # Start up whatever a first call does, on a sequence too short to count.
     model(x[:, :WARM_LENGTH])
-    # The peak so far is that of the imports: let it start anew from what is resident now.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    model(x)
-    growth = resident("VmHWM") - before
+    added = growth(lambda: model(x))
     seconds = timeit.repeat(lambda: model(x), number=1, repeat=repeats)
-    print(json.dumps({"seconds": seconds, "bytes": growth}))
+    print(json.dumps({"seconds": seconds, "bytes": added}))
 
 
 def expected(known: list[tuple[int, float]], length: int) -> float:
