@@ -221,8 +221,8 @@ def tables(rows: list[dict[str, Any]]) -> str:
         mine = sorted((row for row in rows if row["data"] == data), key=lambda row: row["mae"])
         first = mine[0]
         parts.append(
-            f"**{data}**: {first['steps']} steps; mean ± standard deviation over the seeds; mean absolute deviation of "
-            f"the labels {first['mad']:.3f} eV\n\n"
+            f"**{data}**: {first['steps']} steps; mean ± standard deviation over the seeds; mean absolute deviation "
+            f"of the labels {first['mad']:.3f} eV\n\n"
         )
         cells = [
             [
