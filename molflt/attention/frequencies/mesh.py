@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torchpme.lib import MeshInterpolator
 
+from molflt.attention.fast_length import fast_length
 from molflt.attention.frequencies.exact import ExactMethod
 from molflt.attention.frequencies.images import pad_blocks
 from molflt.attention.frequencies.method import EXP_COST, FrequencyMethod
@@ -101,7 +102,7 @@ class MeshMethod(FrequencyMethod):
         spacing = basis.narrowest * spacing_in_widths(self.tolerance)
         # Between lattice planes, not along vectors: in a skewed cell the planes are closer.
         heights = 1 / torch.linalg.inv(cell.detach()).norm(dim=0)
-        x, y, z = (_smooth_number(max(NODES, math.ceil(float(h) / spacing))) for h in heights)
+        x, y, z = (fast_length(max(NODES, math.ceil(float(h) / spacing))) for h in heights)
         return x, y, z
 
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
@@ -172,18 +173,6 @@ def _assignment(index: Tensor, n: int) -> Tensor:
     aliases = torch.arange(-3, 4, dtype=index.dtype, device=index.device) * n
     total = torch.sinc((index[:, None] + aliases) / n).pow(2 * NODES).sum(dim=1)
     return torch.sinc(index / n).pow(2 * NODES) / total**2
-
-
-def _smooth_number(n: int) -> int:
-    """The least number of the form 2^a 3^b 5^c that is not below ``n``."""
-    while True:
-        rest = n
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return n
-        n += 1
 
 
 _SPACING_AT_ONE = 2.1

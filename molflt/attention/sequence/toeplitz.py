@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from molflt.attention.fast_length import fast_length
 from molflt.errors import InputError
 
 CHANNELS_AT_ONCE = 256
@@ -44,7 +45,7 @@ def toeplitz_product(
     # No FFT in half precision.
     dtype = torch.promote_types(torch.promote_types(x.dtype, coefficients.dtype), torch.float32)
     axes = tuple(range(-levels, 0))
-    sizes = tuple(_fast_length(2 * length - 1) for length in shape)
+    sizes = tuple(fast_length(2 * length - 1) for length in shape)
     padding = [
         p for length, size in zip(reversed(shape), reversed(sizes), strict=True) for p in (0, size - 2 * length + 1)
     ]
@@ -97,16 +98,3 @@ def _check(coefficients: Tensor, shape: tuple[int, ...]) -> None:
             f"a Toeplitz matrix of shape {shape} has {wanted} coefficients on its axes, got"
             f" {tuple(coefficients.shape[-len(shape) :])}"
         )
-
-
-def _fast_length(least: int) -> int:
-    """The next number with no prime factor above 5, for which all FFT libraries are fast."""
-    n = least
-    while True:
-        rest = n
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return n
-        n += 1
