@@ -15,6 +15,7 @@ METHODS = {
     "lattice": ({"frequencies": "lattice", "tolerance": 1e-5}, 1e-5),
     "mesh": ({"frequencies": "mesh", "tolerance": 1e-4}, 1e-4),
     "exact, rank m": ({"frequencies": "exact", "far_rank": "m"}, 1e-12),
+    "RA": ({"mechanism": "randomised", "positional_mask": True, "frequencies": "exact"}, 1e-12),
 }
 
 
@@ -49,7 +50,7 @@ def test_close_structures_and_global_normalisers_do_not_add_up():
     exact = {**WIDTHS, "frequencies": "exact"}
     total = energy(exact, one) + energy(exact, two)
     assert abs(energy(exact, both) - total) > 1e-4 * abs(total)
-    for mechanism in ("softmax", "performer"):
+    for mechanism in ("softmax", "kernelised"):
         one, two, both = apart(50.0)
         total = energy({"mechanism": mechanism}, one) + energy({"mechanism": mechanism}, two)
         assert abs(energy({"mechanism": mechanism}, both) - total) > 1e-5 * abs(total)
