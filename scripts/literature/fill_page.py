@@ -15,6 +15,7 @@ from tables import insert, markdown
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PIVOTS = {
+    "approximation_error": ("length", "attention", "samples", "mse"),
     "query_norm": ("matrix", "radius", "features", "error"),
     "convert_softmax": ("variant", None, "m", "bits"),
 }
