@@ -24,7 +24,8 @@ PIVOTS = {
 
 def pivoted(rows: list[dict[str, str]], first: str, second: str | None, across: str, value: str) -> str:
     """A Markdown table with a column for each value of ``across``."""
-    columns = list(dict.fromkeys(row[across] for row in rows))
+    # Numbers by size, after whatever is a word.
+    columns = sorted({row[across] for row in rows}, key=lambda x: float(x) if x.replace(".", "").isdigit() else -1.0)
     names = [first] if second is None else [first, second]
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
