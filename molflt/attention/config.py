@@ -19,6 +19,7 @@ Sampling = Literal["exact", "biased"]
 COMPONENT_FUNCTIONS = ("trigrf", "posrf", "oprf", "saderf")
 WEIGHT_MATRICES = ("iid", "orf", "sorf", "sphere", "qmc", "mm", "sgq", "fastfood")
 RANDOM_FEATURES = tuple(f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in WEIGHT_MATRICES)
+_GRID = f"one of {', '.join(COMPONENT_FUNCTIONS)} with one of {', '.join(WEIGHT_MATRICES)}, such as posrf-orf"
 KERNELS = (*RANDOM_FEATURES, "elu", "relu", "lara")
 
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
@@ -116,7 +117,8 @@ class AttentionConfig(BaseModel):
     def _expand_preset(cls, value: Any) -> Any:
         if isinstance(value, str):
             if value not in ATTENTION_PRESETS:
-                raise ValueError(f"unknown attention '{value}'; choose one of {', '.join(ATTENTION_PRESETS)}")
+                names = [name for name in ATTENTION_PRESETS if name not in RANDOM_FEATURES]
+                raise ValueError(f"unknown attention '{value}'; choose one of {', '.join(names)}, or {_GRID}")
             return dict(ATTENTION_PRESETS[value])
         return value
 
@@ -149,10 +151,7 @@ class AttentionConfig(BaseModel):
         if self.combine == "concat" and (self.order != "auto" or self.far_dim is not None):
             raise ValueError("combine=concat is linear by itself: leave order and far_dim at their defaults")
         if self.kernel not in KERNELS:
-            raise ValueError(
-                f"unknown kernel '{self.kernel}'; choose elu, relu, lara, or one of {', '.join(COMPONENT_FUNCTIONS)} "
-                f"with one of {', '.join(WEIGHT_MATRICES)}, such as posrf-orf"
-            )
+            raise ValueError(f"unknown kernel '{self.kernel}'; choose elu, relu, lara, or {_GRID}")
         if self.redraw_every and self.kernel not in RANDOM_FEATURES:
             raise ValueError(f"redraw_every draws random features anew; kernel={self.kernel} has none: set it to 0")
         if self.redraw_every and self.kernel.endswith("-fastfood"):
