@@ -136,7 +136,9 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
         axes.plot(FEATURES, [np.mean(b) for b in bits], "o-", color=f"C{k}", label=name)
         axes.fill_between(FEATURES, [min(b) for b in bits], [max(b) for b in bits], color=f"C{k}", alpha=0.2)
         axes.axhline(np.mean([row["bits"] for row in mine if row["m"] == 0]), color=f"C{k}", linestyle="--")
-    axes.set(xscale="log", xlabel="random features m", ylabel="bits per byte after conversion (dashed: softmax)")
+    axes.set(xscale="log", xlabel="random features m", ylabel="bits per byte (dashed: softmax)")
+    axes.set_xticks(FEATURES, [str(m) for m in FEATURES])
+    axes.minorticks_off()
     axes.legend(frameon=False)
     with atomic_file(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
