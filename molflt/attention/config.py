@@ -36,6 +36,11 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
 """What each name changes from the defaults of :class:`AttentionConfig`."""
 
 
+def unknown_kernel(name: str) -> str:
+    """What to say of a kernel that does not exist."""
+    return f"unknown kernel '{name}'; choose elu, relu, lara, or {_GRID}"
+
+
 class AttentionConfig(BaseModel):
     """Which attention, and its parameters. ``attention: flt`` is short for the preset of that name."""
 
@@ -151,7 +156,7 @@ class AttentionConfig(BaseModel):
         if self.combine == "concat" and (self.order != "auto" or self.far_dim is not None):
             raise ValueError("combine=concat is linear by itself: leave order and far_dim at their defaults")
         if self.kernel not in KERNELS:
-            raise ValueError(f"unknown kernel '{self.kernel}'; choose elu, relu, lara, or {_GRID}")
+            raise ValueError(unknown_kernel(self.kernel))
         if self.redraw_every and self.kernel not in RANDOM_FEATURES:
             raise ValueError(f"redraw_every draws random features anew; kernel={self.kernel} has none: set it to 0")
         if self.redraw_every and self.kernel.endswith("-fastfood"):

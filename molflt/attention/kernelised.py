@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernels.kernel import Kernel, kernelised_attention
-from molflt.attention.layer import AttentionLayer, heads_first, merge_heads, split_heads
+from molflt.attention.layer import ContentAttention
 
 
-class KernelisedAttention(AttentionLayer):
+class KernelisedAttention(ContentAttention):
     """D̂⁻¹(Q'(K'ᵀV)), Q' and K' the features of q d^{-1/4} and k d^{-1/4}. Linear in the atoms.
 
     With positive features and orthogonal weights it is Performer.
@@ -22,17 +22,9 @@ class KernelisedAttention(AttentionLayer):
     """
 
     def __init__(self, dim: int, n_heads: int, kernel: Kernel, dropout: float) -> None:
-        super().__init__()
-        self.n_heads = n_heads
+        super().__init__(dim, n_heads, dropout)
         self.kernel = kernel
-        self.projection = nn.Linear(dim, 3 * dim)
-        self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, geometry: Geometry, context: None) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
-        scale = query.shape[-1] ** -0.25
-        q, k, v = (heads_first(geometry.pad(t)) for t in (query * scale, key * scale, self.dropout(value)))
-        out = kernelised_attention(self.kernel, q, k, v, geometry.atom_mask[:, None, :, None])
-        return self.output(geometry.pack(merge_heads(out)))
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, geometry: Geometry) -> Tensor:
+        """See :class:`ContentAttention`."""
+        return kernelised_attention(self.kernel, query, key, value, geometry.atom_mask[:, None, :, None])

@@ -18,6 +18,34 @@ class AttentionLayer(nn.Module):
         raise NotImplementedError
 
 
+class ContentAttention(AttentionLayer):
+    """Projections and heads around a mechanism that sees no positions.
+
+    Args:
+        dim: width of the model.
+        n_heads: heads.
+        dropout: on the values.
+    """
+
+    def __init__(self, dim: int, n_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.projection = nn.Linear(dim, 3 * dim)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(dim, dim)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, geometry: Geometry) -> Tensor:
+        """The mechanism: three times (n_structures, n_heads, n_max, head_dim) → the same; the kernel is exp(q·k)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, geometry: Geometry, context: None) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
+        scale = query.shape[-1] ** -0.25
+        q, k, v = (heads_first(geometry.pad(t)) for t in (query * scale, key * scale, self.dropout(value)))
+        return self.output(geometry.pack(merge_heads(self.attend(q, k, v, geometry))))
+
+
 class SharedPositions(nn.Module):
     """What all layers of a mechanism share: computed once per structure, reused in every layer and recycle."""
 

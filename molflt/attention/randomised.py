@@ -23,7 +23,7 @@ from molflt.attention.config import Sampling
 from molflt.attention.content_kernel import BoundedProjection
 from molflt.attention.fourier import RPE_WEIGHT_STD, FourierContext
 from molflt.attention.geometry import Geometry
-from molflt.attention.layer import AttentionLayer, heads_first, merge_heads, split_heads
+from molflt.attention.layer import AttentionLayer, ContentAttention, heads_first, merge_heads, split_heads
 from molflt.attention.local_rpe import LocalRPE
 
 
@@ -102,7 +102,7 @@ def _chosen(shares: Tensor, n_samples: int) -> Tensor:
     return torch.searchsorted(sums, drawn, right=True)
 
 
-class RandomisedAttention(AttentionLayer):
+class RandomisedAttention(ContentAttention):
     """One layer without positions: softmax attention estimated by RA.
 
     Args:
@@ -114,22 +114,14 @@ class RandomisedAttention(AttentionLayer):
     """
 
     def __init__(self, dim: int, n_heads: int, n_samples: int, sampling: Sampling, dropout: float) -> None:
-        super().__init__()
-        self.n_heads = n_heads
+        super().__init__(dim, n_heads, dropout)
         self.n_samples = n_samples
         self.sampling = sampling
-        self.projection = nn.Linear(dim, 3 * dim)
-        self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, geometry: Geometry, context: None) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
-        scale = query.shape[-1] ** -0.25
-        q, k, v = (heads_first(geometry.pad(t)) for t in (query * scale, key * scale, self.dropout(value)))
-        near = geometry.pair_mask[:, None].to(q.dtype)
-        out = randomised_attention(q, k, v, near, None, self.n_samples, self.sampling, self.training)
-        return self.output(geometry.pack(merge_heads(out)))
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, geometry: Geometry) -> Tensor:
+        """See :class:`ContentAttention`."""
+        near = geometry.pair_mask[:, None].to(query.dtype)
+        return randomised_attention(query, key, value, near, None, self.n_samples, self.sampling, self.training)
 
 
 class MaskedRandomisedAttention(AttentionLayer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from molflt.attention.config import unknown_kernel
 from molflt.attention.kernels.elu import EluKernel
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.kernels.landmarks import SoftClusters
@@ -62,10 +63,7 @@ def build_kernel(
             return LaraKernel(SoftClusters(n_heads, n_landmarks, dim, generator))
     component, _, matrix = name.partition("-")
     if component not in COMPONENT_FUNCTIONS or matrix not in (*DRAWN_MATRICES, "fastfood"):
-        raise InputError(
-            f"unknown kernel '{name}'; choose elu, relu, lara, or one of {', '.join(COMPONENT_FUNCTIONS)} with "
-            f"one of {', '.join(DRAWN_MATRICES)}, fastfood, such as posrf-orf"
-        )
+        raise InputError(unknown_kernel(name))
     weights: WeightMatrix
     if matrix == "fastfood":
         weights = FastFood(n_features, dim, generator)
