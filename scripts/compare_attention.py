@@ -240,8 +240,9 @@ def tables(rows: list[dict[str, Any]]) -> str:
     return "".join(parts)
 
 
-def plot_curves(path: Path, folder: Path, names: list[str], data: str) -> None:
+def plot_validation(path: Path, folder: Path, names: list[str], data: str) -> None:
     """Validation error against steps (FLT Fig. 2)."""
+    from literature.figures import plot_curves, save
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")
@@ -250,16 +251,11 @@ def plot_curves(path: Path, folder: Path, names: list[str], data: str) -> None:
         curves = [
             json.loads(result.read_text())["curve"] for result in sorted((folder / data / name).glob("*/result.json"))
         ]
-        if not curves:
-            continue
-        steps = [step for step, _ in curves[0]]
-        errors = np.array([[error for _, error in curve] for curve in curves])
-        axes.plot(steps, errors.mean(axis=0), label=name)
-        axes.fill_between(steps, errors.min(axis=0), errors.max(axis=0), alpha=0.2)
+        if curves:
+            plot_curves(axes, name, curves)
     axes.set(xlabel="step", ylabel="validation MAE, eV", yscale="log")
     axes.legend(frameon=False)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:
@@ -292,7 +288,8 @@ def main() -> None:
     write_record(options.out / "compare_attention.json", rows=rows)
     if options.page:
         insert(options.page, "compare_attention", tables(rows))
-    plot_curves(options.out / "validation_curves.png", options.out, ["performer", "flt", "molflt"], options.data[0])
+    curves = options.out / "validation_curves.png"
+    plot_validation(curves, options.out, ["performer", "flt", "molflt"], options.data[0])
     print(tables(rows))
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from figures import save
 from matplotlib.figure import Figure
 from sequence_model import Block, SequenceTransformer
 from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import kernelised_attention
 from molflt.attention.kernels.landmarks import Segments
@@ -149,8 +149,7 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
         if length == lengths[0]:
             axes.set_ylabel("mean squared error")
             axes.legend(fontsize=7)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 from byte_text import LENGTH, corpus, windows
+from figures import save
 from language_model import HEADS, language_model
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from tables import write_csv, write_record
 from torch import Tensor
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.kernels.kernel import stable_features
 from molflt.attention.sequence.layer import PerformerSequenceAttention
 
@@ -77,8 +77,7 @@ def main() -> None:
         axes.imshow(matrices[16, h].sqrt(), cmap="viridis")
         axes.set(title=f"near {near[h]:.2f}, far {far[h]:.3f}", xticks=[], yticks=[])
     name = f"attention_matrices_{options.attention}"
-    with atomic_file(options.out / f"{name}.png") as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, options.out / f"{name}.png")
     rows = [{"head": h, "nearest_tenth": float(near[h]), "farthest_tenth": float(far[h])} for h in range(HEADS)]
     write_csv(options.out / f"{name}.csv", rows)
     write_record(options.out / f"{name}.json", rows=rows)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from byte_text import LENGTH, bits_per_byte, corpus, fit
+from figures import save
 from language_model import DIM, FFN, HEADS, LAYERS
 from matplotlib.figure import Figure
 from sequence_model import SequenceTransformer
@@ -140,8 +141,7 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(FEATURES, [str(m) for m in FEATURES])
     axes.minorticks_off()
     axes.legend(frameon=False)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

@@ -24,13 +24,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from figures import save
 from listops import Batches, fit, kept, mean_spread
 from matplotlib.figure import Figure
 from sequence_model import SequenceTransformer, attention_layers
 from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
-
-from molflt.atomic_file import atomic_file
 
 PAPER = {"performer": (75.1, 55.0, 91.1), "cosformer": (76.2, 55.6, 91.6), "flt-gaussian": (77.4, 56.0, 92.1)}
 """Per cent of ImageNet, Places365 and Fashion-MNIST, FLT Table 2, worst first."""
@@ -119,8 +118,7 @@ def plot(path: Path, runs: dict[str, list[dict[str, Any]]]) -> None:
     left.legend(frameon=False, fontsize="small")
     right.set_xticks(range(len(runs)), list(runs), rotation=25)
     right.set(ylabel="accuracy after the last step, %")
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

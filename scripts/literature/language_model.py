@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from byte_text import LENGTH, corpus, fit
+from figures import plot_curves, save
 from matplotlib.figure import Figure
 from safetensors.torch import save_file
 from sequence_model import SequenceTransformer, attention_layers
@@ -79,14 +80,10 @@ def plot(path: Path, runs: dict[str, list[dict[str, Any]]]) -> None:
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     for name, mine in runs.items():
-        steps = [step for step, _ in mine[0]["curve"]]
-        bits = np.array([[value for _, value in run["curve"]] for run in mine])
-        axes.plot(steps, bits.mean(axis=0), label=name)
-        axes.fill_between(steps, bits.min(axis=0), bits.max(axis=0), alpha=0.2)
+        plot_curves(axes, name, [run["curve"] for run in mine])
     axes.set(xlabel="step", ylabel="bits per byte on held-out files")
     axes.legend(frameon=False)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from figures import save
 from matplotlib.figure import Figure
 from resident_memory import growth
 from sequence_model import Block, attention_layers
@@ -30,7 +31,6 @@ from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.kernels.landmarks import Segments
 from molflt.attention.kernels.lara import LaraKernel
 from molflt.attention.randomised import randomised_attention
@@ -156,8 +156,7 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     time_axes.set(yscale="log", xlabel="tokens", ylabel="seconds, forward")
     memory_axes.set(yscale="log", xlabel="tokens", ylabel="peak memory added, MiB")
     time_axes.legend(frameon=False)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

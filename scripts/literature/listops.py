@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from figures import save
 from listops_data import VOCABULARY, Example, by_length, commonest, epoch, examples
 from matplotlib.figure import Figure
 from sequence_model import SequenceTransformer, attention_layers
@@ -168,8 +169,7 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(range(len(rows)), [row["kernel"] for row in rows], rotation=20)
     axes.set(ylabel="accuracy, %", xlim=(-0.5, len(rows) - 0.5))
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize="small")
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

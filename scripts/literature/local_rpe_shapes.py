@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from figures import save
 from matplotlib.figure import Figure
 from tables import markdown, write_csv, write_record
 from torch import Tensor
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.spectra.features import features
 from molflt.attention.spectra.local_box import LocalBox
 from molflt.data.progress import track
@@ -106,8 +106,7 @@ def plot(path: Path, rows: list[dict[str, Any]], reach: list[float], points: int
         axes.axhline(mine[0]["rms_of_f"], color=line.get_color(), linestyle=":")
     axes.set(xscale="log", yscale="log", xlabel="frequencies r", ylabel="rms error (dotted: rms of f)")
     axes.legend(frameon=False)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from figures import save
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from tables import markdown, write_csv, write_record
 from torch import Tensor
 from torch.nn import functional
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.kernels.build import build_kernel
 from molflt.data.progress import track
 
@@ -119,8 +119,7 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     kernel.set(xscale="log", yscale="log", xlabel="features m", title="relative sd of κ (dashed: Lemma 2)")
     paper.legend(fontsize=8, ncols=2)
     others.legend(frameon=False, fontsize=8)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save(figure, path)
 
 
 def main() -> None:
