@@ -1,3 +1,18 @@
 """molflt: linear, exactly invariant Fourier-RPE transformers for molecules and materials."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from molflt.prediction.model import Model, load
+
 __version__ = "0.1.0"
+__all__ = ["Model", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import, and the command line's help needs none of it.
+    if name in ("Model", "load"):
+        from molflt.prediction import model
+
+        return getattr(model, name)
+    raise AttributeError(f"module 'molflt' has no attribute '{name}'")

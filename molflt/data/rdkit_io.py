@@ -54,6 +54,22 @@ def is_smiles(text: str) -> bool:
     return True
 
 
+def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0) -> Data:
+    """As ``from_mol``, but a molecule without a 3D conformer gets hydrogens and one, as ``from_smiles`` makes it."""
+    if mol.GetNumConformers() and (mol.GetConformer().Is3D() or mol.GetNumAtoms() == 1):
+        return from_mol(mol, name)
+    graph = Chem.Mol(mol)
+    graph.RemoveAllConformers()
+    with _captured() as said:
+        try:
+            Chem.SanitizeMol(graph)
+        except ValueError as error:
+            raise InputError(f"{name}: not a molecule RDKit accepts: {error}{_because(said())}") from error
+    if graph.GetNumAtoms() == 0:
+        raise InputError(f"{name}: the molecule has no atoms")
+    return from_mol(_with_conformer(graph, name, seed), name)
+
+
 def from_mol(mol: Chem.Mol, name: str) -> Data:
     """Turn an RDKit molecule with a 3D conformer and explicit hydrogens into a structure.
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Data
 
-from molflt.data.batching import AtomBudgetSampler, StructureCollater
+from molflt.data.batching import AtomBudgetSampler, collate
+from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
@@ -21,6 +22,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.vocabulary import TARGETS
 
 DEFAULT_MAX_ATOMS = 2048
+OnError = Literal["raise", "skip"]
 
 
 @dataclass
@@ -28,32 +30,23 @@ class Prediction:
     """Energies in the order of the structures.
 
     Attributes:
-        energies: (n_structures,) eV, float64.
+        energies: (n_structures,) eV, float64; the mean over the members of an ensemble; NaN where it failed.
         names: where each structure came from.
         contractions: how the far field was computed ("lattice, quadratic") and for how many structures.
+        std: (n_structures,) eV: standard deviation over the members (n − 1 in the denominator); None for one model.
+        failures: what is wrong with the structures that were skipped, by index.
     """
 
     energies: np.ndarray
     names: list[str]
     contractions: Counter[str]
+    std: np.ndarray | None = None
+    failures: dict[int, str] = field(default_factory=dict)
 
     @property
     def far_field(self) -> str:
         """``contractions`` in words: "lattice, quadratic (300 structures)"."""
         return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
-
-
-class _Unlabelled(Dataset[Any]):
-    """Structures as a prediction needs them: labels, which perhaps only some carry, do not go into batches."""
-
-    def __init__(self, structures: StructureDataset) -> None:
-        self.structures = structures
-
-    def __len__(self) -> int:
-        return len(self.structures)
-
-    def __getitem__(self, index: int) -> Any:
-        return unlabelled(self.structures[index])
 
 
 def unlabelled(data: Data) -> Data:
@@ -93,43 +86,67 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
 
 
 def predict(
-    loaded: LoadedModel,
+    loaded: LoadedModel | Sequence[LoadedModel],
     dataset: StructureDataset,
     device: torch.device | str = "cpu",
     max_atoms: int = DEFAULT_MAX_ATOMS,
+    on_error: OnError = "raise",
 ) -> tuple[Prediction, set[int]]:
     """Predict the energy of every structure.
 
     Args:
-        loaded: the model.
+        loaded: the model, or the members of an ensemble, which need the same neighbours.
         dataset: structures without neighbour lists; they are computed here.
         device: where to compute.
         max_atoms: atoms per batch; bounds memory, changes no result.
+        on_error: ``skip`` goes on without structures that cannot be read or computed, and says which in
+            ``failures``.
 
     Returns:
         The predictions, and the atomic numbers seen.
+
+    Raises:
+        InputError: a structure cannot be read or computed.
     """
+    members = [loaded] if isinstance(loaded, LoadedModel) else list(loaded)
     device = torch.device(device)
-    model = loaded.model.to(device)
-    sampler = AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0)
-    collater = StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)
-    batches = list(sampler)
-    unlabelled = _Unlabelled(dataset)
-    loader: DataLoader[Any] = DataLoader(unlabelled, batch_sampler=batches, collate_fn=collater)
-    energies = np.full(len(dataset), np.nan)
+    models = [member.model.to(device) for member in members]
+    energies = np.full((len(members), len(dataset)), np.nan)
     names = [""] * len(dataset)
     elements: set[int] = set()
     contractions: Counter[str] = Counter()
+    failures: dict[int, str] = {}
+
+    def fail(index: int, error: InputError) -> None:
+        if on_error == "raise":
+            raise error
+        failures[index] = str(error)
+
+    batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
+    config = models[0].config
     with torch.inference_mode():
-        pairs = zip(batches, loader, strict=True)
-        for indices, batch in track(pairs, "predicting", total=len(batches)):
-            output = model(batch.to(device))
-            energies[indices] = output.energy.cpu().numpy()
+        for indices in track(batches, "predicting", total=len(batches)):
+            usable: list[tuple[int, Data]] = []
+            for i in indices:
+                try:
+                    data = unlabelled(dataset[i])
+                    names[i] = data.name
+                    usable.append((i, attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)))
+                except InputError as error:
+                    fail(i, error)
+            if not usable:
+                continue
+            kept, structures = [i for i, _ in usable], [data for _, data in usable]
+            batch = collate(structures).to(device)
+            for k, model in enumerate(models):
+                output = model(batch)
+                energies[k, kept] = output.energy.cpu().numpy()
             contractions.update(str(contraction) for contraction in output.contractions)
-            for i, name in zip(indices, batch.name, strict=True):
-                names[i] = name
             elements.update(batch.atomic_numbers.unique().tolist())
-    for name, energy in zip(names, energies, strict=True):
-        if not np.isfinite(energy):
-            raise InputError(f"{name}: the model's energy is not finite; check the structure for overlapping atoms")
-    return Prediction(energies, names, contractions), elements
+    for i in np.flatnonzero(~np.isfinite(energies).all(axis=0)).tolist():
+        if i not in failures:
+            energies[:, i] = np.nan
+            reason = "the model's energy is not finite; check the structure for overlapping atoms"
+            fail(i, InputError(f"{names[i]}: {reason}"))
+    std = energies.std(axis=0, ddof=1) if len(members) > 1 else None
+    return Prediction(energies.mean(axis=0), names, contractions, std, failures), elements

@@ -1,0 +1,68 @@
+"""Forces and stress: derivatives of the energy with respect to positions and strain."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from molflt.model.energy_model import EnergyModel, ModelOutput
+
+
+@dataclass
+class Derivatives:
+    """What the model says of a batch, with derivatives.
+
+    Attributes:
+        output: energies and the rest.
+        forces: (n_atoms, 3) eV/Å, float64: F_i = −∂E/∂r_i.
+        stress: (n_structures, 3, 3) eV/Å³, float64: σ = (1/V) ∂E/∂ε for the homogeneous strain
+            r → r(1 + ε), cell → cell(1 + ε), symmetric, positive under tension as in ASE. Zero where nothing is
+            periodic. None when it was not asked for.
+    """
+
+    output: ModelOutput
+    forces: Tensor
+    stress: Tensor | None
+
+
+def derivatives(model: EnergyModel, batch: Any, stress: bool = False, create_graph: bool = False) -> Derivatives:
+    """Energies, forces and perhaps stress of a batch with a neighbour list.
+
+    Args:
+        model: on the device of the batch.
+        batch: see :meth:`EnergyModel.forward`; it is left as it is.
+        stress: whether to differentiate with respect to strain as well.
+        create_graph: whether a loss on the derivatives is to be differentiated in turn.
+    """
+    with torch.enable_grad(), _twice_differentiable(create_graph):
+        positions = batch.positions.detach().requires_grad_()
+        moved = copy.copy(batch)
+        wanted = [positions]
+        if stress:
+            strain = batch.cell.new_zeros(batch.cell.shape).requires_grad_()
+            symmetric = (strain + strain.transpose(1, 2)) / 2
+            moved.positions = positions + torch.einsum("ik,ikl->il", positions, symmetric[batch.batch])
+            moved.cell = batch.cell + batch.cell @ symmetric
+            wanted.append(strain)
+        else:
+            moved.positions = positions
+        output = model(moved)
+        gradients = torch.autograd.grad(output.energy.sum(), wanted, create_graph=create_graph)
+    if not stress:
+        return Derivatives(output, -gradients[0], None)
+    # A cell may be left on a structure that is not periodic; it has no stress.
+    volume = torch.linalg.det(batch.cell).abs()
+    periodic = batch.pbc.any(dim=1) & (volume > 0)
+    per_volume = torch.where(periodic, 1 / torch.where(periodic, volume, 1.0), 0.0)
+    return Derivatives(output, -gradients[0], gradients[1] * per_volume[:, None, None])
+
+
+def _twice_differentiable(wanted: bool) -> AbstractContextManager[None]:
+    """The fused kernels of dense attention have a first derivative only."""
+    return sdpa_kernel(SDPBackend.MATH) if wanted else nullcontext()

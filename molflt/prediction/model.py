@@ -1,0 +1,194 @@
+"""A trained model, or an ensemble, for use from Python."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from ase import Atoms
+from rdkit import Chem
+from torch_geometric.data import Data
+
+from molflt.attention.config import FrequenciesKind
+from molflt.data.ase_io import TagConvention
+from molflt.data.inputs import structures_of
+from molflt.data.sources import ConcatDataset, StructureDataset
+from molflt.errors import InputError
+from molflt.model.model_file import LoadedModel, ModelMetadata
+from molflt.prediction.members import ModelPath, load_members
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, OnError, choose_device, predict, unknown_elements
+
+_SHOWN = 5
+"""Bad entries that a message names in full."""
+
+
+class Model:
+    """Energies of anything that holds atoms.
+
+    Args:
+        members: one model, or those of an ensemble.
+        device: where to compute: auto, cpu or cuda.
+        dtype: precision to compute in; None: as trained.
+
+    Attributes:
+        members: as given.
+        device: where it computes.
+    """
+
+    def __init__(
+        self, members: Sequence[LoadedModel], device: str = "auto", dtype: torch.dtype | None = None
+    ) -> None:
+        if not members:
+            raise InputError("a model needs at least one member")
+        self.members = list(members)
+        self.device = choose_device(device)
+        for member in self.members:
+            member.model.to(device=self.device, dtype=dtype).requires_grad_(False)
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What the (first) model file says of itself."""
+        return self.members[0].metadata
+
+    @property
+    def target(self) -> str:
+        """What is predicted: ``energy`` and ``y_init`` of the given geometry, ``y_relaxed`` of the relaxed one."""
+        return self.metadata.target
+
+    @property
+    def elements(self) -> list[int]:
+        """Atomic numbers that the model was trained on."""
+        return self.metadata.elements
+
+    def __repr__(self) -> str:
+        ensemble = f"ensemble of {len(self.members)}, " if len(self.members) > 1 else ""
+        return (
+            f"Model({ensemble}target {self.target!r}, {self.members[0].model.n_parameters():,} parameters, "
+            f"{self.members[0].path}, {self.device})"
+        )
+
+    @overload
+    def predict(
+        self,
+        structures: Any,
+        *,
+        on_error: OnError = ...,
+        return_std: Literal[False] = ...,
+        max_atoms: int = ...,
+        tags: TagConvention = ...,
+    ) -> np.ndarray: ...
+    @overload
+    def predict(
+        self,
+        structures: Any,
+        *,
+        on_error: OnError = ...,
+        return_std: Literal[True],
+        max_atoms: int = ...,
+        tags: TagConvention = ...,
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def predict(
+        self,
+        structures: Any,
+        *,
+        on_error: OnError = "raise",
+        return_std: bool = False,
+        max_atoms: int = DEFAULT_MAX_ATOMS,
+        tags: TagConvention = "auto",
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Energies, in the order of the entries.
+
+        Args:
+            structures: a list, mixed as it comes, of ASE ``Atoms``, RDKit ``Mol``, SMILES, paths, and structures
+                under the vocabulary; or one of them. A file gives as many energies as it holds structures.
+            on_error: ``raise`` names every bad entry by its index; ``skip`` warns, and gives NaN in its place.
+            return_std: give the standard deviation over the members of an ensemble as well.
+            max_atoms: atoms per batch; bounds memory, changes no result.
+            tags: how to read tags of Atoms and files, see :func:`molflt.data.ase_io.from_atoms`.
+
+        Returns:
+            (n_structures,) eV, float64; with ``return_std`` a pair of those.
+
+        Raises:
+            InputError: an entry cannot be read or computed, or there is no ensemble for ``return_std``.
+        """
+        if on_error not in ("raise", "skip"):
+            raise InputError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
+        if return_std and len(self.members) == 1:
+            raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
+        entries = [structures] if _is_one(structures) else list(structures)
+        failures: dict[int, str] = {}
+        datasets: list[tuple[int, StructureDataset]] = []
+        for index, entry in enumerate(entries):
+            try:
+                datasets.append((index, structures_of(entry, f"entry {index}", tags)))
+            except InputError as error:
+                failures[index] = str(error)
+        # The entry of every structure, and where its energy goes: a bad entry keeps one place.
+        sizes = {index: len(dataset) for index, dataset in datasets}
+        entry_of = np.repeat(np.arange(len(entries)), [sizes.get(index, 1) for index in range(len(entries))])
+        readable = np.isin(entry_of, list(sizes))
+        energies, std = np.full(len(entry_of), np.nan), np.full(len(entry_of), np.nan)
+        if readable.any():
+            together = ConcatDataset([dataset for _, dataset in datasets])
+            prediction, elements = predict(self.members, together, self.device, max_atoms, on_error="skip")
+            for place, reason in prediction.failures.items():
+                index = int(entry_of[readable][place])
+                failures[index] = "; ".join(filter(None, [failures.get(index), reason]))
+            energies[readable] = prediction.energies
+            if prediction.std is not None:
+                std[readable] = prediction.std
+            self._warn_of_unknown(elements)
+        if failures:
+            _report(failures, len(entries), on_error)
+        return (energies, std) if return_std else energies
+
+    def _warn_of_unknown(self, elements: set[int]) -> None:
+        unknown = unknown_elements(self.members[0], elements)
+        if unknown:
+            warnings.warn(
+                f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little",
+                stacklevel=3,
+            )
+
+
+def load(
+    path: ModelPath | Sequence[ModelPath],
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    frequencies: FrequenciesKind | None = None,
+) -> Model:
+    """Load a model for use; nothing is unpickled and no code from the file is run.
+
+    Args:
+        path: a model file, a run directory, the directory of an ensemble, or a list of them: one ensemble.
+        device: auto (a GPU where there is one), cpu or cuda.
+        dtype: ``torch.float64`` computes in double precision; None: as trained.
+        frequencies: evaluate the far field by this method, among those that compute the same function.
+
+    Raises:
+        InputError: a file cannot be used.
+    """
+    return Model(load_members(path, frequencies), device, dtype)
+
+
+def _is_one(structures: Any) -> bool:
+    kinds = str | os.PathLike | Atoms | Chem.Mol | Data
+    return isinstance(structures, kinds) or not isinstance(structures, Iterable)
+
+
+def _report(failures: dict[int, str], n_entries: int, on_error: OnError) -> None:
+    lines = [
+        f"entry {index}: {reason.removeprefix(f'entry {index}: ')}" for index, reason in sorted(failures.items())
+    ]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    summary = f"{len(failures)} of {n_entries} entries cannot be used"
+    message = "\n  ".join([summary, *lines[:_SHOWN], *more])
+    if on_error == "raise":
+        raise InputError(f"{message}\nCorrect them, or give on_error='skip'")
+    warnings.warn(f"{message}\nTheir energies are NaN", stacklevel=3)
