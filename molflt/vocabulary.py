@@ -45,6 +45,7 @@ FIELDS: dict[str, Field] = {
     "y_init": Field((1,), torch.float64, "eV", "adsorption energy of the given geometry"),
     "y_relaxed": Field((1,), torch.float64, "eV", "adsorption energy of the relaxed geometry"),
     "energy": Field((1,), torch.float64, "eV", "total energy of the given geometry"),
+    "forces": Field(("n_atoms", 3), torch.float64, "eV/Å", "forces on the given geometry, −∂energy/∂r_i"),
     "sid": Field((1,), torch.int64, "", "system id, as in OC20"),
     "edge_index": Field((2, "n_edges"), torch.int64, "", "(i, j): atom j sends to atom i"),
     "cell_offsets": Field(("n_edges", 3), torch.int64, "", "lattice translation of the sender's image"),
@@ -53,6 +54,15 @@ FIELDS: dict[str, Field] = {
 
 TARGETS: tuple[str, ...] = ("y_relaxed", "y_init", "energy")
 """Fields a model can be trained on."""
+
+DIFFERENTIABLE: tuple[str, ...] = ("y_init", "energy")
+"""Targets that are energies of the given geometry: their derivatives are forces and stress.
+
+``y_relaxed`` is one number for all geometries that relax to the same structure; its derivative is no force.
+"""
+
+LABELS: tuple[str, ...] = (*TARGETS, "forces", "positions_relaxed")
+"""What a structure may carry that a prediction does not need."""
 
 
 def check(fields: dict[str, Tensor], where: str) -> None:

@@ -21,6 +21,7 @@ from scipy.special import erf
 
 from molflt import __version__
 from molflt.atomic_file import atomic_file
+from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.sources import open_dataset
@@ -137,7 +138,7 @@ def main() -> None:
             for n in SIZES:
                 data = open_dataset(options.out / f"{n}.lmdb")
                 prediction, _ = predict(loaded, data)
-                metrics = energy_metrics(prediction.energies, labels(data, "y_relaxed", str(n)))
+                metrics = energy_metrics(prediction.energies, labels(data, LabelSpec(target="y_relaxed"), str(n)))
                 row[str(n)] = {"mae": metrics.energy_mae, "mad": metrics.mad}
             rows.append(row)
             print(f"{name}, seed {seed}: " + "  ".join(f"{n}: {row[str(n)]['mae']:.3f}" for n in SIZES), flush=True)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from molflt.cli.terminal import output, say, warn
+from molflt.cli.options import Interchangeable
+from molflt.cli.terminal import answer, output, warn
 
 if TYPE_CHECKING:
     from molflt.invariance.harness import DtypeName, Result
-
-Interchangeable = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
 
 
 def check_invariance_command(
@@ -75,7 +74,9 @@ def check_invariance_command(
         _print_tables(results)
         _say_share(share)
         names = sorted({result.name for result in failed})
-        say(f"{len(structures)} structures: " + (f"FAILED: {', '.join(names)}" if failed else "all properties hold"))
+        answer(
+            f"{len(structures)} structures: " + (f"FAILED: {', '.join(names)}" if failed else "all properties hold")
+        )
     if failed:
         raise typer.Exit(1)
 
@@ -102,9 +103,9 @@ def _numbers(result: Result) -> tuple[str, str, str]:
 
 def _say_share(share: float | None) -> None:
     if share is None:
-        say("This model has no Fourier far field.")
+        answer("This model has no Fourier far field.")
         return
-    say(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
+    answer(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
 
 
 def _finite(content: dict[str, Any]) -> dict[str, Any]:

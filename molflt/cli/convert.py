@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import typer
 
+from molflt.cli.options import EnergyUnit, Per, TagConvention
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 
@@ -11,17 +14,24 @@ from molflt.errors import InputError
 def convert_command(
     paths: list[str] = typer.Argument(..., metavar="IN... OUT.lmdb", help="Any readable structures, then the LMDB."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing file."),
+    label: str = typer.Option(None, help="Name of the energy in the data.", show_default=False),
+    unit: EnergyUnit = typer.Option("eV", help="Unit of the energies in the data."),
+    per: Per = typer.Option("structure", help="What an energy in the data is of."),
+    target: Literal["y_relaxed", "y_init", "energy"] = typer.Option("energy", help="What the energy becomes."),
+    tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
 ) -> None:
     """Convert structures to an LMDB in the layout of OC20. An interrupted conversion goes on where it stopped.
 
     Example: molflt convert relaxed/*.traj train.lmdb
     """
     from molflt.data.convert import convert
+    from molflt.data.labels import LabelSpec
 
-    *inputs, target = paths
-    if not inputs or not target.endswith(".lmdb"):
+    *inputs, out = paths
+    if not inputs or not out.endswith(".lmdb"):
         raise InputError(
-            f"the last argument must be the LMDB to write, as in 'molflt convert IN OUT.lmdb', not {target}"
+            f"the last argument must be the LMDB to write, as in 'molflt convert IN OUT.lmdb', not {out}"
         )
-    count = convert(inputs, target, overwrite)
-    say(f"{count} structures in {target}")
+    spec = LabelSpec(target=target, label=label, unit=unit, per=per)
+    count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec)
+    say(f"{count} structures in {out}")

@@ -5,55 +5,106 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.cli.terminal import say, warn
+from molflt.cli.options import EnergyUnit, Interchangeable, Per
+from molflt.cli.terminal import answer, say, warn
 
-Interchangeable = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
+if TYPE_CHECKING:
+    from molflt.data.labels import LabelSpec
+    from molflt.model.model_file import ModelMetadata
 
 
 def evaluate_command(
-    model: Path = typer.Argument(..., help="Model file, RUN_DIR/best.safetensors.", show_default=False),
+    model: Path = typer.Argument(..., help="Model file, run directory, or ensemble.", show_default=False),
     data: str = typer.Argument(
         ..., help="LMDB file or folder, or any file of labelled structures.", show_default=False
     ),
+    label: str = typer.Option(None, help="Name of the energy in the data.  [default: as in training]"),
+    unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the data.  [default: as in training]"),
+    per: Per = typer.Option(None, help="What an energy in the data is of.  [default: as in training]"),
+    forces: bool = typer.Option(
+        None, "--forces/--no-forces", help="Evaluate forces.  [default: where they were trained]"
+    ),
+    report: Path = typer.Option(None, help="Write a report to this HTML file.", show_default=False),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing report."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     max_atoms: int = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result."),
     frequencies: Interchangeable = typer.Option(None, help="Evaluate the far field by this method."),
 ) -> None:
-    """Evaluate a model on labelled structures: MAE, RMSE, EwT.
+    """Evaluate a model on labelled structures: MAE, RMSE, EwT; of an ensemble, also its uncertainties.
 
-    Example: molflt evaluate runs/tiny/best.safetensors data/adsorption/test.lmdb
+    Example: molflt evaluate runs/tiny data/adsorption/test.lmdb --report test.html
     """
+    from molflt.cli.report import check_report
     from molflt.data.sources import open_dataset
-    from molflt.model.model_file import load_model
-    from molflt.prediction.metrics import energy_metrics
+    from molflt.prediction.calibration import calibrate
+    from molflt.prediction.members import load_members
+    from molflt.prediction.metrics import energy_metrics, force_mae
     from molflt.prediction.predictor import choose_device, predict, unknown_elements
+    from molflt.report.evaluated import EvaluatedSet
     from molflt.training.config_file import resolve_path
     from molflt.training.datasets import labels
 
-    loaded = load_model(model, frequencies)
-    dataset = open_dataset(resolve_path(data))
-    target = loaded.metadata.target
-    expected = labels(dataset, target, data)
-    prediction, elements = predict(loaded, dataset, choose_device(device), max_atoms)
-    unknown = unknown_elements(loaded, elements)
+    if report is not None:
+        check_report(report, overwrite)
+    members = load_members(model, frequencies)
+    metadata = members[0].metadata
+    spec = labels_in(metadata, label, unit, per)
+    dataset = open_dataset(resolve_path(data), labels=spec)
+    if forces is None:
+        forces = any(name.endswith("force_mae") for name in metadata.validation) and "forces" in dataset[0]
+    expected = labels(dataset, spec, data, forces)
+    prediction, elements = predict(members, dataset, choose_device(device), max_atoms, forces=forces)
+    unknown = unknown_elements(members[0], elements)
     if unknown:
         warn(f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little")
     metrics = energy_metrics(prediction.energies, expected)
+    numbers: dict[str, Any] = dict(metrics.as_dict())
+    if prediction.forces is not None:
+        structures = [dataset[i] for i in range(len(dataset))]
+        numbers["force_mae"] = force_mae(
+            prediction.forces, [s.forces.numpy() for s in structures], [s.fixed.numpy() for s in structures]
+        )
+    calibration = None if prediction.std is None else calibrate(prediction.energies, prediction.std, expected)
+    if report is not None:
+        from molflt.cli.report import evaluation_report
+
+        evaluated = EvaluatedSet(Path(data).stem, data, dataset, expected, prediction.energies, prediction.std)
+        evaluation_report(report, members[0], [evaluated])
     if as_json:
-        numbers = {name: value if math.isfinite(value) else None for name, value in metrics.as_dict().items()}
-        content: dict[str, Any] = {"model": str(model), "data": data, "target": target, **numbers, "unknown": unknown}
+        numbers = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        content = {"model": str(model), "data": data, "target": spec.target, **numbers, "unknown": unknown}
         content["far_field"] = dict(prediction.contractions)
+        content["members"] = len(members)
+        if calibration is not None:
+            content["calibration"] = calibration.as_dict()
         typer.echo(json.dumps(content))
         return
-    say(f"{data}: {metrics.n:,} structures, target {target}")
+    answer(f"{data}: {metrics.n:,} structures, target {spec.target}")
     share = f"   ({metrics.mae_over_mad:.3f} of the mean absolute deviation {metrics.mad:.4f} eV)"
-    say(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
-    say(f"  RMSE  {metrics.energy_rmse:.4f} eV")
-    say(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")
+    answer(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
+    answer(f"  RMSE  {metrics.energy_rmse:.4f} eV")
+    answer(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")
+    if "force_mae" in numbers:
+        answer(f"  forces, MAE of components {numbers['force_mae']:.4f} eV/Å")
+    if calibration is not None:
+        answer(f"uncertainty from {len(members)} members:")
+        for line in calibration.lines():
+            answer(line)
     if prediction.contractions:
-        say(f"  far field by {prediction.far_field}")
+        answer(f"  far field by {prediction.far_field}")
+    if report is not None:
+        say(f"report: {report}")
+
+
+def labels_in(metadata: ModelMetadata, label: str | None, unit: EnergyUnit | None, per: Per | None) -> LabelSpec:
+    """Where the label is: as in training but for what is given."""
+    from molflt.data.labels import LabelSpec
+
+    trained = metadata.labels or LabelSpec(target=metadata.target)
+    given = {"label": label, "unit": unit, "per": per}
+    return trained.model_copy(update={key: value for key, value in given.items() if value is not None})

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from molflt.cli.terminal import say
+from molflt.cli.terminal import answer
 
 
 def info_command(
@@ -22,8 +22,15 @@ def info_command(
 
     Example: molflt info runs/tiny/best.safetensors
     """
-    model = Path(path) / "best.safetensors" if (Path(path) / "best.safetensors").exists() else Path(path)
-    content = _model_info(model) if model.suffix == ".safetensors" else _data_info(path)
+    from molflt.prediction.members import BEST, MEMBER, member_paths
+
+    folder = Path(path)
+    is_run = folder.is_dir() and ((folder / BEST).exists() or any(folder.glob(f"{MEMBER}*")))
+    if is_run or folder.suffix == ".safetensors":
+        members = [_model_info(member) for member in member_paths(folder)]
+        content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
+    else:
+        content = _data_info(path)
     if as_json:
         typer.echo(json.dumps(content))
         return
@@ -90,9 +97,9 @@ def _data_info(path: str) -> dict[str, Any]:
 def _print(content: dict[str, Any], depth: int) -> None:
     for key, value in content.items():
         if isinstance(value, dict) and value:
-            say(f"{'  ' * depth}{key}:")
+            answer(f"{'  ' * depth}{key}:")
             _print(value, depth + 1)
         else:
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             shown = f"{shown:.6g}" if isinstance(shown, float) else shown
-            say(f"{'  ' * depth}{key}: {shown}")
+            answer(f"{'  ' * depth}{key}: {shown}")

@@ -8,13 +8,16 @@ import sys
 import typer
 
 from molflt import __version__
+from molflt.cli.average import average_command
 from molflt.cli.check_invariance import check_invariance_command
 from molflt.cli.config import config_command
 from molflt.cli.convert import convert_command
 from molflt.cli.evaluate import evaluate_command
+from molflt.cli.explain import explain_command
+from molflt.cli.fetch import fetch_command
 from molflt.cli.info import info_command
 from molflt.cli.predict import predict_command
-from molflt.cli.terminal import errors
+from molflt.cli.terminal import Verbosity, errors
 from molflt.cli.train import train_command
 from molflt.errors import InputError
 
@@ -24,14 +27,21 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    epilog=(
+        "Exit status: 0 done; 1 a check failed, or the system refused; 2 a mistake in what was given; "
+        "130 interrupted. NO_COLOR=1 turns colours off."
+    ),
 )
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)
+app.command("explain")(explain_command)
 app.command("check-invariance")(check_invariance_command)
 app.command("info")(info_command)
 app.command("convert")(convert_command)
+app.command("average")(average_command)
 app.command("config")(config_command)
+app.command("fetch")(fetch_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -45,8 +55,14 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Results and errors only: no progress, no remarks."),
+    verbose: bool = typer.Option(
+        False, "--verbose", "-v", help="Also details, and the place of an error in the code."
+    ),
 ) -> None:
-    pass
+    if quiet and verbose:
+        raise InputError("--quiet and --verbose: choose one")
+    Verbosity.set(quiet, verbose)
 
 
 def main() -> None:
@@ -58,6 +74,8 @@ def main() -> None:
     try:
         app()
     except InputError as error:
+        if Verbosity.verbose:
+            errors.print_exception()
         errors.print("Error:", str(error), style="red", markup=False)
         sys.exit(2)
     except BrokenPipeError:

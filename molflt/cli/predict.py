@@ -3,54 +3,106 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from molflt.cli.terminal import errors, say, warn
+from molflt.cli.options import Interchangeable, OC20Split, TagConvention
+from molflt.cli.terminal import detail, errors, say, warn
+from molflt.errors import InputError
 
-Interchangeable = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
+if TYPE_CHECKING:
+    from molflt.model.model_file import LoadedModel
+    from molflt.prediction.predictor import Prediction
+
+_SHOWN = 5
+"""Structures that could not be used, of which a warning gives the reason."""
 
 
 def predict_command(
-    model: Path = typer.Argument(..., help="Model file, RUN_DIR/best.safetensors.", show_default=False),
-    inputs: list[str] = typer.Argument(..., help="Files, folders, globs or SMILES.", show_default=False),
+    model: Path = typer.Argument(..., help="Model file, run directory, or ensemble.", show_default=False),
+    inputs: list[str] = typer.Argument(
+        ..., help="Files, folders, globs or SMILES; - for standard input.", show_default=False
+    ),
     out: Path = typer.Option(
         None, "--out", "-o", help="Write to NAME.csv, NAME.extxyz or NAME.npz.", show_default=False
     ),
-    oc20_split: Literal["id", "ood_ads", "ood_cat", "ood_both"] = typer.Option(
+    on_error: Literal["raise", "skip"] = typer.Option("raise", help="skip: go on without structures that fail."),
+    forces: bool = typer.Option(False, "--forces", help="Predict forces as well; needs -o NAME.extxyz."),
+    calibrate: str = typer.Option(
+        None, help="Labelled structures; scales an ensemble's uncertainties to its errors.", show_default=False
+    ),
+    oc20_split: OC20Split = typer.Option(
         None, help="With npz: the OC20 leaderboard's keys for this split; four runs make one file."
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     max_atoms: int = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result."),
     frequencies: Interchangeable = typer.Option(None, help="Evaluate the far field by this method."),
 ) -> None:
     """Predict energies of structures; prints them, or writes them with -o.
 
-    Example: molflt predict runs/tiny/best.safetensors slabs/*.cif CCO -o energies.csv
+    An ensemble gives the mean of its members, and their standard deviation.
+
+    Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
     from molflt.data.sources import resolve_inputs
-    from molflt.model.model_file import load_model
+    from molflt.prediction.members import load_members
     from molflt.prediction.outputs import check_output, write_predictions
     from molflt.prediction.predictor import choose_device, predict, unknown_elements
 
     if out is not None:
         check_output(out, oc20_split, overwrite)
-    loaded = load_model(model, frequencies)
-    structures = resolve_inputs(inputs)
-    prediction, elements = predict(loaded, structures, choose_device(device), max_atoms)
-    unknown = unknown_elements(loaded, elements)
+    if forces and (out is None or out.suffix != ".extxyz"):
+        raise InputError("--forces: forces are written with their structures; give -o NAME.extxyz")
+    if oc20_split is not None and on_error == "skip":
+        raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
+    members = load_members(model, frequencies)
+    if calibrate is not None and len(members) == 1:
+        raise InputError(f"--calibrate: {model} is a single model; uncertainties need an ensemble (ensemble=4)")
+    structures = resolve_inputs(inputs, tags)
+    chosen = choose_device(device)
+    detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
+    prediction, elements = predict(members, structures, chosen, max_atoms, on_error, forces)
+    unknown = unknown_elements(members[0], elements)
     if unknown:
         warn(f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little")
-    target = loaded.metadata.target
+    if prediction.failures:
+        reasons = list(prediction.failures.values())[:_SHOWN]
+        warn("\n  ".join([f"{len(prediction.failures)} of {len(structures)} structures were skipped", *reasons]))
+    if calibrate is not None:
+        _scale_spread(prediction, members, calibrate, max_atoms)
+    target = members[0].metadata.target
     if out is not None:
         write_predictions(out, prediction, structures, target, oc20_split)
-        say(f"{len(prediction.names)} energies ({target}, eV) in {out}")
+        say(f"{len(prediction.names) - len(prediction.failures)} energies ({target}, eV) in {out}")
         if prediction.contractions:
             say(f"far field by {prediction.far_field}")
         return
     # On standard error, so that what is piped on is numbers and names only.
-    errors.print(f"{target} in eV, name", markup=False)
-    for name, energy in zip(prediction.names, prediction.energies, strict=True):
-        typer.echo(f"{energy:14.6f}  {name}")
+    std = prediction.std
+    errors.print(f"{target} in eV, {'' if std is None else 'standard deviation in eV, '}name", markup=False)
+    for i, (name, energy) in enumerate(zip(prediction.names, prediction.energies, strict=True)):
+        spread = "" if std is None else f"  {std[i]:10.6f}"
+        typer.echo(f"{energy:14.6f}{spread}  {name}")
+
+
+def _scale_spread(prediction: Prediction, members: list[LoadedModel], path: str, max_atoms: int) -> None:
+    from molflt.cli.evaluate import labels_in
+    from molflt.data.sources import open_dataset
+    from molflt.prediction.calibration import calibrate
+    from molflt.prediction.predictor import predict
+    from molflt.training.config_file import resolve_path
+    from molflt.training.datasets import labels
+
+    spec = labels_in(members[0].metadata, None, None, None)
+    dataset = open_dataset(resolve_path(path), labels=spec)
+    expected = labels(dataset, spec, path)
+    known, _ = predict(members, dataset, members[0].model.device, max_atoms)
+    assert known.std is not None
+    assert prediction.std is not None
+    calibration = calibrate(known.energies, known.std, expected)
+    prediction.std *= calibration.factor
+    for line in (f"uncertainties calibrated on {path}:", *calibration.lines()):
+        errors.print(line, markup=False)

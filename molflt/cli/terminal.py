@@ -1,4 +1,4 @@
-"""What commands say, and where: results to standard output, everything else to standard error."""
+"""What commands say, and where: results to standard output, everything else to standard error or not at all."""
 
 from __future__ import annotations
 
@@ -6,8 +6,23 @@ import sys
 
 from rich.console import Console
 
+from molflt.data import progress
+
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 output = Console(highlight=False, soft_wrap=True)
+
+
+class Verbosity:
+    """How much is said; set once by ``molflt --quiet`` or ``--verbose``."""
+
+    quiet = False
+    verbose = False
+
+    @classmethod
+    def set(cls, quiet: bool, verbose: bool) -> None:
+        """Take over the options."""
+        cls.quiet, cls.verbose = quiet, verbose
+        progress.set_shown(not quiet)
 
 
 def warn(message: str) -> None:
@@ -15,7 +30,19 @@ def warn(message: str) -> None:
     errors.print("Warning:", message, style="yellow", markup=False)
 
 
-def say(message: str) -> None:
-    """A line on standard output, at once even through a pipe."""
+def answer(message: str) -> None:
+    """What a command was asked for, on standard output, at once even through a pipe."""
     output.print(message, markup=False)
     sys.stdout.flush()
+
+
+def say(message: str) -> None:
+    """How a command is getting on, on standard output; not with ``--quiet``."""
+    if not Verbosity.quiet:
+        answer(message)
+
+
+def detail(message: str) -> None:
+    """What only ``--verbose`` wants to know, on standard error."""
+    if Verbosity.verbose:
+        errors.print(message, style="dim", markup=False)

@@ -7,21 +7,24 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.terminal import errors, say
+from molflt.cli.terminal import answer, errors, say
 
 
 def train_command(
-    config: Path = typer.Argument(..., help="YAML file; 'molflt config PRESET' prints one.", show_default=False),
+    config: Path = typer.Argument(
+        ..., help="YAML file; 'molflt config PRESET' prints one; - for standard input.", show_default=False
+    ),
     overrides: list[str] = typer.Argument(None, help="key.sub=value, as often as needed.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="Run directory to create or continue.", show_default=False),
     resume: Literal["never", "auto"] = typer.Option(
         "never", help="auto: continue the run in --out from its last finished epoch, as if never interrupted."
     ),
+    report: bool = typer.Option(True, "--report/--no-report", help="Write report.html at the end."),
 ) -> None:
     """Train an energy model.
 
-    The run directory gets best.safetensors and last.safetensors (models), metrics.csv and metrics.jsonl (one
-    record per validated epoch), config.yaml, and last.ckpt (to continue from).
+    The run directory gets best.safetensors and last.safetensors (models), report.html, metrics.csv and
+    metrics.jsonl (one record per validated epoch), config.yaml, and last.ckpt (to continue from).
 
     Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=flt
     """
@@ -29,15 +32,21 @@ def train_command(
     from molflt.training.config_file import load_config
 
     settings = load_config(config, overrides or [])
+    from molflt.training.ensemble import train_ensemble
     from molflt.training.run import is_first_process, train
 
     try:
-        result = train(settings, out, resume=resume == "auto", say=say)
+        run = train_ensemble if settings.ensemble > 1 else train
+        trained = run(settings, out, resume=resume == "auto", say=say)
+        if report and is_first_process():
+            from molflt.cli.report import training_report
+
+            say(f"report: {training_report(out, settings)}")
     except (KeyboardInterrupt, SystemExit) as stop:
         code = stop.code if isinstance(stop, SystemExit) else 130
         errors.print(f"Stopped. To go on, repeat the command with --resume auto (run directory {out}).", markup=False)
         raise typer.Exit(code if isinstance(code, int) else 1) from None
     if not is_first_process():
         return
-    share = f", {result.best / result.mad:.3f} of the mean absolute deviation" if result.mad > 0 else ""
-    say(f"best: {result.best:.4f} eV{share}, epoch {result.best_epoch + 1}, {result.best_model}")
+    share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
+    answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch + 1}, {trained.best_model}")

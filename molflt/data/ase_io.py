@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sqlite3
@@ -17,14 +18,17 @@ import ase.db
 import ase.io
 import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 from ase.io.formats import get_ioformat, open_with_compression
 from torch_geometric.data import Data
 
 from molflt import vocabulary
+from molflt.data.charges import refuse_charges
+from molflt.data.labels import LabelSpec, force_array, one_number
 from molflt.data.progress import track
-from molflt.data.records import LABELS, TEXTS, make_data, nearest_image
+from molflt.data.records import ENERGIES, TEXTS, make_data, nearest_image
 from molflt.errors import InputError
 
 TagConvention = Literal["auto", "oc20", "layers"]
@@ -54,12 +58,12 @@ _COMPRESSED = (".gz", ".bz2", ".xz")
 _BINARY = ("traj", "db")
 
 
-def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto") -> Data:
+def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: LabelSpec | None = None) -> Data:
     """Turn ASE's ``Atoms`` into a structure.
 
-    ``energy`` comes from a calculator that has it at hand (nothing is computed) or from ``atoms.info``, as do
-    ``y_relaxed``, ``y_init``, ``sid``, ``adsorbate`` and ``metals``; relaxed positions from an array
-    ``positions_relaxed`` or ``pos_relaxed``; ``fixed`` from ``FixAtoms``.
+    ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed) or from
+    ``atoms.info`` and ``atoms.arrays``, as do ``y_relaxed``, ``y_init``, ``sid``, ``adsorbate`` and ``metals``;
+    relaxed positions from an array ``positions_relaxed`` or ``pos_relaxed``; ``fixed`` from ``FixAtoms``.
 
     Tags mean two things. OC20 has 0 sub-surface, 1 surface, 2 adsorbate; ASE's slab builders number the layers
     1, 2, ... from the top and give adsorbates 0. Reading one as the other would turn a slab upside down
@@ -69,15 +73,17 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto") -> Data:
         atoms: the structure; lengths in Å, energies in eV.
         name: where it came from; kept as ``data.name`` and used in messages.
         tags: "oc20": as they are; "layers": 0 becomes adsorbate, 1 surface, all else sub-surface; "auto".
+        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
 
     Raises:
         InputError: tags that are ambiguous or out of range, a periodic direction without a lattice vector, a
-            site shared by several elements, or what ``vocabulary.check`` refuses.
+            site shared by several elements, a charge or spin, or what ``vocabulary.check`` refuses.
     """
     cell, pbc = np.asarray(atoms.cell, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
     if np.any(pbc & ~np.any(cell != 0, axis=1)):
         raise InputError(f"{name}: periodic along a lattice vector that is zero; correct the cell or pbc")
     _refuse_disorder(atoms, name)
+    refuse_charges(atoms, name)
     fixed = np.zeros(len(atoms), dtype=bool)
     for constraint in atoms.constraints:
         if isinstance(constraint, FixAtoms):
@@ -94,15 +100,20 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto") -> Data:
         if key in atoms.arrays:
             relaxed = np.asarray(atoms.arrays[key], dtype=np.float64)
             fields["positions_relaxed"] = nearest_image(atoms.positions, relaxed, cell, pbc, name)
-    labels = {label: atoms.info[label] for label in (*LABELS, "sid") if label in atoms.info}
-    if (energy := _energy_at_hand(atoms)) is not None:
-        labels["energy"] = energy
-    for label, value in labels.items():
-        number = np.asarray(value)
-        if number.size != 1 or number.dtype.kind not in "iuf" or (label == "sid" and number != number.astype(int)):
-            raise InputError(f"{name}: '{label}' is {value!r:.40}, expected one number")
-        fields[label] = number.reshape(1)
+    results = _at_hand(atoms)
+    for label in (*ENERGIES, "sid"):
+        value = results.get("energy") if label == "energy" and "energy" in results else atoms.info.get(label)
+        if value is not None:
+            fields[label] = one_number(value, label, name)
+            if label == "sid" and fields[label] != fields[label].astype(int):
+                raise InputError(f"{name}: 'sid' is {value!r:.40}, expected a whole number")
+    if (forces := results.get("forces", atoms.arrays.get("forces"))) is not None:
+        fields["forces"] = force_array(forces, len(atoms), "forces", name)
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
+    if labels is not None:
+        stored = {**atoms.arrays, **results, **atoms.info}
+        own = ("numbers", "positions", "tags")
+        texts |= labels.apply(fields, stored.get, (key for key in stored if key not in own), name)
     return make_data(fields, name, name, texts)
 
 
@@ -113,8 +124,8 @@ def to_atoms(data: Data) -> Atoms:
         data: a structure under the vocabulary. Its neighbour list is left out.
 
     Returns:
-        Atoms with tags, ``FixAtoms``, labels in ``info``, relaxed positions as an array and, if there is an
-        energy, a ``SinglePointCalculator`` that holds it.
+        Atoms with tags, ``FixAtoms``, labels in ``info``, relaxed positions as an array and, if there are an
+        energy or forces, a ``SinglePointCalculator`` that holds them.
     """
     atoms = Atoms(
         numbers=data.atomic_numbers.numpy(),
@@ -135,8 +146,13 @@ def to_atoms(data: Data) -> Atoms:
     for key in TEXTS:
         if key in data:
             atoms.info[key] = str(data[key])
+    results: dict[str, Any] = {}
     if "energy" in data:
-        atoms.calc = SinglePointCalculator(atoms, energy=float(data.energy))
+        results["energy"] = float(data.energy)
+    if "forces" in data:
+        results["forces"] = data.forces.numpy()
+    if results:
+        atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
 
 
@@ -150,13 +166,16 @@ def ase_format(path: Path) -> str | None:
     return _match(file_name)
 
 
-def read_ase(path: str | os.PathLike[str], tags: TagConvention = "auto") -> list[Data]:
+def read_ase(
+    path: str | os.PathLike[str], tags: TagConvention = "auto", labels: LabelSpec | None = None
+) -> list[Data]:
     """Read every frame of a file.
 
     Args:
         path: extxyz, xyz, cif, VASP, pdb, gen, xsf, cube or Quantum ESPRESSO input (also .gz, .bz2, .xz), ASE
             traj, db or json.
         tags: see ``from_atoms``.
+        labels: see ``from_atoms``.
 
     Returns:
         The structures, named ``PATH#FRAME``.
@@ -193,7 +212,7 @@ def read_ase(path: str | os.PathLike[str], tags: TagConvention = "auto") -> list
             raise InputError(f"{name}: cannot be read as {form}: {reason[:400]}") from error
         if atoms is None:
             break
-        structures.append(from_atoms(atoms, name, tags))
+        structures.append(from_atoms(atoms, name, tags, labels))
     if not structures:
         raise InputError(f"{file}: holds no structures")
     return structures
@@ -239,10 +258,18 @@ def _database_rows(file: Path) -> Iterator[Atoms]:
             yield atoms
 
 
-def _energy_at_hand(atoms: Atoms) -> Any:
+def _at_hand(atoms: Atoms) -> dict[str, Any]:
+    """Results of a calculator that are those of the atoms as they are now."""
     get = getattr(atoms.calc, "get_property", None)
-    energy = None if get is None else get("energy", atoms, allow_calculation=False)
-    return None if energy is None else energy
+    if get is None:
+        return {}
+    names = {"energy", "forces", *getattr(atoms.calc, "results", {})}
+    found = {}
+    for name in names:
+        # A calculator need not know every property.
+        with contextlib.suppress(PropertyNotImplementedError):
+            found[name] = get(name, atoms, allow_calculation=False)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _refuse_disorder(atoms: Atoms, name: str) -> None:
@@ -269,8 +296,8 @@ def _tags(atoms: Atoms, name: str, convention: TagConvention) -> np.ndarray:
         found = ", ".join(map(str, np.unique(tags)))
         raise InputError(
             f"{name}: tags {found} look like ASE's layer numbers (1 the top layer, 0 the adsorbate), but molflt "
-            "uses OC20's: 0 sub-surface, 1 surface, 2 adsorbate. Read with tags='layers' to translate them, "
-            "with tags='oc20' to take them as they are, or set the tags in the file"
+            "uses OC20's: 0 sub-surface, 1 surface, 2 adsorbate. Read with tags='layers' (--tags layers) to "
+            "translate them, with tags='oc20' to take them as they are, or set the tags in the file"
         )
     return tags
 

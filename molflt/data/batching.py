@@ -174,7 +174,7 @@ def collate(structures: Sequence[Data]) -> Batch:
     present = [set(structure.keys()) for structure in structures]
     common = set.intersection(*present)
     partial = set.union(*present) - common
-    for field in ("positions_relaxed", *vocabulary.TARGETS, "edge_index", "cell_offsets"):
+    for field in (*vocabulary.LABELS, "edge_index", "cell_offsets"):
         if field in partial:
             without = next(s for s, keys in zip(structures, present, strict=True) if field not in keys)
             raise InputError(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from molflt.data.ase_io import TagConvention
+from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, fingerprint, resolve_inputs
@@ -25,13 +27,21 @@ class _Records(Sequence[dict[str, Any]]):
         return to_record(self._structures[index])
 
 
-def convert(inputs: Sequence[str], target: str | os.PathLike[str], overwrite: bool = False) -> int:
+def convert(
+    inputs: Sequence[str],
+    target: str | os.PathLike[str],
+    overwrite: bool = False,
+    tags: TagConvention = "auto",
+    labels: LabelSpec | None = None,
+) -> int:
     """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
 
     Args:
         inputs: files, folders, globs or SMILES.
         target: the LMDB.
         overwrite: replace an existing file.
+        tags: see :func:`molflt.data.ase_io.from_atoms`.
+        labels: which label to read and its unit; it is written in eV under its target's name.
 
     Returns:
         How many structures it holds.
@@ -39,5 +49,6 @@ def convert(inputs: Sequence[str], target: str | os.PathLike[str], overwrite: bo
     Raises:
         InputError: unreadable inputs, or a target that exists.
     """
-    source = "\n".join([*inputs, *(fingerprint(path) for path in inputs if Path(path).exists())])
-    return write_lmdb(target, _Records(resolve_inputs(inputs)), overwrite=overwrite, source=source)
+    reading = [tags, "" if labels is None else labels.model_dump_json()]
+    source = "\n".join([*inputs, *reading, *(fingerprint(path) for path in inputs if Path(path).exists())])
+    return write_lmdb(target, _Records(resolve_inputs(inputs, tags, labels)), overwrite=overwrite, source=source)

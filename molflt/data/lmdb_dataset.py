@@ -15,6 +15,7 @@ import lmdb
 import numpy as np
 from torch_geometric.data import Data
 
+from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_environment import lmdb_file, open_readonly
 from molflt.data.progress import track
 from molflt.data.records import RECORD_KEYS, to_data
@@ -33,14 +34,15 @@ class LmdbDataset:
 
     Args:
         path: an LMDB file, a folder-style LMDB (holding ``data.mdb``), or a folder of ``*.lmdb``.
+        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
 
     Raises:
         InputError: nothing there, not an LMDB, empty, cut short; on access: a missing or unreadable record.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], labels: LabelSpec | None = None) -> None:
         self.path = Path(path)
-        self._shards = [_Shard(shard) for shard in shard_paths(self.path)]
+        self._shards = [_Shard(shard, labels) for shard in shard_paths(self.path)]
         self._ends = list(accumulate(len(shard) for shard in self._shards))
         self._n_atoms: np.ndarray | None = None
 
@@ -89,8 +91,11 @@ def shard_paths(path: Path) -> list[Path]:
 class _Shard:
     """One LMDB database."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, labels: LabelSpec | None) -> None:
         self.path = path
+        self._labels = labels
+        own = () if labels is None else filter(None, (labels.label, labels.force_label))
+        self._wanted = RECORD_KEYS.union(own)
         # None: the keys are 0, 1, ..., length - 1
         self._keys: Sequence[bytes] | None
         self._length, self._keys = self._index()
@@ -102,7 +107,7 @@ class _Shard:
 
     def structure(self, index: int) -> Data:
         where, raw = self._raw(index)
-        return to_data(load_record(raw, where, only=RECORD_KEYS), where)
+        return to_data(load_record(raw, where, only=self._wanted), where, self._labels)
 
     def sizes(self, keep: bool) -> np.ndarray:
         """(n_records,) int64, from the file beside the database if that is still true of it."""

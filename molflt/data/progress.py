@@ -15,6 +15,20 @@ _PATIENCE = 2.0
 """Seconds before a bar appears: what ends sooner needs none."""
 
 
+_shown = True
+
+
+def set_shown(shown: bool) -> None:
+    """Whether bars appear at all in this process."""
+    global _shown
+    _shown = shown
+
+
+def visible() -> bool:
+    """Whether somebody is watching standard error and wants to see bars."""
+    return _shown and sys.stderr.isatty()
+
+
 def track(
     items: Iterable[T], label: str, total: int | None = None, done: int = 0, enabled: bool | None = None
 ) -> Iterator[T]:
@@ -25,9 +39,9 @@ def track(
         label: what is being done.
         total: how many there are in all, those done before included; unknown when None.
         done: how many were done before this run.
-        enabled: None shows the bar on a terminal only.
+        enabled: None shows the bar on a terminal only, unless ``set_shown(False)``.
     """
-    if not (sys.stderr.isatty() if enabled is None else enabled):
+    if not (visible() if enabled is None else enabled):
         yield from items
         return
     start = time.monotonic()

@@ -14,8 +14,9 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 from torch_geometric.data import Data
 
+from molflt.data.labels import LabelSpec, one_number
 from molflt.data.progress import track
-from molflt.data.records import LABELS, make_data
+from molflt.data.records import ENERGIES, make_data
 from molflt.errors import InputError
 
 _MAX_STEPS = 2000
@@ -70,10 +71,10 @@ def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0) -> Data:
     return from_mol(_with_conformer(graph, name, seed), name)
 
 
-def from_mol(mol: Chem.Mol, name: str) -> Data:
+def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None) -> Data:
     """Turn an RDKit molecule with a 3D conformer and explicit hydrogens into a structure.
 
-    Properties ``energy``, ``y_init`` and ``y_relaxed`` (eV) become labels.
+    Properties ``energy``, ``y_init`` and ``y_relaxed`` (eV) become labels, or those that ``labels`` names.
 
     Raises:
         InputError: no atoms, no conformer, a flat drawing, or hydrogens that are not explicit.
@@ -98,13 +99,15 @@ def from_mol(mol: Chem.Mol, name: str) -> Data:
         "tags": np.zeros(n_atoms, dtype=np.int64),
         "fixed": np.zeros(n_atoms, dtype=bool),
     }
-    for label in LABELS:
-        if mol.HasProp(label):
-            fields[label] = _label(mol.GetProp(label), label, name)
-    return make_data(fields, name, name)
+    stored = mol.GetPropsAsDict(includePrivate=False, includeComputed=False)
+    for label in ENERGIES:
+        if label in stored:
+            fields[label] = one_number(stored[label], label, name)
+    texts = {} if labels is None else labels.apply(fields, stored.get, stored, name)
+    return make_data(fields, name, name, texts)
 
 
-def read_sdf(path: str | os.PathLike[str]) -> list[Data]:
+def read_sdf(path: str | os.PathLike[str], labels: LabelSpec | None = None) -> list[Data]:
     """Read every molecule of an SDF or MOL file, with the positions it has, named ``PATH#INDEX``.
 
     Raises:
@@ -118,17 +121,17 @@ def read_sdf(path: str | os.PathLike[str]) -> list[Data]:
             name = f"{file}#{len(structures)}"
             if mol is None:
                 raise InputError(f"{name}: not a readable molecule block{_because(said())}")
-            structures.append(from_mol(mol, name))
+            structures.append(from_mol(mol, name, labels))
     if not structures:
         raise InputError(f"{file}: holds no molecules")
     return structures
 
 
-def read_smiles_file(path: str | os.PathLike[str], seed: int = 0) -> list[Data]:
+def read_smiles_file(path: str | os.PathLike[str], labels: LabelSpec | None = None, seed: int = 0) -> list[Data]:
     """Read a ``.smi`` file (a SMILES and perhaps a title on each line) or a ``.csv`` with a column ``smiles``.
 
-    Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels. Structures are named
-    ``PATH#INDEX``.
+    Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels, or the one that ``labels`` names.
+    Structures are named ``PATH#INDEX``.
 
     Raises:
         InputError: no such file, no such column, no molecules, or a line that is not a SMILES.
@@ -141,12 +144,12 @@ def read_smiles_file(path: str | os.PathLike[str], seed: int = 0) -> list[Data]:
     if not rows:
         raise InputError(f"{file}: holds no molecules")
     structures = []
-    for index, (smiles, labels) in enumerate(track(rows, f"conformers of {file.name}", total=len(rows))):
+    for index, (smiles, columns) in enumerate(track(rows, f"conformers of {file.name}", total=len(rows))):
         name = f"{file}#{index}"
         mol = _with_conformer(_parse(smiles, name), name, seed)
-        for label, text in labels.items():
-            mol.SetProp(label, text)
-        structures.append(from_mol(mol, name))
+        for column, text in columns.items():
+            mol.SetProp(column, text)
+        structures.append(from_mol(mol, name, labels))
     return structures
 
 
@@ -210,8 +213,10 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
         if "smiles" not in columns:
             raise InputError(f"{file}: no column 'smiles'; found: {', '.join(columns) or 'none'}")
         for row in reader:
-            labels = {label: row[columns[label]] for label in LABELS if label in columns and row[columns[label]]}
-            yield (row[columns["smiles"]] or "").strip(), labels
+            texts = {column.strip(): text.strip() for column, text in row.items() if column and isinstance(text, str)}
+            # Names under which labels are looked for may be written in any case.
+            texts |= {name: texts[columns[name].strip()] for name in ENERGIES if name in columns}
+            yield (row[columns["smiles"]] or "").strip(), {column: text for column, text in texts.items() if text}
 
 
 def _smi_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -219,13 +224,6 @@ def _smi_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
         words = line.split()
         if words and not words[0].startswith("#"):
             yield words[0], {}
-
-
-def _label(text: str, label: str, name: str) -> np.ndarray:
-    try:
-        return np.array([float(text)])
-    except ValueError as error:
-        raise InputError(f"{name}: '{label}' is '{text:.40}', expected a number in eV") from error
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:

@@ -12,17 +12,18 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.data.cells import open_directions
+from molflt.data.labels import LabelSpec, force_array
 from molflt.errors import InputError
 
-LABELS = ("y_init", "y_relaxed", "energy")
+ENERGIES = ("y_init", "y_relaxed", "energy")
 TEXTS = ("name", "adsorbate", "metals")
 RECORD_KEYS = frozenset(
-    ("pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms", "sid", *LABELS, *TEXTS)
-)
-"""What is read from a record; stored graphs and forces are not."""
+    ("pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms", "sid", "forces", "force")
+) | {*ENERGIES, *TEXTS}
+"""What is read from a record; stored graphs are not. OC20's S2EF records have ``force``."""
 
 
-def to_data(record: Mapping[str, Any], where: str) -> Data:
+def to_data(record: Mapping[str, Any], where: str, labels: LabelSpec | None = None) -> Data:
     """Turn an OC20-layout record into a structure.
 
     Stored edges are ignored: neighbour lists are built for the cutoff in use. Without ``pbc``, a lattice
@@ -34,6 +35,7 @@ def to_data(record: Mapping[str, Any], where: str) -> Data:
         record: arrays and numbers by OC20 key (``RECORD_KEYS``); lengths in Å, energies in eV. Integer fields
             may be stored as floats, ``cell`` as (3, 3) or (1, 3, 3).
         where: file and record: the name of the structure when the record has none, and the start of messages.
+        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
 
     Raises:
         InputError: a field is missing, malformed or out of range.
@@ -71,15 +73,22 @@ def to_data(record: Mapping[str, Any], where: str) -> Data:
         if relaxed.shape != positions.shape:
             raise InputError(f"{where}: 'pos_relaxed' has shape {relaxed.shape}, expected {positions.shape}")
         fields["positions_relaxed"] = nearest_image(positions, relaxed, cell, pbc, where)
-    for label in LABELS:
+    for label in ENERGIES:
         if label in record:
             value = _numbers(record, label, where)
             if value.size != 1:
                 raise InputError(f"{where}: '{label}' has shape {value.shape}, expected one number")
             fields[label] = value.reshape(1)
+    for label in ("force", "forces"):
+        if label in record:
+            fields["forces"] = force_array(_numbers(record, label, where), n_atoms, label, where)
     if "sid" in record:
         fields["sid"] = _integers(record, "sid", where, 1)
     texts = {key: str(record[key]) for key in TEXTS if key in record}
+    if labels is not None:
+        texts |= labels.apply(
+            fields, lambda key: _numbers(record, key, where) if key in record else None, record, where
+        )
     return make_data(fields, texts.pop("name", where), where, texts)
 
 
@@ -135,9 +144,11 @@ def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
     }
     if "positions_relaxed" in data:
         record["pos_relaxed"] = data.positions_relaxed.numpy().astype(length)
-    for label in LABELS:
+    for label in ENERGIES:
         if label in data:
             record[label] = float(data[label])
+    if "forces" in data:
+        record["forces"] = data.forces.numpy().astype(length)
     if "sid" in data:
         record["sid"] = int(data.sid)
     for key in TEXTS:

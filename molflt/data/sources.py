@@ -5,21 +5,25 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch_geometric.data import Data
 
 from molflt.data.ase_io import TagConvention, ase_format, read_ase
+from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_smiles, read_sdf, read_smiles_file
 from molflt.errors import InputError
 
 _SDF, _SMILES = (".sdf", ".mol"), (".smi", ".csv")
+STANDARD_INPUT = "-"
 _WHOLE, _END = 64 << 20, 1 << 20
 """Bytes up to which a file is hashed whole, and bytes hashed at either end of a longer one."""
 
@@ -126,43 +130,53 @@ def subset(dataset: StructureDataset, indices: Iterable[int]) -> SubsetDataset:
     return SubsetDataset(dataset, indices)
 
 
-def open_dataset(path: str | os.PathLike[str], tags: TagConvention = "auto") -> StructureDataset:
+def open_dataset(
+    path: str | os.PathLike[str], tags: TagConvention = "auto", labels: LabelSpec | None = None
+) -> StructureDataset:
     """Open whatever a path holds.
 
     Args:
         path: an LMDB file or folder (of shards), a file ASE reads, SDF or MOL, SMILES (.smi, or .csv with a
-            column ``smiles``), or a folder of structure files (in the order of their names).
+            column ``smiles``), or a folder of structure files (in the order of their names); ``-``: standard input,
+            (extended) xyz or lines of SMILES.
         tags: how to understand the tags of files read through ASE, see ``ase_io.from_atoms``.
+        labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
 
     Raises:
         InputError: nothing there, a kind of file that is not read, or damaged content.
     """
+    if os.fspath(path) == STANDARD_INPUT:
+        return ListDataset(_read_standard_input(tags, labels))
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
         if (source / "data.mdb").is_file() or any(source.glob("*.lmdb")):
-            return LmdbDataset(source)
+            return LmdbDataset(source, labels)
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
         if not files:
             raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
-        return ConcatDataset([open_dataset(file, tags) for file in files])
+        return ConcatDataset([open_dataset(file, tags, labels) for file in files])
     suffix = source.suffix.lower()
     if suffix in (".lmdb", ".mdb"):
-        return LmdbDataset(source)
+        return LmdbDataset(source, labels)
     if suffix in _SDF:
-        return ListDataset(read_sdf(source))
+        return ListDataset(read_sdf(source, labels))
     if suffix in _SMILES:
-        return ListDataset(read_smiles_file(source))
-    return ListDataset(read_ase(source, tags))
+        return ListDataset(read_smiles_file(source, labels))
+    return ListDataset(read_ase(source, tags, labels))
 
 
-def resolve_inputs(inputs: Sequence[str], tags: TagConvention = "auto") -> StructureDataset:
-    """Structures for a prediction.
+def resolve_inputs(
+    inputs: Sequence[str], tags: TagConvention = "auto", labels: LabelSpec | None = None
+) -> StructureDataset:
+    """Structures of several inputs.
 
     Args:
-        inputs: paths, glob patterns and SMILES, in any mixture. What exists as a path is a path.
+        inputs: paths, glob patterns, SMILES and ``-`` for standard input, in any mixture. What exists as a path is a
+            path.
         tags: see ``open_dataset``.
+        labels: see ``open_dataset``.
 
     Returns:
         All structures in the order of the inputs, named ``PATH#INDEX`` or by their SMILES; records that carry a
@@ -175,10 +189,10 @@ def resolve_inputs(inputs: Sequence[str], tags: TagConvention = "auto") -> Struc
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
     datasets: list[StructureDataset] = []
     for text in inputs:
-        if os.path.exists(text):
-            datasets.append(open_dataset(text, tags))
+        if os.path.exists(text) or text == STANDARD_INPUT:
+            datasets.append(open_dataset(text, tags, labels))
         elif matches := sorted(glob.glob(text, recursive=True)):
-            datasets.extend(open_dataset(match, tags) for match in matches)
+            datasets.extend(open_dataset(match, tags, labels) for match in matches)
         else:
             try:
                 datasets.append(ListDataset([from_smiles(text)]))
@@ -222,6 +236,22 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise InputError(f"{source}: cannot be read: {error}") from error
     return digest.hexdigest()
+
+
+def _read_standard_input(tags: TagConvention, labels: LabelSpec | None) -> list[Data]:
+    text = sys.stdin.read()
+    lines = text.split("\n", 1)
+    if not text.strip():
+        raise InputError("standard input is empty; pipe SMILES, one a line, or (extended) xyz into it")
+    # The first line of xyz is the number of atoms; no SMILES is a number.
+    suffix = ".extxyz" if lines[0].strip().isdigit() else ".smi"
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / f"standard_input{suffix}"
+        file.write_text(text)
+        structures = read_ase(file, tags, labels) if suffix == ".extxyz" else read_smiles_file(file, labels)
+    for k, structure in enumerate(structures):
+        structure.name = f"{STANDARD_INPUT}#{k}"
+    return structures
 
 
 def _is_companion(file: Path) -> bool:

@@ -141,5 +141,5 @@ class EnergyModel(nn.Module):
         redraw(self, torch.Generator().manual_seed(seed))
 
     def n_parameters(self) -> int:
-        """Number of trainable parameters."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+        """Number of parameters, all of which are trained."""
+        return sum(p.numel() for p in self.parameters())

@@ -18,12 +18,13 @@ from molflt.atomic_file import atomic_file
 from molflt.attention.build import interchangeable_method
 from molflt.attention.config import AttentionConfig, FrequenciesKind
 from molflt.attention.fourier import FourierPositions
+from molflt.data.labels import LabelSpec
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, TARGETS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 METADATA_KEY = "molflt"
 _MOST_FEATURES = 1_000_000
 """Random features are drawn in a loop: a file may not make it endless."""
@@ -55,6 +56,9 @@ class ModelMetadata(BaseModel):
     )
     standardiser: dict[str, Any] = Field(description="the statistics, for reading; the ones in use are tensors")
     training_data: TrainingData
+    labels: LabelSpec | None = Field(
+        None, description="where the label was found; None: under the target's name, in eV"
+    )
     validation: dict[str, float] = Field(description="metrics of the weights in this file")
     epoch: int
     versions: dict[str, str] = Field(default_factory=lambda: library_versions())

@@ -23,6 +23,8 @@ class Statistics:
         std: eV, of what is left once mean or references are taken off.
         references: eV by atomic number; empty for kind ``structure``.
         displacement_std: Å, root mean square component of the relaxed displacement of atoms free to move.
+        given: eV by atomic number: reference energies that were given, in place of fitted ones. ``references`` are
+            these plus the mean of what is left per atom, the same for all elements.
     """
 
     kind: StandardiserKind
@@ -30,6 +32,7 @@ class Statistics:
     std: float
     references: dict[int, float]
     displacement_std: float
+    given: dict[int, float] | None = None
 
 
 class Standardiser(nn.Module):
@@ -74,6 +77,7 @@ def fit_statistics(
     energies: Tensor,
     compositions: Tensor,
     squared_displacement: float,
+    given: dict[int, float] | None = None,
 ) -> Statistics:
     """Statistics of a training set.
 
@@ -82,6 +86,7 @@ def fit_statistics(
         energies: (n_structures,) eV.
         compositions: (n_structures, 119) atoms of each atomic number.
         squared_displacement: Å², mean square component of the relaxed displacements; 0 when unknown.
+        given: eV by atomic number, for kind ``element``: reference energies to use; None fits them.
     """
     energies = energies.to(torch.float64)
     displacement_std = squared_displacement**0.5 or 1.0
@@ -89,6 +94,13 @@ def fit_statistics(
         return Statistics(kind, float(energies.mean()), _scale(energies - energies.mean()), {}, displacement_std)
     present = torch.nonzero(compositions.sum(dim=0)).squeeze(1)
     counts = compositions[:, present].to(torch.float64)
+    if given is not None:
+        residual = energies - counts @ torch.tensor([given[int(z)] for z in present], dtype=torch.float64)
+        # Least squares for one energy per atom: bonds make every atom's energy lower than the free atom's.
+        shift = float((residual @ counts.sum(dim=1)) / counts.sum(dim=1).square().sum())
+        references = {int(z): given[int(z)] + shift for z in present}
+        left = residual - shift * counts.sum(dim=1)
+        return Statistics(kind, 0.0, _scale(left), references, displacement_std, given)
     # Minimum-norm least squares: elements that always occur together share their energy evenly.
     solution = torch.linalg.lstsq(counts, energies[:, None], driver="gelsd").solution.squeeze(1)
     references = {int(z): float(e) for z, e in zip(present, solution, strict=True)}

@@ -35,6 +35,19 @@ class EnergyMetrics:
         return asdict(self)
 
 
+def force_mae(predicted: list[np.ndarray], target: list[np.ndarray], fixed: list[np.ndarray]) -> float:
+    """Mean absolute error of force components on atoms free to move, eV/Å; NaN where there are none.
+
+    Args:
+        predicted: (n_atoms, 3) eV/Å of each structure.
+        target: likewise.
+        fixed: (n_atoms,) bool of each structure.
+    """
+    free = ~np.concatenate(fixed)
+    error = np.abs(np.concatenate(predicted) - np.concatenate(target))[free]
+    return float(error.mean()) if error.size else float("nan")
+
+
 def energy_metrics(predicted: np.ndarray, target: np.ndarray) -> EnergyMetrics:
     """Compare energies (n,) eV with their targets (n,) eV."""
     error = np.abs(np.asarray(predicted, dtype=np.float64) - np.asarray(target, dtype=np.float64))

@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 
 import ase.io
 import numpy as np
+from ase import Atoms
+from torch_geometric.data import Data
 
 from molflt.atomic_file import atomic_file
 from molflt.data.ase_io import to_atoms
@@ -49,7 +51,8 @@ def write_predictions(
 
     Args:
         path: ``.csv`` (name, energy), ``.extxyz`` (the structures, the energy in ``info``), or ``.npz``.
-        prediction: of the structures.
+        prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
+            are left out of extxyz.
         structures: in the same order.
         target: what was predicted; names the energy.
         oc20_split: for npz: use the leaderboard's keys, ``{split}_ids`` and ``{split}_energy``; other splits already
@@ -59,16 +62,19 @@ def write_predictions(
         if path.suffix == ".csv":
             with open(temporary, "w", newline="") as handle:
                 writer = csv.writer(handle)
-                writer.writerow(["name", f"{target}_eV"])
-                writer.writerows([name, repr(float(e))] for name, e in _rows(prediction))
+                columns = _columns(prediction, target)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
         elif path.suffix == ".extxyz":
             with open(temporary, "w") as handle:
-                for i, (name, energy) in enumerate(_rows(prediction)):
-                    atoms = to_atoms(structures[i])
-                    atoms.info.update({"name": name, f"predicted_{target}": float(energy)})
-                    ase.io.write(handle, atoms, format="extxyz")
+                for i in range(len(prediction.names)):
+                    if i not in prediction.failures:
+                        ase.io.write(handle, _with_prediction(structures[i], prediction, i, target), format="extxyz")
         elif oc20_split is None:
-            np.savez_compressed(temporary, name=np.asarray(prediction.names), energy=prediction.energies)
+            arrays = {"name": np.asarray(prediction.names), "energy": prediction.energies}
+            if prediction.std is not None:
+                arrays["std"] = prediction.std
+            np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
         else:
             others = _load_npz(path) if path.exists() else {}
             ids = np.asarray([_system_id(structures[i]) for i in range(len(structures))])
@@ -80,8 +86,24 @@ def _system_id(structure: Any) -> str:
     return str(int(structure.sid)) if "sid" in structure else str(structure.name)
 
 
-def _rows(prediction: Prediction) -> list[tuple[str, float]]:
-    return list(zip(prediction.names, prediction.energies.tolist(), strict=True))
+def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
+    """Of the CSV file, by their names."""
+    columns = {"name": prediction.names, f"{target}_eV": [repr(e) for e in prediction.energies.tolist()]}
+    if prediction.std is not None:
+        columns["std_eV"] = [repr(s) for s in prediction.std.tolist()]
+    if prediction.failures:
+        columns["error"] = [prediction.failures.get(i, "") for i in range(len(prediction.names))]
+    return columns
+
+
+def _with_prediction(structure: Data, prediction: Prediction, i: int, target: str) -> Atoms:
+    atoms = to_atoms(structure)
+    atoms.info.update({"name": prediction.names[i], f"predicted_{target}": float(prediction.energies[i])})
+    if prediction.std is not None:
+        atoms.info[f"predicted_{target}_std"] = float(prediction.std[i])
+    if prediction.forces is not None:
+        atoms.set_array("predicted_forces", prediction.forces[i])
+    return atoms
 
 
 def _load_npz(path: Path) -> dict[str, np.ndarray]:

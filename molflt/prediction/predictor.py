@@ -18,8 +18,9 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
+from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel
-from molflt.vocabulary import TARGETS
+from molflt.vocabulary import DIFFERENTIABLE, LABELS
 
 DEFAULT_MAX_ATOMS = 2048
 OnError = Literal["raise", "skip"]
@@ -35,6 +36,7 @@ class Prediction:
         contractions: how the far field was computed ("lattice, quadratic") and for how many structures.
         std: (n_structures,) eV: standard deviation over the members (n − 1 in the denominator); None for one model.
         failures: what is wrong with the structures that were skipped, by index.
+        forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
     """
 
     energies: np.ndarray
@@ -42,6 +44,7 @@ class Prediction:
     contractions: Counter[str]
     std: np.ndarray | None = None
     failures: dict[int, str] = field(default_factory=dict)
+    forces: list[np.ndarray] | None = None
 
     @property
     def far_field(self) -> str:
@@ -52,7 +55,7 @@ class Prediction:
 def unlabelled(data: Data) -> Data:
     """A structure as a prediction needs it, without targets."""
     data = copy.copy(data)
-    for name in (*TARGETS, "positions_relaxed"):
+    for name in LABELS:
         if name in data:
             del data[name]
     return data
@@ -91,6 +94,7 @@ def predict(
     device: torch.device | str = "cpu",
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_error: OnError = "raise",
+    forces: bool = False,
 ) -> tuple[Prediction, set[int]]:
     """Predict the energy of every structure.
 
@@ -101,17 +105,22 @@ def predict(
         max_atoms: atoms per batch; bounds memory, changes no result.
         on_error: ``skip`` goes on without structures that cannot be read or computed, and says which in
             ``failures``.
+        forces: predict forces as well.
 
     Returns:
         The predictions, and the atomic numbers seen.
 
     Raises:
-        InputError: a structure cannot be read or computed.
+        InputError: a structure cannot be read or computed, or forces of a model whose energy is not that of the
+            given geometry.
     """
     members = [loaded] if isinstance(loaded, LoadedModel) else list(loaded)
     device = torch.device(device)
     models = [member.model.to(device) for member in members]
+    if forces and (reason := why_no_forces(members[0].metadata.target)):
+        raise InputError(f"{members[0].path}: {reason}")
     energies = np.full((len(members), len(dataset)), np.nan)
+    found_forces = [np.full((int(n), 3), np.nan) for n in dataset.n_atoms] if forces else None
     names = [""] * len(dataset)
     elements: set[int] = set()
     contractions: Counter[str] = Counter()
@@ -124,7 +133,7 @@ def predict(
 
     batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
     config = models[0].config
-    with torch.inference_mode():
+    with torch.no_grad() if forces else torch.inference_mode():
         for indices in track(batches, "predicting", total=len(batches)):
             usable: list[tuple[int, Data]] = []
             for i in indices:
@@ -138,9 +147,19 @@ def predict(
                 continue
             kept, structures = [i for i, _ in usable], [data for _, data in usable]
             batch = collate(structures).to(device)
+            sizes = [int(data.num_nodes) for data in structures]
+            mean_forces = torch.zeros((sum(sizes), 3), dtype=torch.float64, device=device)
             for k, model in enumerate(models):
-                output = model(batch)
-                energies[k, kept] = output.energy.cpu().numpy()
+                if forces:
+                    derived = derivatives(model, batch)
+                    output = derived.output
+                    mean_forces += derived.forces / len(models)
+                else:
+                    output = model(batch)
+                energies[k, kept] = output.energy.detach().cpu().numpy()
+            if found_forces is not None:
+                for i, part in zip(kept, mean_forces.split(sizes), strict=True):
+                    found_forces[i] = part.cpu().numpy()
             contractions.update(str(contraction) for contraction in output.contractions)
             elements.update(batch.atomic_numbers.unique().tolist())
     for i in np.flatnonzero(~np.isfinite(energies).all(axis=0)).tolist():
@@ -149,4 +168,15 @@ def predict(
             reason = "the model's energy is not finite; check the structure for overlapping atoms"
             fail(i, InputError(f"{names[i]}: {reason}"))
     std = energies.std(axis=0, ddof=1) if len(members) > 1 else None
-    return Prediction(energies.mean(axis=0), names, contractions, std, failures), elements
+    return Prediction(energies.mean(axis=0), names, contractions, std, failures, found_forces), elements
+
+
+def why_no_forces(target: str) -> str | None:
+    """Why a model of this target has no forces; None where it has them."""
+    if target in DIFFERENTIABLE:
+        return None
+    return (
+        f"was trained on {target}, the energy of the relaxed structure, which is the same for every geometry on the "
+        "way to the minimum: its derivative is no force. Train on energies of the given geometry "
+        f"(data.target={' or '.join(DIFFERENTIABLE)}) for forces and stress"
+    )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from ase.data import atomic_numbers
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from molflt.data.labels import EnergyUnit, ForceUnit, LabelSpec, Per, parse_force_unit
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
-from molflt.vocabulary import TARGETS
+from molflt.vocabulary import DIFFERENTIABLE, TARGETS
 
 
 class DataConfig(BaseModel):
@@ -23,8 +25,21 @@ class DataConfig(BaseModel):
         min_length=1, description="validation splits by name, or one path; the first decides best and early stop"
     )
     target: str = Field("y_relaxed", description="label to learn, eV: y_relaxed, y_init or energy")
+    label: str | None = Field(
+        None,
+        description="its name in the data (info key, database key, CSV column, SDF property); null: as target",
+    )
+    unit: EnergyUnit = Field("eV", description="of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
+    per: Per = Field("structure", description="what a stored energy is of: structure or atom")
+    force_label: str | None = Field(None, description="name of the forces in the data; null: forces")
+    force_unit: ForceUnit | None = Field(
+        None, description="of the stored forces, as in Hartree/bohr; null: that of the energies per Ang"
+    )
     standardise: Literal["auto"] | StandardiserKind = Field(
         "auto", description="structure: mean and std; element: reference energies; auto: element for target energy"
+    )
+    references: dict[str, float] | None = Field(
+        None, description="energy of each element's free atom, in data.unit; null: fitted where references are used"
     )
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
     num_workers: int = Field(0, ge=0, description="loader processes; sets that fit are cached and need none")
@@ -49,6 +64,30 @@ class DataConfig(BaseModel):
             raise ValueError(f"unknown target '{value}'; choose one of {', '.join(TARGETS)}")
         return value
 
+    @field_validator("force_unit", mode="before")
+    @classmethod
+    def _written_out(cls, value: Any) -> Any:
+        return parse_force_unit(value)
+
+    @field_validator("references")
+    @classmethod
+    def _elements(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        unknown = [symbol for symbol in value or {} if symbol not in atomic_numbers or symbol == "X"]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: no element; give symbols, as in {{H: -13.6, O: -432.0}}")
+        return value
+
+    def labels(self) -> LabelSpec:
+        """Which label is read, and what its numbers mean."""
+        return LabelSpec(
+            target=self.target,
+            label=self.label,
+            unit=self.unit,
+            per=self.per,
+            force_label=self.force_label,
+            force_unit=self.force_unit,
+        )
+
 
 class OptimiserConfig(BaseModel):
     """Optimiser and schedule."""
@@ -69,9 +108,14 @@ class OptimiserConfig(BaseModel):
 
 
 class LossConfig(BaseModel):
-    """L1 on the standardised energy, and the auxiliary displacement loss."""
+    """L1 on the standardised energy, L2 norms of force errors, and the auxiliary displacement loss."""
 
     model_config = ConfigDict(extra="forbid")
+
+    energy_per: Per = Field("structure", description="what the energy's error is of: structure or atom")
+    force_weight: float = Field(
+        0.0, ge=0, description="weight of the force loss; 0 does not look at forces, 10 is a start with them"
+    )
 
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
     auxiliary_end: float = Field(1.0, ge=0, description="weight of the displacement loss at the end")
@@ -96,6 +140,9 @@ class TrainerConfig(BaseModel):
     precision: Literal["32-true", "64-true", "bf16-mixed"] = Field(
         "32-true", description="bf16-mixed: feed-forward in bfloat16, attention and sums in float32"
     )
+    keep_last: int = Field(
+        0, ge=0, description="model files epoch-N.safetensors of so many latest validations, to average"
+    )
     deterministic: bool = Field(True, description="the same numbers every time on the same machine")
     loggers: list[Literal["tensorboard", "wandb"]] = Field(
         default_factory=list, description="besides metrics.csv and metrics.jsonl; each is an extra to install"
@@ -115,8 +162,20 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     seed: int = Field(0, ge=0, lt=2**32, description="of weights, batches, dropout and noise")
+    ensemble: int = Field(1, ge=1, le=1000, description="models to train, with seeds from seed on, for uncertainty")
     data: DataConfig
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     optimiser: OptimiserConfig = Field(default_factory=lambda: OptimiserConfig())
     loss: LossConfig = Field(default_factory=lambda: LossConfig())
     trainer: TrainerConfig = Field(default_factory=lambda: TrainerConfig())
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainConfig:
+        if self.loss.force_weight > 0 and self.data.target not in DIFFERENTIABLE:
+            raise ValueError(
+                f"loss.force_weight needs a data.target that is the energy of the given geometry "
+                f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is the same all the way to the minimum"
+            )
+        if self.data.references is not None and self.data.standardise == "structure":
+            raise ValueError("data.references needs data.standardise=element or auto")
+        return self

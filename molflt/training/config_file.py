@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 
 BUNDLED_PREFIX = "bundled:"
+STANDARD_INPUT = "-"
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a YAML file and apply ``key.sub=value`` overrides.
+    """Read a YAML file (``-``: standard input) and apply ``key.sub=value`` overrides.
 
     Raises:
         InputError: no such file, not YAML, a misspelt key (with the nearest right one), a wrong value.
@@ -31,10 +34,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the YAML file")
-    if not path.exists():
+    if not path.exists() and str(path) != STANDARD_INPUT:
         raise InputError(f"{path}: no such file; 'molflt config tiny > {path}' makes one")
     try:
-        content = OmegaConf.load(path)
+        content = OmegaConf.load(io.StringIO(sys.stdin.read()) if str(path) == STANDARD_INPUT else path)
         if not isinstance(content, DictConfig):
             raise InputError(f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one")
         _expand_attention(content)

@@ -11,10 +11,9 @@ from torch.utils.data import DataLoader
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
 from molflt.errors import InputError
-from molflt.model.standardiser import Statistics
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import resolve_path
-from molflt.training.datasets import NoisyDataset, PreparedDataset, label_statistics, labels
+from molflt.training.datasets import NoisyDataset, PreparedDataset, labels, read_training_set
 
 NOISY_NODES_FROM = 10_000
 """Structures from which on ``noisy_nodes: auto`` is on."""
@@ -27,9 +26,8 @@ class EnergyDataModule(lightning.LightningDataModule):
     run needs to restore nothing to see what it would have seen.
 
     Attributes:
-        statistics: of the training labels.
-        elements: atomic numbers in the training set.
-        relaxed: whether every training structure has relaxed positions.
+        training_set: what the training structures and their labels are like.
+        forces: whether forces are learnt.
         noisy: whether training inputs are noised.
         mad: mean absolute deviation of the labels, eV, by validation split.
 
@@ -42,27 +40,30 @@ class EnergyDataModule(lightning.LightningDataModule):
         self.config = config
         data = config.data
         self.train_path = resolve_path(data.train)
-        self.train_structures: StructureDataset = open_dataset(self.train_path)
-        self.val_structures = {name: open_dataset(resolve_path(path)) for name, path in data.val.items()}
+        spec = data.labels()
+        self.forces = config.loss.force_weight > 0
+        self.train_structures: StructureDataset = open_dataset(self.train_path, labels=spec)
+        self.val_structures = {name: open_dataset(resolve_path(path), labels=spec) for name, path in data.val.items()}
         kind = data.standardise
         if kind == "auto":
-            kind = "element" if data.target == "energy" else "structure"
-        self.statistics: Statistics
-        self.statistics, self.elements, self.relaxed = label_statistics(
-            self.train_structures, data.target, kind, data.train
+            kind = "element" if data.target == "energy" or data.references is not None else "structure"
+        self.training_set = read_training_set(
+            self.train_structures, spec, kind, data.train, self.forces, data.references
         )
         self.mad = {}
         for name, structures in self.val_structures.items():
-            values = labels(structures, data.target, data.val[name])
+            values = labels(structures, spec, data.val[name], self.forces)
             self.mad[name] = float(np.abs(values - values.mean()).mean())
         auto = config.loss.noisy_nodes == "auto"
         wanted = len(self.train_structures) >= NOISY_NODES_FROM if auto else bool(config.loss.noisy_nodes)
-        if config.loss.noisy_nodes is True and not self.relaxed:
+        if config.loss.noisy_nodes is True and not self.training_set.relaxed:
             raise InputError(
                 f"{data.train}: loss.noisy_nodes=true needs relaxed positions in every training structure; "
                 "set loss.noisy_nodes=auto or false"
             )
-        self.noisy = wanted and self.relaxed
+        # Forces on a noised geometry are not those of the label.
+        self.noisy = wanted and self.training_set.relaxed and not self.forces
+        self.kept = (data.target, "forces") if self.forces else (data.target,)
         self._prepared: PreparedDataset | None = None
         self._prepared_val: list[PreparedDataset] = []
 
@@ -85,11 +86,11 @@ class EnergyDataModule(lightning.LightningDataModule):
                 epoch,
                 config.model.neighbour_cutoff,
                 config.model.all_pairs_if_isolated,
-                (config.data.target,),
+                self.kept,
             )
             return self._loader(noisy, sampler, self.config.data.num_workers)
         if self._prepared is None:
-            kept = (self.config.data.target, "positions_relaxed") if self.relaxed else (self.config.data.target,)
+            kept = (*self.kept, "positions_relaxed") if self.training_set.relaxed else self.kept
             self._prepared = self._prepare(self.train_structures, kept)
         return self._loader(self._prepared, sampler, self._workers(self._prepared))
 
@@ -97,8 +98,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         """One loader per validation split, in the order of the configuration."""
         # Lightning asks again every epoch; the neighbour lists are kept.
         if not self._prepared_val:
-            kept = (self.config.data.target,)
-            self._prepared_val = [self._prepare(structures, kept) for structures in self.val_structures.values()]
+            self._prepared_val = [self._prepare(structures, self.kept) for structures in self.val_structures.values()]
         return [
             self._loader(prepared, self._sampler(prepared.structures, shuffle=False), self._workers(prepared))
             for prepared in self._prepared_val

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from ase.data import atomic_numbers, chemical_symbols
 from torch.utils.data import Dataset
 
+from molflt.data.labels import STORED, LabelSpec
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics
-from molflt.vocabulary import MAX_ATOMIC_NUMBER, TARGETS
+from molflt.vocabulary import LABELS, MAX_ATOMIC_NUMBER
 
 CACHED_ATOMS = 300_000
 """A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
@@ -27,7 +30,7 @@ def with_labels(data: Any, kept: Collection[str]) -> Any:
     Whatever else a file happens to hold, perhaps for some structures only, need not fit into a batch.
     """
     data = copy.copy(data)
-    for name in (*TARGETS, "positions_relaxed"):
+    for name in LABELS:
         if name in data and name not in kept:
             del data[name]
     return data
@@ -114,24 +117,60 @@ class NoisyDataset(Dataset[Any]):
         return attach_neighbours(data, self.cutoff, self.all_pairs_if_isolated)
 
 
-def label_statistics(
-    structures: StructureDataset, target: str, kind: StandardiserKind, source: str
-) -> tuple[Statistics, list[int], bool]:
+@dataclass(frozen=True)
+class TrainingSet:
+    """What one pass over a training set tells.
+
+    Attributes:
+        statistics: of the label.
+        elements: atomic numbers present.
+        relaxed: whether every structure has relaxed positions.
+        force_std: eV/Å, root mean square component of the forces on atoms free to move; 1 without forces.
+        mean_n_atoms: atoms per structure.
+    """
+
+    statistics: Statistics
+    elements: list[int]
+    relaxed: bool
+    force_std: float
+    mean_n_atoms: float
+
+
+def read_training_set(
+    structures: StructureDataset,
+    labels: LabelSpec,
+    kind: StandardiserKind,
+    source: str,
+    forces: bool = False,
+    references: dict[str, float] | None = None,
+) -> TrainingSet:
     """One pass over a training set.
 
-    Returns:
-        Statistics of the label, the atomic numbers present, and whether every structure has relaxed positions.
+    Args:
+        structures: read with ``labels``.
+        labels: which label is learnt.
+        kind: of standardisation.
+        source: where the structures are from, for messages.
+        forces: whether every structure needs forces.
+        references: given reference energies, in the unit of the label; None fits them for kind ``element``.
 
     Raises:
-        InputError: structures without the label, with their count and the first names.
+        InputError: structures without the label or forces, with their count and the first names; elements without
+            a given reference energy.
     """
+    target = labels.target
     energies, compositions = [], []
-    unlabelled: list[str] = []
+    missing = _Missing(labels, source)
     square, count, relaxed = 0.0, 0, True
+    force_square, force_count = 0.0, 0
     for data in track((structures[i] for i in range(len(structures))), "reading labels", len(structures)):
+        missing.look(data, forces)
         if target not in data:
-            unlabelled.append(data.name)
             continue
+        if forces and "forces" in data:
+            free_forces = data.forces[~data.fixed]
+            force_square += float((free_forces * free_forces).sum())
+            force_count += free_forces.numel()
         energies.append(float(data[target]))
         compositions.append(torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1))
         if "positions_relaxed" in data:
@@ -140,30 +179,82 @@ def label_statistics(
             count += free.numel()
         else:
             relaxed = False
-    if unlabelled:
-        raise InputError(
-            f"{source}: {len(unlabelled)} of {len(structures)} structures have no label '{target}' "
-            f"(first: {', '.join(unlabelled[:3])}); choose another data.target or remove them"
-        )
+    missing.refuse()
     composition = torch.stack(compositions)
+    elements = torch.nonzero(composition.sum(dim=0)).squeeze(1).tolist()
     squared_displacement = square / count if relaxed and count else 0.0
-    statistics = fit_statistics(kind, torch.tensor(energies, dtype=torch.float64), composition, squared_displacement)
-    return statistics, torch.nonzero(composition.sum(dim=0)).squeeze(1).tolist(), relaxed
+    given = None if references is None else _given_references(references, elements, labels, source)
+    statistics = fit_statistics(
+        kind, torch.tensor(energies, dtype=torch.float64), composition, squared_displacement, given
+    )
+    force_std = (force_square / force_count) ** 0.5 if force_count else 0.0
+    return TrainingSet(statistics, elements, relaxed, force_std or 1.0, float(composition.sum()) / len(composition))
 
 
-def labels(structures: StructureDataset, target: str, source: str) -> np.ndarray:
+def labels(structures: StructureDataset, spec: LabelSpec, source: str, forces: bool = False) -> np.ndarray:
     """(n_structures,) eV: the label of every structure.
 
+    Args:
+        structures: read with ``spec``.
+        spec: which label.
+        source: where the structures are from, for messages.
+        forces: whether every structure needs forces as well.
+
     Raises:
-        InputError: as :func:`label_statistics`.
+        InputError: structures without it, with their count and the first names.
     """
     read = track((structures[i] for i in range(len(structures))), "reading labels", len(structures))
-    found = [float(structure[target]) if target in structure else None for structure in read]
-    missing = [i for i, value in enumerate(found) if value is None]
-    if missing:
-        names = ", ".join(structures[i].name for i in missing[:3])
-        raise InputError(
-            f"{source}: {len(missing)} of {len(found)} structures have no label '{target}' (first: {names}); "
-            "choose labelled data or remove them"
-        )
+    found, missing = [], _Missing(spec, source)
+    for structure in read:
+        missing.look(structure, forces)
+        found.append(float(structure[spec.target]) if spec.target in structure else np.nan)
+    missing.refuse()
     return np.asarray(found, dtype=np.float64)
+
+
+class _Missing:
+    """Structures without what they need, collected for one message."""
+
+    def __init__(self, labels: LabelSpec, source: str) -> None:
+        self.labels, self.source = labels, source
+        self.n = 0
+        self.unlabelled: list[str] = []
+        self.forceless: list[str] = []
+        self.stored = ""
+
+    def look(self, data: Any, forces: bool) -> None:
+        self.n += 1
+        if self.labels.target not in data:
+            self.unlabelled.append(data.name)
+            self.stored = self.stored or data.get(STORED, "")
+        elif forces and "forces" not in data:
+            self.forceless.append(data.name)
+
+    def refuse(self) -> None:
+        """Raise InputError if anything is missing."""
+        if self.unlabelled:
+            stored = f" Stored with {self.unlabelled[0]}: {self.stored}." if self.stored else ""
+            raise InputError(
+                f"{self.source}: {len(self.unlabelled)} of {self.n} structures have no label '{self.labels.name}' "
+                f"(first: {', '.join(self.unlabelled[:3])}).{stored} Name the label that is there (data.label; "
+                "for evaluate --label), choose another data.target, or remove them"
+            )
+        if self.forceless:
+            raise InputError(
+                f"{self.source}: {len(self.forceless)} of {self.n} structures have no forces "
+                f"(first: {', '.join(self.forceless[:3])}). Name them (data.force_label), leave them out of the loss "
+                "(loss.force_weight=0), or remove the structures"
+            )
+
+
+def _given_references(
+    references: dict[str, float], elements: list[int], labels: LabelSpec, source: str
+) -> dict[int, float]:
+    given = {atomic_numbers[symbol]: energy * labels.energy_factor for symbol, energy in references.items()}
+    absent = [chemical_symbols[z] for z in elements if z not in given]
+    if absent:
+        raise InputError(
+            f"{source}: holds {', '.join(absent)}, for which data.references has no energy; add it, or leave "
+            "data.references out to have them fitted"
+        )
+    return {z: given[z] for z in elements}

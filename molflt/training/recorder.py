@@ -34,6 +34,7 @@ class RunRecorder(Callback):
         mad: mean absolute deviation of the labels of each split, eV.
         say: prints a line.
         patience: validations without improvement after which to stop; 0 goes on.
+        keep_last: how many model files of the latest validations to keep besides.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class RunRecorder(Callback):
         mad: dict[str, float],
         say: Callable[[str], None],
         patience: int = 0,
+        keep_last: int = 0,
     ) -> None:
         self.run_dir = run_dir
         self.metadata = metadata
         self.mad = mad
         self.say = say
         self.patience = patience
+        self.keep_last = keep_last
         self.split = next(iter(mad))
         self.monitor = f"{self.split}/energy_mae"
         self.best = math.inf
@@ -131,6 +134,10 @@ class RunRecorder(Callback):
             save_model(self.run_dir / "last.safetensors", pl_module.evaluated_model, metadata)
             if improved:
                 save_model(self.run_dir / "best.safetensors", pl_module.evaluated_model, metadata)
+            if self.keep_last:
+                save_model(self.run_dir / epoch_file(trainer.current_epoch), pl_module.evaluated_model, metadata)
+                for old in sorted(self.run_dir.glob(epoch_file("*")))[: -self.keep_last]:
+                    old.unlink()
             self.say(self._line(trainer, metrics, improved))
         if self._out_of_patience():
             self.say(f"no improvement in {self.patience} validations: stopping (trainer.patience)")
@@ -148,6 +155,8 @@ class RunRecorder(Callback):
             # The others may be sets of nearly equal labels, whose deviation says nothing.
             share = f" ({mae / mad:.3f} of MAD)" if mad > 0 and name == self.split else ""
             parts.append(f"{name} {mae:.4f} eV{share}")
+            if f"{name}/force_mae" in metrics:
+                parts.append(f"forces {metrics[f'{name}/force_mae']:.4f} eV/Å")
         parts.append(f"EwT {100 * metrics[f'{self.split}/ewt']:.1f} %")
         return "  ".join(parts) + ("  *" if improved else "")
 
@@ -159,6 +168,11 @@ class RunRecorder(Callback):
             writer = csv.DictWriter(handle, fieldnames=names)
             writer.writeheader()
             writer.writerows(records)
+
+
+def epoch_file(epoch: int | str) -> str:
+    """Name of the model file of an epoch, counted from one; ``*``: of all."""
+    return f"epoch-{epoch + 1:06d}.safetensors" if isinstance(epoch, int) else f"epoch-{epoch}.safetensors"
 
 
 def read_records(run_dir: Path) -> list[dict[str, Any]]:

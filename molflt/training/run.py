@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import signal
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.atomic_file import atomic_file
+from molflt.data.progress import visible
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, read_metadata
@@ -79,7 +79,7 @@ def train(
     run_dir = Path(run_dir)
     first = is_first_process()
     if first:
-        _check_run_dir(run_dir, config, resume)
+        check_run_dir(run_dir, config, resume)
     else:
         say = _say_nothing
     checkpoint = _checkpoint(run_dir) if resume else None
@@ -87,17 +87,18 @@ def train(
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = EnergyDataModule(config)
     model_config = config.model.model_copy(deep=True)
-    if model_config.auxiliary_head and not data.relaxed:
+    if model_config.auxiliary_head and not data.training_set.relaxed:
         say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
     model = EnergyModel(model_config, config.seed)
-    model.standardiser.load_statistics(data.statistics)
+    model.standardiser.load_statistics(data.training_set.statistics)
     metadata = ModelMetadata(
         config=model_config,
         seed=config.seed,
         target=config.data.target,
-        elements=data.elements,
-        standardiser=asdict(data.statistics),
+        elements=data.training_set.elements,
+        standardiser=asdict(data.training_set.statistics),
+        labels=config.data.labels(),
         training_data=TrainingData(
             path=config.data.train, fingerprint=data.train_fingerprint(), n_structures=len(data.train_structures)
         ),
@@ -110,17 +111,22 @@ def train(
         f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
-    recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience)
+    recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience, config.trainer.keep_last)
     trainer = _trainer(config, run_dir, recorder, callbacks or [])
-    task = EnergyTask(config, model, list(data.val_structures))
+    task = EnergyTask(config, model, list(data.val_structures), data.training_set)
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
-        with atomic_file(run_dir / CONFIG) as path:
-            path.write_text(to_yaml(config, "The configuration of this run; 'molflt train' with it repeats the run."))
+        write_config(run_dir, config)
     with _interrupts(trainer):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     mad = data.mad[next(iter(data.mad))]
     return TrainResult(run_dir / "best.safetensors", recorder.best, recorder.best_epoch, mad)
+
+
+def write_config(run_dir: Path, config: TrainConfig) -> None:
+    """Leave the configuration with the run."""
+    with atomic_file(run_dir / CONFIG) as path:
+        path.write_text(to_yaml(config, "The configuration of this run; 'molflt train' with it repeats the run."))
 
 
 def _say_nothing(line: str) -> None:
@@ -153,8 +159,12 @@ def _interrupts(trainer: lightning.Trainer) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
-    """Check that the directory is free, or holds this very run."""
+def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
+    """Check that the directory is free, or holds this very run.
+
+    Raises:
+        InputError: it does not.
+    """
     saved = run_dir / CONFIG
     if saved.exists():
         if not resume:
@@ -214,8 +224,7 @@ def _changed_keys(before: dict[str, Any], after: dict[str, Any], prefix: str = "
 
 def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: list[Callback]) -> lightning.Trainer:
     settings = config.trainer
-    interactive = sys.stderr.isatty()
-    callbacks: list[Callback] = [*extra, *([EpochBar()] if interactive else []), recorder]
+    callbacks: list[Callback] = [*extra, *([EpochBar()] if visible() else []), recorder]
     callbacks.append(
         ModelCheckpoint(run_dir, "last", save_on_train_epoch_end=True, enable_version_counter=False, save_top_k=1)
     )
@@ -232,6 +241,8 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
             devices=settings.devices,
             num_nodes=settings.num_nodes,
             precision=settings.precision,
+            # Forces are derivatives, for which inference mode keeps no record.
+            inference_mode=config.loss.force_weight == 0,
             max_epochs=settings.max_epochs,
             max_steps=settings.max_steps,
             check_val_every_n_epoch=settings.val_every,

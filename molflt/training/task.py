@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
 
 from molflt.errors import InputError
+from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel, ModelOutput
 from molflt.prediction.metrics import EWT_THRESHOLD
 from molflt.training.config import TrainConfig
+from molflt.training.datasets import TrainingSet
 from molflt.training.schedule import auxiliary_weight, learning_rate_factor, moving_average
 
 
@@ -25,11 +27,16 @@ class EnergyTask(lightning.LightningModule):
         config: of the run.
         model: with its statistics loaded.
         split_names: validation splits in the order of their loaders.
+        training_set: scales of the losses.
     """
 
-    def __init__(self, config: TrainConfig, model: EnergyModel, split_names: list[str]) -> None:
+    def __init__(
+        self, config: TrainConfig, model: EnergyModel, split_names: list[str], training_set: TrainingSet
+    ) -> None:
         super().__init__()
         self.config = config
+        self.training_set = training_set
+        self.forces = config.loss.force_weight > 0
         self.model = model
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
@@ -37,6 +44,10 @@ class EnergyTask(lightning.LightningModule):
         self.split_names = split_names
         self.energy_metrics = nn.ModuleList(_energy_metrics() for _ in split_names)
         self.ewt_metrics = nn.ModuleList(MeanMetric().set_dtype(torch.float64) for _ in split_names)
+        n_force_metrics = len(split_names) if self.forces else 0
+        self.force_metrics = nn.ModuleList(
+            MeanAbsoluteError().set_dtype(torch.float64) for _ in range(n_force_metrics)
+        )
 
     @property
     def evaluated_model(self) -> EnergyModel:
@@ -56,13 +67,19 @@ class EnergyTask(lightning.LightningModule):
         torch.manual_seed(hash((self.config.seed, self.global_step, self.global_rank)) % 2**63)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """L1 on the standardised energy plus the scheduled displacement loss."""
-        output: ModelOutput = self.model(batch)
+        """L1 on the standardised energy, the force loss, and the scheduled displacement loss."""
+        output, forces = self._evaluate(self.model, batch)
         target = batch[self.config.data.target]
         absolute = (output.energy - target).abs()
-        energy_loss = absolute.mean() / self.model.standardiser.std
         self._log("train/energy_mae", absolute.detach().mean(), batch.num_graphs)
-        loss = energy_loss
+        if self.config.loss.energy_per == "atom":
+            # Relative to the mean size, so that the loss keeps its scale.
+            absolute = absolute * (self.training_set.mean_n_atoms / (batch.ptr[1:] - batch.ptr[:-1]))
+        loss = absolute.mean() / self.model.standardiser.std
+        if forces is not None:
+            error = (forces - batch.forces)[~batch.fixed]
+            self._log("train/force_mae", error.detach().abs().sum() / max(error.numel(), 1), batch.num_graphs)
+            loss = loss + self.config.loss.force_weight * _mean_norm(error) / self.training_set.force_std
         if output.displacement is not None:
             displacement_loss = self._displacement_loss(output.displacement, batch)
             loss_config = self.config.loss
@@ -88,9 +105,13 @@ class EnergyTask(lightning.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of the evaluated model, collected per split."""
-        energy = self.evaluated_model(batch).energy
+        output, forces = self._evaluate(self.evaluated_model, batch)
+        energy = output.energy.detach()
         target = batch[self.config.data.target]
         metrics, ewt = self._metrics(dataloader_idx)
+        if forces is not None:
+            free = ~batch.fixed
+            self._force_metric(dataloader_idx).update(forces[free].detach(), batch.forces[free])
         metrics.update(energy, target)
         ewt.update(((energy - target).abs() < EWT_THRESHOLD).to(energy.dtype))
 
@@ -99,6 +120,9 @@ class EnergyTask(lightning.LightningModule):
         for i, name in enumerate(self.split_names):
             metrics, ewt = self._metrics(i)
             values = {**metrics.compute(), "ewt": ewt.compute()}
+            if self.forces:
+                values["force_mae"] = self._force_metric(i).compute()
+                self._force_metric(i).reset()
             self.log_dict({f"{name}/{key}": value.to(torch.float32) for key, value in values.items()})
             metrics.reset()
             ewt.reset()
@@ -114,6 +138,18 @@ class EnergyTask(lightning.LightningModule):
             optimiser, lambda step: learning_rate_factor(step, config.warmup_steps, total, config.schedule)
         )
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _evaluate(self, model: EnergyModel, batch: Any) -> tuple[ModelOutput, Tensor | None]:
+        """The model's word on a batch, and forces (n_atoms, 3) eV/Å where they are learnt."""
+        if not self.forces:
+            return model(batch), None
+        found = derivatives(model, batch, create_graph=model.training)
+        return found.output, found.forces
+
+    def _force_metric(self, split: int) -> MeanAbsoluteError:
+        metric = self.force_metrics[split]
+        assert isinstance(metric, MeanAbsoluteError)
+        return metric
 
     def _displacement_loss(self, predicted: Tensor, batch: Any) -> Tensor:
         target = (batch.positions_relaxed - batch.positions).to(predicted.dtype)
@@ -132,6 +168,14 @@ class EnergyTask(lightning.LightningModule):
 
     def _log(self, name: str, value: Tensor, n: int) -> None:
         self.log(name, value.to(torch.float32), on_step=False, on_epoch=True, batch_size=n, sync_dist=True)
+
+
+def _mean_norm(vectors: Tensor) -> Tensor:
+    """Mean length of (n, 3); zero for none. Rotation-invariant, where a sum over components is not."""
+    if len(vectors) == 0:
+        return vectors.sum()
+    # The length has no derivative at zero, which a force that symmetry forbids attains.
+    return (vectors.square().sum(dim=-1) + 1e-16).sqrt().mean()
 
 
 def diverged(name: str, value: float, trainer: lightning.Trainer) -> str:

@@ -218,6 +218,14 @@ def test_newer_schema_asks_for_an_upgrade(altered: Altered) -> None:
     _refuses(altered(change), f"schema {SCHEMA_VERSION + 1}", "upgrade molflt")
 
 
+def test_a_file_of_the_first_schema_is_read(altered: Altered) -> None:
+    def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
+        metadata.update(schema_version=1)
+        metadata.pop("labels")
+
+    assert load_model(altered(change)).metadata.labels is None
+
+
 def test_tensors_missing_surplus_or_misshapen(altered: Altered) -> None:
     _refuses(altered(lambda t, m: t.pop("energy_head.factor")), "missing: energy_head.factor", "train again")
     _refuses(altered(lambda t, m: t.update(extra=torch.zeros(1))), "unknown: extra", "train again")
@@ -338,4 +346,4 @@ def test_model_without_far_field_refuses_a_method(attention: dict[str, Any], fre
 
 def test_schema_number_is_written_down() -> None:
     # Whoever changes the layout of the file changes this number, and keeps reading the old one.
-    assert model_file.SCHEMA_VERSION == 1
+    assert model_file.SCHEMA_VERSION == 2

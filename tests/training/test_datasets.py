@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from molflt.data.labels import LabelSpec
 from molflt.data.sources import ListDataset, StructureDataset, open_dataset
 from molflt.model.standardiser import Standardiser, fit_statistics
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
-from molflt.training.datasets import NoisyDataset, PreparedDataset, label_statistics, labels
+from molflt.training.datasets import NoisyDataset, PreparedDataset, labels, read_training_set
+
+ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
 
 
 @pytest.fixture
@@ -95,27 +98,29 @@ def test_prepared_structures_leave_the_source_alone(structures: StructureDataset
 
 
 def test_statistics_of_kind_structure(structures: StructureDataset) -> None:
-    statistics, elements, relaxed = label_statistics(structures, "y_relaxed", "structure", "x")
+    found = read_training_set(structures, RELAXED, "structure", "x")
+    statistics = found.statistics
     values = np.array([float(structures[i].y_relaxed) for i in range(len(structures))])
     assert statistics.mean == pytest.approx(values.mean())
     assert statistics.std == pytest.approx(values.std())
     assert statistics.references == {}
-    assert relaxed
-    assert set(elements) == {int(z) for i in range(len(structures)) for z in structures[i].atomic_numbers}
+    assert found.relaxed
+    assert set(found.elements) == {int(z) for i in range(len(structures)) for z in structures[i].atomic_numbers}
     free = [
         (structures[i].positions_relaxed - structures[i].positions)[~structures[i].fixed]
         for i in range(len(structures))
     ]
     assert statistics.displacement_std == pytest.approx(float(torch.cat(free).square().mean().sqrt()))
-    np.testing.assert_array_equal(labels(structures, "y_relaxed", "x"), values)
+    np.testing.assert_array_equal(labels(structures, RELAXED, "x"), values)
 
 
 def test_statistics_of_kind_element_are_least_squares(structures: StructureDataset) -> None:
-    statistics, elements, _ = label_statistics(structures, "energy", "element", "x")
+    found = read_training_set(structures, ENERGY, "element", "x")
+    statistics, elements = found.statistics, found.elements
     counts = np.array(
         [[int((structures[i].atomic_numbers == z).sum()) for z in elements] for i in range(len(structures))]
     )
-    energies = labels(structures, "energy", "x")
+    energies = labels(structures, ENERGY, "x")
     solution, *_ = np.linalg.lstsq(counts.astype(float), energies, rcond=None)
     assert list(statistics.references) == elements
     np.testing.assert_allclose(list(statistics.references.values()), solution, atol=1e-8)
@@ -166,5 +171,5 @@ def test_noisy_nodes_from_ten_thousand_structures_on(
 
 @pytest.mark.parametrize(("target", "kind"), [("energy", "element"), ("y_relaxed", "structure")])
 def test_standardiser_chosen_by_target(target: str, kind: str, make_config: Callable[..., TrainConfig]) -> None:
-    assert EnergyDataModule(make_config(**{"data.target": target})).statistics.kind == kind
-    assert EnergyDataModule(make_config(**{"data.standardise": "element"})).statistics.kind == "element"
+    assert EnergyDataModule(make_config(**{"data.target": target})).training_set.statistics.kind == kind
+    assert EnergyDataModule(make_config(**{"data.standardise": "element"})).training_set.statistics.kind == "element"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from molflt.data.labels import LabelSpec
 from molflt.data.sources import open_dataset
 from molflt.model.model_file import load_model
 from molflt.prediction.metrics import energy_metrics
@@ -38,6 +39,6 @@ def test_two_processes(
     model = load_model(tmp_path / "run" / "last.safetensors")
     for split in ("val", "other"):
         data = open_dataset(tiny_data / f"{split}.lmdb")
-        metrics = energy_metrics(predict(model, data)[0].energies, labels(data, "y_relaxed", split))
+        metrics = energy_metrics(predict(model, data)[0].energies, labels(data, LabelSpec(target="y_relaxed"), split))
         assert record[f"{split}/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-5)
         assert record[f"{split}/energy_rmse"] == pytest.approx(metrics.energy_rmse, rel=1e-5)

@@ -13,13 +13,17 @@ from lightning.pytorch.callbacks import Callback
 
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
+from molflt.model.standardiser import Statistics
 from molflt.training.config import TrainConfig
+from molflt.training.datasets import TrainingSet
 from molflt.training.recorder import read_records
 from molflt.training.run import train
 from molflt.training.schedule import auxiliary_weight
 from molflt.training.task import EnergyTask
 
 MakeConfig = Callable[..., TrainConfig]
+
+TRAINING_SET = TrainingSet(Statistics("structure", 0.0, 1.0, {}, 1.0), [1], False, 1.0, 1.0)
 
 
 def quiet(line: str) -> None:
@@ -28,7 +32,7 @@ def quiet(line: str) -> None:
 
 def test_weight_decay_is_on_matrices_only(make_config: MakeConfig) -> None:
     config = make_config(**{"optimiser.weight_decay": 0.25})
-    task = EnergyTask(config, EnergyModel(config.model), ["val"])
+    task = EnergyTask(config, EnergyModel(config.model), ["val"], TRAINING_SET)
     task._total_steps = lambda: 10  # type: ignore[method-assign]
     groups = task.configure_optimizers()["optimizer"].param_groups  # type: ignore[call-overload,index]
     names = {id(parameter): name for name, parameter in task.model.named_parameters()}
@@ -47,7 +51,7 @@ def test_weight_decay_is_on_matrices_only(make_config: MakeConfig) -> None:
 def test_the_optimiser_is_the_one_asked_for(make_config: MakeConfig) -> None:
     for name, kind in {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.items():
         config = make_config(**{"optimiser.name": name, "optimiser.betas": (0.8, 0.9), "optimiser.eps": 1e-5})
-        task = EnergyTask(config, EnergyModel(config.model), ["val"])
+        task = EnergyTask(config, EnergyModel(config.model), ["val"], TRAINING_SET)
         task._total_steps = lambda: 10  # type: ignore[method-assign]
         optimiser = task.configure_optimizers()["optimizer"]  # type: ignore[call-overload,index]
         assert type(optimiser) is kind

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from molflt.attention.config import ATTENTION_PRESETS
+from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, open_dataset
@@ -90,7 +91,7 @@ def test_recorded_metrics_are_those_of_the_saved_model(tiny_run: Path, tiny_data
     for split in ("val", "other"):
         data = open_dataset(tiny_data / f"{split}.lmdb")
         prediction, _ = predict(last, data)
-        metrics = energy_metrics(prediction.energies, labels(data, "y_relaxed", split))
+        metrics = energy_metrics(prediction.energies, labels(data, LabelSpec(target="y_relaxed"), split))
         assert record[f"{split}/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-5)
         assert record[f"{split}/energy_rmse"] == pytest.approx(metrics.energy_rmse, rel=1e-5)
         assert record[f"{split}/ewt"] == pytest.approx(metrics.ewt)
@@ -191,7 +192,7 @@ def test_double_precision(make_config: MakeConfig, tmp_path: Path, val_set: Stru
     loaded = load_model(tmp_path / "run" / "last.safetensors")
     assert loaded.model.dtype == torch.float64
     prediction, _ = predict(loaded, val_set)
-    metrics = energy_metrics(prediction.energies, labels(val_set, "y_relaxed", "val"))
+    metrics = energy_metrics(prediction.energies, labels(val_set, LabelSpec(target="y_relaxed"), "val"))
     assert read_records(tmp_path / "run")[-1]["val/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-6)
 
 

@@ -1,0 +1,157 @@
+"""Which label of a structure is learnt, under which name it is stored, and in which unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, get_args
+
+import numpy as np
+from ase import units
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from molflt.errors import InputError
+from molflt.vocabulary import TARGETS
+
+EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree"]
+ForceUnit = Literal["eV/Ang", "meV/Ang", "kcal/mol/Ang", "kJ/mol/Ang", "Hartree/Ang", "Hartree/bohr"]
+Per = Literal["structure", "atom"]
+
+ENERGY_UNITS: dict[str, float] = {
+    "eV": 1.0,
+    "meV": 1e-3,
+    "kcal/mol": units.kcal / units.mol,
+    "kJ/mol": units.kJ / units.mol,
+    "Hartree": units.Hartree,
+}
+"""eV in each unit (CODATA 2014, as ASE has them)."""
+FORCE_UNITS: dict[str, float] = {f"{unit}/Ang": factor for unit, factor in ENERGY_UNITS.items()} | {
+    "Hartree/bohr": units.Hartree / units.Bohr
+}
+"""eV/Å in each unit."""
+_SHOWN = 12
+
+
+class LabelSpec(BaseModel):
+    """How to find the label of a structure, and what its numbers mean.
+
+    Attributes:
+        target: the field of the vocabulary that it becomes, in eV per structure.
+        label: name of an entry of ``info``, a result of a calculator, a key of a database, a column of a CSV, a
+            property of an SDF or a field of an LMDB record; None: the target's own name.
+        unit: of the stored energy.
+        per: whether the stored energy is that of a structure or per atom.
+        force_label: name of the stored forces; None: those of the calculator, or ``forces``.
+        force_unit: of the stored forces; None: the energy's unit per Å.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: str = "energy"
+    label: str | None = None
+    unit: EnergyUnit = "eV"
+    per: Per = "structure"
+    force_label: str | None = None
+    force_unit: ForceUnit | None = None
+
+    @field_validator("target")
+    @classmethod
+    def _known_target(cls, value: str) -> str:
+        if value not in TARGETS:
+            raise ValueError(f"unknown target '{value}'; choose one of {', '.join(TARGETS)}")
+        return value
+
+    @property
+    def name(self) -> str:
+        """The label's name in the data."""
+        return self.label or self.target
+
+    @property
+    def energy_factor(self) -> float:
+        """Of an energy as stored, into eV."""
+        return ENERGY_UNITS[self.unit]
+
+    @property
+    def force_factor(self) -> float:
+        """Of a force as stored, into eV/Å."""
+        return FORCE_UNITS[self.force_unit or f"{self.unit}/Ang"]
+
+    def apply(
+        self, fields: dict[str, np.ndarray], find: Callable[[str], Any], names: Iterable[str], where: str
+    ) -> dict[str, str]:
+        """Put the label, and forces where there are any, into a structure's fields.
+
+        Args:
+            fields: of the structure, under the vocabulary, with labels under the vocabulary's own names as they are
+                stored; changed in place.
+            find: a stored value by its name, None where there is none.
+            names: of what is stored, for the message about a label that is missing.
+            where: file and record, for messages.
+
+        Returns:
+            Texts to keep with the structure: what is stored, where the label is missing.
+
+        Raises:
+            InputError: a label that is not one number, forces that are not (n_atoms, 3).
+        """
+        n_atoms = len(fields["atomic_numbers"])
+        if self.label is not None:
+            fields.pop(self.target, None)
+            if (value := find(self.label)) is not None:
+                fields[self.target] = one_number(value, self.label, where)
+        if self.target in fields:
+            per = n_atoms if self.per == "atom" else 1
+            fields[self.target] = np.asarray(fields[self.target], dtype=np.float64) * (self.energy_factor * per)
+        if self.force_label is not None:
+            fields.pop("forces", None)
+            if (value := find(self.force_label)) is not None:
+                fields["forces"] = force_array(value, n_atoms, self.force_label, where)
+        if "forces" in fields:
+            fields["forces"] = np.asarray(fields["forces"], dtype=np.float64) * self.force_factor
+        if self.target in fields:
+            return {}
+        known = sorted(set(names))
+        return {STORED: ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")}
+
+
+STORED = "stored_names"
+"""Text of a structure without its label: what it has instead."""
+
+
+def one_number(value: Any, label: str, where: str) -> np.ndarray:
+    """(1,) float64.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        number = np.asarray(float(value) if isinstance(value, str) else value)
+    except ValueError:
+        number = np.asarray(value)
+    if number.size != 1 or number.dtype.kind not in "iuf":
+        raise InputError(f"{where}: '{label}' is {value!r:.40}, expected one number")
+    return number.reshape(1).astype(np.float64)
+
+
+def force_array(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray:
+    """(n_atoms, 3) float64.
+
+    Raises:
+        InputError: it is none.
+    """
+    forces = np.asarray(value)
+    if forces.shape != (n_atoms, 3) or forces.dtype.kind not in "iuf":
+        raise InputError(f"{where}: '{label}' has shape {forces.shape}, expected ({n_atoms}, 3)")
+    return forces.astype(np.float64)
+
+
+def parse_force_unit(text: Any) -> Any:
+    """Accept Å and A for Ang, as people write them."""
+    if isinstance(text, str):
+        for end in ("/Å", "/A", "/angstrom", "/Angstrom"):
+            if text.endswith(end):
+                return text.removesuffix(end) + "/Ang"
+    return text
+
+
+assert set(ENERGY_UNITS) == set(get_args(EnergyUnit))
+assert set(FORCE_UNITS) == set(get_args(ForceUnit))

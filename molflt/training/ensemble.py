@@ -1,0 +1,68 @@
+"""Several models of one configuration that differ by their seed: their spread is a measure of uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from lightning.pytorch.callbacks import Callback
+
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.prediction.members import MEMBER, load_members
+from molflt.prediction.metrics import energy_metrics
+from molflt.prediction.predictor import choose_device, predict
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import resolve_path
+from molflt.training.datasets import labels
+from molflt.training.run import TrainResult, check_run_dir, train, write_config
+
+
+def train_ensemble(
+    config: TrainConfig,
+    run_dir: str | Path,
+    resume: bool = False,
+    say: Callable[[str], None] = print,
+    callbacks: list[Callback] | None = None,
+) -> TrainResult:
+    """Train ``config.ensemble`` models one after the other (deep ensembles, arXiv 1612.01474).
+
+    Member k is a run of its own in ``run_dir/member-k``, with seed ``config.seed + k`` for weights, random features
+    and the order of batches.
+
+    Args:
+        config: of every member, but for the seed.
+        run_dir: gets config.yaml and the members' run directories.
+        resume: go on with members that are not finished.
+        say: prints a line.
+        callbacks: further Lightning callbacks, of every member.
+
+    Returns:
+        As :func:`molflt.training.run.train`, of the members' mean; its model is ``run_dir``.
+
+    Raises:
+        InputError: as :func:`molflt.training.run.train`; several devices, among which members cannot be shared.
+    """
+    run_dir = Path(run_dir)
+    if config.trainer.devices * config.trainer.num_nodes > 1:
+        raise InputError(
+            "ensemble: members are trained one after the other on one device. With several, train each in a run of "
+            f"its own, as in: molflt train CONFIG --out {run_dir / MEMBER}0 ensemble=1 seed={config.seed}"
+        )
+    check_run_dir(run_dir, config, resume)
+    write_config(run_dir, config)
+    results = []
+    for k in range(config.ensemble):
+        say(f"member {k} of {config.ensemble}, seed {config.seed + k}")
+        member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
+        results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
+    name, path = next(iter(config.data.val.items()))
+    spec = config.data.labels()
+    structures = open_dataset(resolve_path(path), labels=spec)
+    device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
+    prediction, _ = predict(load_members(run_dir), structures, device, config.data.max_atoms)
+    metrics = energy_metrics(prediction.energies, labels(structures, spec, path))
+    alone = np.array([result.best for result in results])
+    say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {alone.mean():.4f} eV")
+    return TrainResult(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)

@@ -1,0 +1,135 @@
+"""Labels under any name, in any unit, of structures or atoms: against numbers written down by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ase.db
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+from hypothesis import given
+from hypothesis import strategies as st
+from rdkit import Chem
+
+from molflt.data.ase_io import from_atoms
+from molflt.data.convert import convert
+from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, STORED, LabelSpec
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+
+# CODATA 2018, written out: ASE's are those of 2014, which agree to 1e-8.
+IN_EV = {
+    "eV": 1.0,
+    "meV": 0.001,
+    "kcal/mol": 0.0433641042,
+    "kJ/mol": 0.0103642697,
+    "Hartree": 27.211386246,
+}
+
+
+def water(**info: Any) -> Atoms:
+    atoms = molecule("H2O")
+    atoms.info.update(info)
+    return atoms
+
+
+def test_units_are_those_of_the_tables() -> None:
+    assert set(ENERGY_UNITS) == set(IN_EV)
+    for unit, factor in IN_EV.items():
+        assert ENERGY_UNITS[unit] == pytest.approx(factor, rel=1e-7)
+        assert FORCE_UNITS[f"{unit}/Ang"] == pytest.approx(factor, rel=1e-7)
+    assert FORCE_UNITS["Hartree/bohr"] == pytest.approx(51.42206747, rel=1e-7)
+
+
+@given(st.sampled_from(sorted(IN_EV)), st.sampled_from(["structure", "atom"]), st.floats(-1e4, 1e4))
+def test_energy_in_any_unit(unit: Any, per: Any, value: float) -> None:
+    spec = LabelSpec(label="U0", unit=unit, per=per)
+    data = from_atoms(water(U0=value), "x", labels=spec)
+    expected = value * IN_EV[unit] * (3 if per == "atom" else 1)
+    assert float(data.energy) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("unit", [None, "Hartree/bohr", "meV/Ang"])
+def test_forces_in_any_unit(unit: Any) -> None:
+    atoms = water(E=-1.0)
+    forces = np.arange(9.0).reshape(3, 3)
+    atoms.set_array("dft_forces", forces)
+    spec = LabelSpec(label="E", unit="kcal/mol", force_label="dft_forces", force_unit=unit)
+    factor = {None: IN_EV["kcal/mol"], "Hartree/bohr": 51.42206747, "meV/Ang": 1e-3}[unit]
+    np.testing.assert_allclose(from_atoms(atoms, "x", labels=spec).forces.numpy(), forces * factor, rtol=1e-7)
+
+
+def test_forces_of_a_calculator() -> None:
+    atoms = water()
+    forces = np.arange(9.0).reshape(3, 3)
+    atoms.calc = SinglePointCalculator(atoms, energy=-2.0, forces=forces)
+    data = from_atoms(atoms, "x", labels=LabelSpec(unit="meV"))
+    assert float(data.energy) == pytest.approx(-0.002)
+    np.testing.assert_allclose(data.forces.numpy(), forces * 1e-3)
+    # A calculator's results are of the atoms as they were.
+    atoms.positions[0] += 1.0
+    assert "forces" not in from_atoms(atoms, "x")
+    assert "energy" not in from_atoms(atoms, "x")
+
+
+def test_the_named_label_takes_the_place_of_the_target() -> None:
+    atoms = water(U0=5.0, energy=1.0)
+    assert float(from_atoms(atoms, "x", labels=LabelSpec(label="U0")).energy) == 5.0
+    assert float(from_atoms(atoms, "x").energy) == 1.0
+    # Not there: no label, rather than another one.
+    missing = from_atoms(atoms, "x", labels=LabelSpec(label="U298"))
+    assert "energy" not in missing
+    assert "U0" in missing[STORED]
+
+
+def test_one_spec_reads_extxyz_db_csv_sdf_and_lmdb(tmp_path: Path) -> None:
+    spec = LabelSpec(label="U0", unit="Hartree", per="atom")
+    expected = -0.5 * 3 * IN_EV["Hartree"]
+    ase.io.write(tmp_path / "a.extxyz", water(U0=-0.5))
+    with ase.db.connect(tmp_path / "b.db") as database:
+        database.write(molecule("H2O"), U0=-0.5)
+    (tmp_path / "c.csv").write_text("id, smiles ,U0\n1,O,-0.5\n")
+    mol = Chem.AddHs(Chem.MolFromSmiles("O"))
+    conformer = Chem.Conformer(3)
+    for i, position in enumerate(water().positions.tolist()):
+        conformer.SetAtomPosition(i, position)
+    mol.AddConformer(conformer)
+    mol.SetProp("U0", "-0.5")
+    with Chem.SDWriter(str(tmp_path / "d.sdf")) as writer:
+        writer.write(mol)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 4
+    for file in files:
+        assert float(open_dataset(file, labels=spec)[0].energy) == pytest.approx(expected, rel=1e-7), file
+    # Once converted, the label stands in eV under its target's name.
+    convert([str(tmp_path / "a.extxyz")], tmp_path / "e.lmdb", labels=spec)
+    assert float(open_dataset(tmp_path / "e.lmdb")[0].energy) == pytest.approx(expected, rel=1e-7)
+
+
+def test_forces_survive_an_lmdb(tmp_path: Path) -> None:
+    atoms = water()
+    forces = np.arange(9.0).reshape(3, 3)
+    atoms.calc = SinglePointCalculator(atoms, energy=-2.0, forces=forces)
+    ase.io.write(tmp_path / "a.extxyz", atoms)
+    convert([str(tmp_path / "a.extxyz")], tmp_path / "a.lmdb")
+    np.testing.assert_array_equal(open_dataset(tmp_path / "a.lmdb")[0].forces.numpy(), forces)
+
+
+@pytest.mark.parametrize("value", ["minus one", [1.0, 2.0], None])
+def test_a_label_that_is_no_number(value: Any) -> None:
+    if value is None:
+        assert "energy" not in from_atoms(water(U0=None), "x", labels=LabelSpec(label="U0"))
+        return
+    with pytest.raises(InputError, match=r"'U0' is .*, expected one number"):
+        from_atoms(water(U0=value), "frame 7", labels=LabelSpec(label="U0"))
+
+
+def test_forces_of_the_wrong_shape() -> None:
+    atoms = water(F=np.zeros((2, 3)))
+    with pytest.raises(InputError, match=r"'F' has shape \(2, 3\), expected \(3, 3\)"):
+        from_atoms(atoms, "x", labels=LabelSpec(force_label="F"))

@@ -1,0 +1,103 @@
+"""Forces and stress of a batch: against central differences, and what symmetry and periodicity say of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+
+from molflt.model.derivatives import derivatives
+from tests.attention.structures import STRUCTURES, batch_of, random_rotation, rotated
+from tests.model.test_forces import make_model
+
+PERIODIC = ("slab", "slab_open", "triclinic", "tiny_cell", "wire")
+METHODS = ("exact", "exact, rank m", "lattice", "mesh", "averaged")
+
+
+def strained(atoms: Atoms, strain: np.ndarray) -> Atoms:
+    moved = atoms.copy()
+    moved.set_cell(np.asarray(atoms.cell) @ (np.eye(3) + strain), scale_atoms=False)
+    moved.positions = atoms.positions @ (np.eye(3) + strain)
+    return moved
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["slab_open", "triclinic"])
+def test_stress_is_a_central_difference(method, name):
+    model, atoms = make_model(method), STRUCTURES[name]()
+    found = derivatives(model, batch_of([atoms], 4.5), stress=True)
+    assert found.stress is not None
+    stress, step = found.stress[0], 1e-5
+    assert float(stress.abs().max()) > 1e-6
+    torch.testing.assert_close(stress, stress.T, rtol=0, atol=1e-14)
+    for i, j in ((0, 0), (2, 2), (0, 1), (1, 2)):
+        strain = np.zeros((3, 3))
+        strain[i, j] += step / 2
+        strain[j, i] += step / 2
+        with torch.no_grad():
+            at = [float(model(batch_of([strained(atoms, s * strain)], 4.5)).energy) for s in (1, -1)]
+        expected = (at[0] - at[1]) / (2 * step * atoms.get_volume())
+        assert float(stress[i, j]) == pytest.approx(expected, rel=1e-5, abs=1e-10)
+
+
+@pytest.mark.parametrize("method", ["exact", "exact, rank m", "lattice", "averaged"])
+def test_rotation_turns_forces_and_stress(method):
+    model, atoms = make_model(method), STRUCTURES["triclinic"]()
+    here = derivatives(model, batch_of([atoms]), stress=True)
+    assert here.stress is not None
+    for seed in (0, 1):
+        there = derivatives(model, batch_of([rotated(atoms, seed)]), stress=True)
+        assert there.stress is not None
+        q = torch.from_numpy(random_rotation(seed))
+        torch.testing.assert_close(there.forces, here.forces @ q, rtol=0, atol=1e-11)
+        torch.testing.assert_close(there.stress, q.T @ here.stress @ q, rtol=0, atol=1e-12)
+
+
+def test_a_batch_gives_what_its_structures_give_alone():
+    """Stress too, which is a sum over atoms divided by a volume of one's own."""
+    model = make_model("exact")
+    atoms = [STRUCTURES[name]() for name in ("triclinic", "molecule", "slab_open", "tiny_cell")]
+    together = derivatives(model, batch_of(atoms), stress=True)
+    assert together.stress is not None
+    start = 0
+    for k, one in enumerate(atoms):
+        alone = derivatives(model, batch_of([one]), stress=True)
+        assert alone.stress is not None
+        torch.testing.assert_close(together.forces[start : start + len(one)], alone.forces, rtol=0, atol=1e-11)
+        torch.testing.assert_close(together.stress[k], alone.stress[0], rtol=0, atol=1e-12)
+        start += len(one)
+    assert not bool(together.stress[1].any())
+
+
+def test_supercell_has_the_forces_and_the_stress_of_its_cell():
+    model, atoms = make_model("exact"), STRUCTURES["triclinic"]()
+    one = derivatives(model, batch_of([atoms]), stress=True)
+    two = derivatives(model, batch_of([atoms * (2, 1, 1)]), stress=True)
+    assert one.stress is not None
+    assert two.stress is not None
+    torch.testing.assert_close(two.forces, one.forces.repeat(2, 1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(two.stress, one.stress, rtol=0, atol=1e-11)
+
+
+def test_the_batch_is_left_as_it_was():
+    model, batch = make_model("exact"), batch_of([STRUCTURES["triclinic"]()])
+    positions, cell = batch.positions.clone(), batch.cell.clone()
+    with torch.no_grad():
+        plain = model(batch).energy
+        found = derivatives(model, batch, stress=True)
+    assert torch.equal(batch.positions, positions)
+    assert torch.equal(batch.cell, cell)
+    assert not batch.positions.requires_grad
+    torch.testing.assert_close(found.output.energy.detach(), plain, rtol=0, atol=1e-12)
+    assert not found.forces.requires_grad
+
+
+@pytest.mark.parametrize("name", PERIODIC)
+def test_stress_reaches_the_weights(name):
+    model = make_model("exact")
+    found = derivatives(model, batch_of([STRUCTURES[name]()]), stress=True, create_graph=True)
+    assert found.stress is not None
+    weights = [p for key, p in model.named_parameters() if key.endswith("rpe_weights")]
+    for gradient in torch.autograd.grad(found.stress.square().sum() + found.forces.square().sum(), weights):
+        assert bool(torch.isfinite(gradient).all())
