@@ -5,6 +5,16 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh dev literature
 
+# Reports are tested in a real browser. Where there is none it is installed if that is possible; else those tests
+# are skipped, and say so.
+if ! command -v chromium chromium-browser google-chrome >/dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing chromium"
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 ||
+            echo "chromium could not be installed" >&2
+    fi
+fi
+
 if [ "$#" -gt 0 ]; then
     exec python -m pytest "$@"
 fi

@@ -38,7 +38,11 @@ def train_command(
     try:
         run = train_ensemble if settings.ensemble > 1 else train
         trained = run(settings, out, resume=resume == "auto", say=say)
-        if report and is_first_process():
+        if not is_first_process():
+            return
+        share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
+        answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch + 1}, {trained.best_model}")
+        if report:
             from molflt.cli.report import training_report
 
             say(f"report: {training_report(out, settings)}")
@@ -46,7 +50,3 @@ def train_command(
         code = stop.code if isinstance(stop, SystemExit) else 130
         errors.print(f"Stopped. To go on, repeat the command with --resume auto (run directory {out}).", markup=False)
         raise typer.Exit(code if isinstance(code, int) else 1) from None
-    if not is_first_process():
-        return
-    share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
-    answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch + 1}, {trained.best_model}")

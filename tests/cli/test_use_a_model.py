@@ -18,6 +18,7 @@ import pytest
 from ase.build import molecule
 
 from molflt.data.ase_io import to_atoms
+from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, open_dataset
@@ -43,7 +44,9 @@ def structure_files(val_set: StructureDataset, tmp_path: Path) -> Path:
 
 
 def test_evaluate(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedModel, val_set: Any) -> None:
-    expected = energy_metrics(predict(loaded, val_set)[0].energies, labels(val_set, "y_relaxed", "val"))
+    expected = energy_metrics(
+        predict(loaded, val_set)[0].energies, labels(val_set, LabelSpec(target="y_relaxed"), "val")
+    )
     data = tiny_data / "val.lmdb"
     result = molflt("evaluate", model_path, data)
     assert result.status == 0
@@ -194,7 +197,7 @@ def test_info_on_data(molflt: Run, tiny_data: Path) -> None:
     data = open_dataset(tiny_data / "val.lmdb")
     sizes = [int(n) for n in data.n_atoms]
     assert content["atoms"] == {"min": min(sizes), "median": np.median(sizes), "max": max(sizes), "total": sum(sizes)}
-    values = labels(data, "y_relaxed", "val")
+    values = labels(data, LabelSpec(target="y_relaxed"), "val")
     assert content["labels"]["y_relaxed"]["mean_eV"] == pytest.approx(values.mean())
     assert content["labels"]["y_relaxed"]["mean_absolute_deviation_eV"] == pytest.approx(
         np.abs(values - values.mean()).mean()

@@ -1,0 +1,5 @@
+"""Models as ASE calculators."""
+
+from molflt.calculator.ase_calculator import MolFLTCalculator
+
+__all__ = ["MolFLTCalculator"]

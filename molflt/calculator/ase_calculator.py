@@ -1,0 +1,233 @@
+"""A model as an ASE calculator: energy, forces and stress."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from molflt.calculator.held import HeldMethod
+from molflt.data.ase_io import TagConvention, from_atoms
+from molflt.data.batching import collate
+from molflt.data.charges import refuse_charges, refuse_initial_charges
+from molflt.data.neighbours import attach_neighbours
+from molflt.errors import InputError
+from molflt.model.derivatives import derivatives
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import LoadedModel
+from molflt.prediction.members import ModelPath
+from molflt.prediction.model import Model, load
+from molflt.prediction.predictor import choose_device, unknown_elements
+from molflt.vocabulary import DIFFERENTIABLE
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
+
+
+class MolFLTCalculator(Calculator):
+    """Energy, forces and stress of a model, or of an ensemble: the mean over its members.
+
+        from molflt.calculator import MolFLTCalculator
+
+        atoms.calc = MolFLTCalculator("runs/first", dtype="float64")
+        BFGS(FrechetCellFilter(atoms)).run(fmax=0.01)
+
+    Single precision leaves forces a noise of about 1e-5 eV/Å: enough for dynamics, too much for a tight relaxation or
+    for finite displacements (phonons, vibrations), for which ``dtype="float64"`` is right.
+
+    A model trained on relaxed energies (``y_relaxed``) offers ``energy`` and ``free_energy`` only. Per-atom energies
+    are not offered: a model may add a mean per structure, which belongs to no atom.
+
+    The numerical method of the far field is chosen for a structure when it is first seen and kept while its atoms
+    move, so that the energy is one smooth function. Where that method is the mesh (large structures), forces are the
+    derivative of the energy and add up to zero to the model's tolerance only.
+
+    A charge or spin in ``atoms.info``, or initial charges with a sum that is not zero, are refused, also when they
+    are set after a calculation: see :mod:`molflt.data.charges`. Initial magnetic moments play no part.
+
+    Args:
+        model: a model file, a run directory, the directory of an ensemble, a list of these, a
+            :class:`molflt.Model`, or a loaded model file.
+        device: auto (a GPU where there is one; for a ``molflt.Model``, where it is), cpu or cuda.
+        dtype: precision to compute in, "float32", "float64" or the same of torch; None: as trained.
+        tags: how to read the tags of atoms, see :func:`molflt.data.ase_io.from_atoms`.
+
+    Attributes:
+        model: the model in use; one that was given is left as it was.
+        energy_std: eV, standard deviation over the members of an ensemble (n − 1 in the denominator) in the last
+            calculation; None for one model. In ``results`` it would break ASE's writers.
+        forces_std: (n_atoms, 3) eV/Å, the same for every component of the forces; None where they were not computed.
+
+    Raises:
+        InputError: the model cannot be used; in a calculation: a structure that cannot be computed.
+        PropertyNotImplementedError: in a calculation: forces or stress that do not exist.
+    """
+
+    name = "molflt"
+    # Moments are not used, and charges are looked at on every request.
+    ignored_changes = {"initial_magmoms", "initial_charges"}  # noqa: RUF012 (as ASE declares it)
+
+    def __init__(
+        self,
+        model: ModelPath | Sequence[ModelPath] | Model | LoadedModel,
+        device: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        tags: TagConvention = "auto",
+    ) -> None:
+        super().__init__()
+        self.model = _as_model(model, device, _as_dtype(dtype))
+        self.tags = tags
+        self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
+        self.energy_std: float | None = None
+        self.forces_std: np.ndarray | None = None
+        self._held = [HeldMethod() for _ in self.model.members]
+        self._warned_of: set[str] = set()
+        self._tags_seen: tuple[bytes, bytes] | None = None
+        self._tags_meant: np.ndarray | None = None
+
+    @property
+    def _differentiable(self) -> bool:
+        return self.model.target in DIFFERENTIABLE
+
+    def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
+        """A property of atoms; see ASE.
+
+        Args:
+            name: energy, free_energy (the same), forces or stress.
+            atoms: the structure; None: that of the last calculation.
+            allow_calculation: False: None where it is not at hand.
+        """
+        if name in _DERIVATIVES and not self._differentiable:
+            raise PropertyNotImplementedError(
+                f"no {name}: this model's target is y_relaxed, the energy of the structure that a relaxation ends "
+                "in. It is constant along the relaxation, and its derivative is no force. Train on energies of "
+                "the given geometry (data.target=energy or y_init) for forces"
+            )
+        return super().get_property(name, atoms, allow_calculation)
+
+    def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
+        """What has changed since the last calculation; tags, which ASE leaves out, are part of a structure here."""
+        refuse_charges(atoms, _name_of(atoms))
+        refuse_initial_charges(atoms, _name_of(atoms))
+        changes: list[str] = super().check_state(atoms, tol)
+        if self.atoms is not None and not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
+            changes.append("tags")
+        return changes
+
+    def calculate(
+        self,
+        atoms: Atoms | None = None,
+        properties: Sequence[str] = ("energy",),
+        system_changes: Sequence[str] = all_changes,
+    ) -> None:
+        """Compute what is asked for: an energy alone takes no gradient. See ASE."""
+        super().calculate(atoms, properties, system_changes)
+        if self.atoms is None:
+            raise InputError("the calculator has seen no atoms yet; give some")
+        name = _name_of(self.atoms)
+        stress = "stress" in properties
+        if stress and not (self.atoms.pbc.any() and self.atoms.cell.rank == 3):
+            raise PropertyNotImplementedError(
+                f"no stress for {name}: it is an energy per volume, and needs a periodic direction and three lattice "
+                "vectors; set pbc and the cell, or relax positions only"
+            )
+        batch = self._batch(self.atoms, name)
+        found = []
+        for member, held in zip(self.model.members, self._held, strict=True):
+            with held.applied(member.model, batch):
+                found.append(_evaluate(member.model, batch, stress or "forces" in properties, stress))
+        # (n_members, ...)
+        values = {quantity: np.stack([member[quantity] for member in found]) for quantity in found[0]}
+        for quantity, each in values.items():
+            if not np.isfinite(each).all():
+                raise InputError(
+                    f"{name}: the model's {quantity} is not finite; check the structure for atoms that overlap"
+                )
+        energy = float(values["energy"].mean())
+        self.results.update({"energy": energy, "free_energy": energy})
+        if "forces" in values:
+            self.results["forces"] = values["forces"].mean(axis=0)
+        if "stress" in values:
+            self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0))
+        std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(found) > 1 else {}
+        self.energy_std = float(std["energy"]) if std else None
+        self.forces_std = std.get("forces")
+
+    def _batch(self, atoms: Atoms, name: str) -> Any:
+        """One structure on the model's device, with the neighbour list of the atoms where they are."""
+        refuse_charges(atoms, name)
+        refuse_initial_charges(atoms, name)
+        # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
+        bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
+        bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
+        # What tags mean is judged by the heights of the atoms once, and must not change while these move.
+        given = (atoms.numbers.tobytes(), atoms.get_tags().tobytes())
+        if given == self._tags_seen:
+            bare.set_tags(self._tags_meant)
+            data = from_atoms(bare, name, "oc20")
+        else:
+            data = from_atoms(bare, name, self.tags)
+            self._tags_seen, self._tags_meant = given, data.tags.numpy()
+        self._warn_of_unknown(set(data.atomic_numbers.tolist()))
+        config = self.model.members[0].model.config
+        attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
+        return collate([data]).to(self.model.device)
+
+    def _warn_of_unknown(self, elements: set[int]) -> None:
+        unknown = [
+            symbol for symbol in unknown_elements(self.model.members[0], elements) if symbol not in self._warned_of
+        ]
+        if unknown:
+            self._warned_of.update(unknown)
+            warnings.warn(
+                f"the model was not trained on {', '.join(unknown)}; its results for them mean little",
+                stacklevel=2,
+            )
+
+
+def _evaluate(model: EnergyModel, batch: Any, forces: bool, stress: bool) -> dict[str, np.ndarray]:
+    """What is wanted of one structure: energy (), forces (n_atoms, 3), stress (3, 3)."""
+    if not forces:
+        with torch.no_grad():
+            return {"energy": model(batch).energy[0].cpu().numpy()}
+    found = derivatives(model, batch, stress)
+    values = {"energy": found.output.energy[0].detach().cpu().numpy(), "forces": found.forces.cpu().numpy()}
+    if found.stress is not None:
+        values["stress"] = found.stress[0].cpu().numpy()
+    return values
+
+
+def _name_of(atoms: Atoms) -> str:
+    return str(atoms.get_chemical_formula())
+
+
+def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    found = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if found is not None and found not in _DTYPES.values():
+        raise InputError(f"dtype={dtype!r}: choose 'float32', 'float64' or None, which is as trained")
+    return found  # type: ignore[return-value]
+
+
+def _as_model(model: Any, device: str, dtype: torch.dtype | None) -> Model:
+    """A model for this calculator; what was given is not changed."""
+    if isinstance(model, LoadedModel):
+        return Model([copy.deepcopy(model)], device, dtype)
+    if isinstance(model, Model):
+        same_device = device == "auto" or choose_device(device) == model.device
+        if same_device and dtype in (None, model.members[0].model.dtype):
+            return model
+        return Model(copy.deepcopy(model.members), str(model.device) if device == "auto" else device, dtype)
+    paths = [model] if isinstance(model, str | os.PathLike) else model
+    if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise InputError(
+            f"{type(model).__name__} is no model; give the path of one, a list of paths, or a molflt.Model"
+        )
+    return load(paths, device, dtype)

@@ -1,0 +1,133 @@
+"""``molflt explain``: what an energy is made of, and what one atom attends to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from molflt.cli.options import TagConvention
+from molflt.cli.terminal import answer, output, say, warn
+from molflt.errors import InputError
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+    from molflt.explain.explanation import Explanation
+    from molflt.model.model_file import LoadedModel
+
+PAGE = Path("explain.html")
+_ROWS = 20
+"""Atoms that the printed table shows."""
+
+
+def explain_command(
+    model: Path = typer.Argument(..., help="Model file or run directory.", show_default=False),
+    structure: str = typer.Argument(..., help="A file, or a SMILES.", show_default=False),
+    atom: int = typer.Option(
+        None, "--atom", help="Whose attention, counted from 0; left out: the one that stands out."
+    ),
+    index: int = typer.Option(None, help="Which structure of several, counted from 0."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="NAME.html, a page in 3D, or NAME.csv; left out: explain.html.", show_default=False
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object; no page unless -o says so."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
+    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+) -> None:
+    """Show what every atom contributes to an energy, and what one atom attends to.
+
+    Prints a table, and writes a page with both in 3D.
+
+    Example: molflt explain runs/tiny/best.safetensors CCO
+    """
+    out = PAGE if out is None and not as_json else out
+    if out is not None:
+        _check_output(out, overwrite)
+    from molflt.explain.explanation import explain
+    from molflt.explain.page import write_page
+    from molflt.explain.tables import as_json as content
+    from molflt.explain.tables import write_csv
+    from molflt.prediction.predictor import choose_device, unknown_elements
+
+    target_device = choose_device(device)
+    loaded = _load_one(model)
+    data = _one_structure(structure, index, tags)
+    unknown = unknown_elements(loaded, set(data.atomic_numbers.tolist()))
+    if unknown:
+        warn(f"the model was not trained on {', '.join(unknown)}; what it says of them means little")
+    explanation = explain(loaded, data, atom, target_device)
+    if out is not None:
+        if out.suffix == ".csv":
+            write_csv(out, explanation)
+        else:
+            write_page(out, explanation, loaded, unknown)
+    if as_json:
+        typer.echo(json.dumps(content(explanation)))
+        return
+    _print_table(explanation)
+    assert out is not None
+    say(f"{'page' if out.suffix == '.html' else 'table of all atoms'} in {out}")
+
+
+def _check_output(out: Path, overwrite: bool) -> None:
+    if out.suffix not in (".html", ".csv"):
+        raise InputError(f"{out}: output must end in .html or .csv")
+    if out.is_dir():
+        raise InputError(f"{out}: is a folder; choose another name")
+    if out.exists() and not overwrite:
+        raise InputError(f"{out}: exists already; choose another name with -o, or give --overwrite")
+
+
+def _load_one(path: Path) -> LoadedModel:
+    from molflt.model.model_file import load_model
+    from molflt.prediction.members import member_paths
+
+    members = member_paths(path)
+    if len(members) > 1:
+        raise InputError(f"{path}: is an ensemble of {len(members)} models; give one of them, such as {members[0]}")
+    return load_model(members[0])
+
+
+def _one_structure(text: str, index: int | None, tags: TagConvention) -> Data:
+    from molflt.data.sources import resolve_inputs
+
+    dataset = resolve_inputs([text], tags)
+    n = len(dataset)
+    if index is None and n > 1:
+        raise InputError(f"{text}: holds {n} structures; choose one with --index, from 0 to {n - 1}")
+    if index is not None and not 0 <= index < n:
+        raise InputError(f"{text}: --index {index} is out of range; it holds structures 0 to {n - 1}")
+    return dataset[index or 0]
+
+
+def _print_table(explanation: Explanation) -> None:
+    from rich.table import Table
+
+    from molflt.explain.tables import atom_rows, largest
+
+    answer(f"{explanation.name}: {explanation.target} {explanation.energy:.6f} eV")
+    referenced = bool(explanation.reference.any())
+    if referenced:
+        answer("sum over the atoms of their element's reference energy and what the model has learnt")
+    else:
+        answer(f"{explanation.mean:.6f} eV for every structure, plus what the model has learnt of each atom")
+    parts = ("contribution / eV", "reference", "learnt") if referenced else ("contribution / eV",)
+    table = Table("index", "element", "tag", *parts, "share")
+    for column in table.columns[3:]:
+        column.justify = "right"
+    rows = list(atom_rows(explanation))
+    shown = largest(explanation, _ROWS)
+    for i in shown:
+        row = rows[i]
+        keys = ("contribution_eV", "reference_eV", "learnt_eV") if referenced else ("contribution_eV",)
+        energies = [f"{row[key]:.4f}" for key in keys]
+        mark = " ←" if i == explanation.atom else ""
+        table.add_row(f"{i}{mark}", row["element"], row["tag"], *energies, f"{row['share']:.1%}")
+    output.print(table)
+    if len(shown) < len(rows):
+        say(f"the {_ROWS} largest of {len(rows):,} atoms; -o NAME.csv writes all")
+    say(f"← the atom whose attention is given: {explanation.atom}, counted from 0")

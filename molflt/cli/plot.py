@@ -1,0 +1,43 @@
+"""``molflt plot``: single figures of a model or a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from molflt.cli.terminal import say
+
+Kind = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]
+
+
+def plot_command(
+    kind: Kind = typer.Argument(
+        ...,
+        metavar="KIND",
+        help="curves, parity, residuals, elements, adsorbates, sizes, rpe or spectrum.",
+        show_default=False,
+    ),
+    model: Path = typer.Argument(..., help="Model file or run directory.", show_default=False),
+    data: str = typer.Argument(None, help="Labelled structures, for plots of errors.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="NAME.png, NAME.svg or NAME.pdf.", show_default=False),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing figure."),
+    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    max_atoms: int = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result."),
+) -> None:
+    """Make one figure of a report as PNG, SVG or PDF.
+
+    curves: errors over the epochs of a run. rpe, spectrum: the function f(r)
+    that each head has learnt, and its Fourier transform. The others show
+    errors on DATA: parity, residuals, and by elements, adsorbates or sizes.
+
+    Example: molflt plot parity runs/tiny/best.safetensors
+    data/adsorption/test.lmdb -o parity.png
+    """
+    from molflt.report.draw import Job, check_job, draw
+
+    job = Job(kind, model, data, out, overwrite, device, max_atoms)
+    check_job(job)
+    draw(job)
+    say(str(out))

@@ -1,0 +1,1 @@
+"""Public data sets: download, check, unpack, and the commands to train on them."""

@@ -1,0 +1,217 @@
+"""A data set in one step: plan, download, check, unpack."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from molflt.data.fetch.catalogue import Archive, size_text
+from molflt.data.fetch.download import discard, download
+from molflt.data.fetch.meter import ByteMeter
+from molflt.data.fetch.splits import Splits, find_splits, missing_splits
+from molflt.data.fetch.transport import check_url
+from molflt.data.fetch.unpack import unpack
+from molflt.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is to do, and the space that it takes.
+
+    Args:
+        archive: the data set.
+        folder: where the user wants it.
+        url: where it comes from, unless it is here already.
+        local: a complete archive that is here already and stays.
+        keep: whether a downloaded archive stays.
+        present: bytes of the download that are here already.
+        free: bytes free where the folder is or will be.
+    """
+
+    archive: Archive
+    folder: Path
+    url: str
+    local: Path | None
+    keep: bool
+    present: int
+    free: int
+
+    @property
+    def part(self) -> Path:
+        """The download while it is not verified, or is going to be removed."""
+        return self.folder / f"{self.archive.file}.part"
+
+    @property
+    def target(self) -> Path:
+        """Where the content goes."""
+        return self.folder / self.archive.folder
+
+    @property
+    def to_download(self) -> int:
+        """Bytes, about."""
+        return 0 if self.local else max(0, self.archive.size - self.present)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that must be free: archive and content lie side by side until all is unpacked."""
+        return self.to_download + self.archive.unpacked
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room."""
+        return self.needed <= self.free
+
+    def describe(self) -> str:
+        """What is going to happen, for the user to read first."""
+        archive = self.archive
+        lines = [f"{archive.name}: {archive.title} ({archive.licence})"]
+        if self.local:
+            lines.append(f"  archive    {self.local}, already here; it stays")
+        else:
+            here = f", of which {size_text(self.present)} are here already" if self.present else ""
+            stays = "it stays" if self.keep else "removed after unpacking"
+            lines.append(f"  download   {size_text(archive.size)}{here}; {stays}")
+            lines.append(f"             from {self.url}")
+        lines.append(f"  unpacked   {size_text(archive.unpacked)} in {self.target}")
+        lines.append(f"  disk       {size_text(self.needed)} needed, {size_text(self.free)} free")
+        return "\n".join(lines)
+
+
+def make_plan(
+    archive: Archive, folder: Path, url: str | None = None, local: Path | None = None, keep: bool = False
+) -> Plan:
+    """Find out what there is to do; nothing is written or opened.
+
+    Raises:
+        InputError: the folder is a file, the archive given is none, or the address is not http or https.
+    """
+    if url is not None and local is not None:
+        raise InputError("give --url or --archive, not both")
+    check_url(url or archive.url)
+    if local is not None and not local.is_file():
+        raise InputError(f"{local}: no such file")
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise InputError(f"{existing}: is a file; give a folder")
+    complete = folder / archive.file
+    if local is None and complete.is_file():
+        local = complete
+    part = folder / f"{archive.file}.part"
+    present = part.stat().st_size if part.is_file() else 0
+    return Plan(archive, folder, url or archive.url, local, keep, present, shutil.disk_usage(existing).free)
+
+
+def present_splits(plan: Plan) -> Splits | None:
+    """The splits, if the data set is there and complete.
+
+    Raises:
+        InputError: it is there and not complete.
+    """
+    if not plan.target.exists():
+        return None
+    splits = find_splits(plan.target)
+    missing = missing_splits(splits, plan.archive.splits)
+    if missing:
+        raise InputError(
+            f"{plan.target}: exists, but has no data.lmdb for {', '.join(missing)}; remove or rename it, or give "
+            "another folder"
+        )
+    return splits
+
+
+def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> Splits:
+    """Download, check and unpack.
+
+    Whatever interrupts it, repeating it goes on: a download from its last byte, an unpacking from its beginning.
+
+    Args:
+        plan: from :func:`make_plan`.
+        say: takes a line for the user.
+        sleep: waits between tries.
+
+    Raises:
+        InputError: not enough space, a wrong checksum, an archive that is refused, a server that has no such file.
+        OSError: the network or the disk failed.
+    """
+    archive = plan.archive
+    if not plan.fits:
+        raise InputError(
+            f"{plan.folder}: {size_text(plan.needed)} are needed, but only {size_text(plan.free)} are free; make "
+            "room or give a folder on another disk by --to"
+        )
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with _alone(plan.folder):
+        file = plan.local or plan.part
+        if plan.local is None:
+            download(archive, plan.url, plan.part, sleep)
+            say(f"downloaded {size_text(plan.part.stat().st_size)}")
+        _verify(plan, file)
+        say("checksum is right")
+        unpack(archive, file, plan.target)
+        say(f"unpacked in {plan.target}")
+        if plan.local is None:
+            if plan.keep:
+                os.replace(plan.part, plan.folder / archive.file)
+            discard(plan.part)
+    splits = find_splits(plan.target)
+    missing = missing_splits(splits, archive.splits)
+    if missing:
+        raise InputError(f"{plan.target}: the archive held no data.lmdb for {', '.join(missing)}")
+    return splits
+
+
+def _verify(plan: Plan, file: Path) -> None:
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(file, "rb") as handle, ByteMeter("checking", file.stat().st_size) as meter:
+        done = 0
+        while block := handle.read(_BLOCK):
+            digest.update(block)
+            done += len(block)
+            meter.reach(done)
+    if digest.hexdigest() == plan.archive.md5:
+        return
+    wrong = f"MD5 checksum {digest.hexdigest()}, expected {plan.archive.md5}"
+    if plan.local is None:
+        # Which of its bytes are wrong cannot be known, so none is worth going on from.
+        discard(plan.part)
+        raise InputError(
+            f"{plan.url}: what came is damaged or another file ({wrong}); it was removed. Run the command again, and "
+            "if the same happens, give a mirror by --url"
+        )
+    raise InputError(
+        f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
+        f"{plan.part} and run the command without --archive: it goes on from there"
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second process from writing to the same files; the lock ends with the process."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder}: another molflt fetch is at work there; wait for it") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)

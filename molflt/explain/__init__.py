@@ -1,0 +1,1 @@
+"""Where a prediction comes from: the atoms' energies, and the attention of one of them."""

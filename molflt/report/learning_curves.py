@@ -1,0 +1,70 @@
+"""The metrics of a run over its epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one split.
+
+    Attributes:
+        split: ``train`` or the name of a validation split.
+        epochs: (n,) counted from one.
+        values: (n,).
+    """
+
+    split: str
+    epochs: np.ndarray
+    values: np.ndarray
+
+
+def learning_curves(records: Sequence[dict[str, Any]], metric: str) -> list[Curve]:
+    """A metric such as ``energy_mae`` of every split that has it; training first.
+
+    Args:
+        records: one per validated epoch, see :func:`molflt.training.recorder.read_records`.
+        metric: its name after the slash.
+    """
+    splits = dict.fromkeys(
+        key.rpartition("/")[0] for record in records for key in record if key.endswith(f"/{metric}")
+    )
+    found = []
+    for split in sorted(splits, key=lambda name: name != TRAIN):
+        points = [(r["epoch"] + 1, r[f"{split}/{metric}"]) for r in records if f"{split}/{metric}" in r]
+        epochs, values = zip(*points, strict=True)
+        found.append(Curve(split, np.array(epochs), np.array(values, dtype=np.float64)))
+    return found
+
+
+def best_point(curves: Sequence[Curve]) -> tuple[str, int, float] | None:
+    """Split, epoch and value of the smallest error of the first validation split, whose model a run keeps as best."""
+    validated = [curve for curve in curves if curve.split != TRAIN]
+    if not validated:
+        return None
+    first = validated[0]
+    k = int(np.argmin(first.values))
+    return first.split, int(first.epochs[k]), float(first.values[k])
+
+
+def log_ticks(curves: Sequence[Curve]) -> list[float]:
+    """Values to mark on a logarithmic axis: at least two, also where the curves span less than a decade."""
+    values = np.concatenate([curve.values for curve in curves])
+    values = values[values > 0]
+    if not len(values):
+        return [1.0]
+    low, high = float(values.min()), float(values.max())
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    for digits in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9)):
+        ticks = [digit * 10.0**k for k in range(first, last + 1) for digit in digits]
+        inside = [float(f"{tick:.6g}") for tick in ticks if 0.9 * low <= tick <= 1.1 * high]
+        if len(inside) >= 3:
+            return inside
+    return np.round(np.linspace(low, high, 4), 3 - int(np.floor(np.log10(low)))).tolist()

@@ -1,0 +1,90 @@
+"""Where a model comes from: versions, machine, seed, data, configuration."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import datetime
+from pathlib import Path
+
+from ase.data import chemical_symbols
+
+from molflt import __version__
+from molflt.attention.config import ATTENTION_PRESETS, RANDOM_FEATURES, AttentionConfig
+from molflt.errors import InputError
+from molflt.model.model_file import LoadedModel, library_versions
+from molflt.training.config_file import load_config, to_yaml
+
+
+def summary(loaded: LoadedModel) -> list[tuple[str, str]]:
+    """What the model is, in a few lines."""
+    metadata, config = loaded.metadata, loaded.model.config
+    recycles = f", applied {config.n_recycles} times" if config.n_recycles > 1 else ""
+    data = metadata.training_data
+    return [
+        ("target", f"{metadata.target}, eV"),
+        ("attention", attention_in_words(config.attention)),
+        ("size", f"{config.n_layers} layers{recycles}, {config.n_heads} heads, width {config.dim}"),
+        ("parameters", f"{loaded.model.n_parameters():,}"),
+        ("local cutoff", f"{config.cutoff:g} Å"),
+        ("elements", " ".join(chemical_symbols[z] for z in metadata.elements)),
+        ("trained on", f"{data.n_structures:,} structures of {data.path}"),
+        ("fingerprint of these", data.fingerprint),
+        ("epoch", str(metadata.epoch + 1)),
+        ("model file", str(loaded.path)),
+    ]
+
+
+def attention_in_words(config: AttentionConfig) -> str:
+    """The preset's name where one fits exactly, and the mechanism."""
+    names = [
+        name
+        for name, changes in ATTENTION_PRESETS.items()
+        if name not in RANDOM_FEATURES and _core(AttentionConfig(**changes)) == _core(config)
+    ]
+    parts = [f"mechanism {config.mechanism}"]
+    if config.mechanism == "fourier":
+        parts.append("no far field" if not config.far_field else f"far field by {config.frequencies}")
+        if config.far_field:
+            parts.append(f"far rank {config.far_rank}, {config.n_basis} Gaussians")
+        if config.combine == "concat":
+            parts.append("concatenated features (not invariant)")
+    elif config.mechanism == "kernelised":
+        parts.append(f"kernel {config.kernel}")
+    return (f"{names[0]}: " if names else "") + ", ".join(parts)
+
+
+def _core(config: AttentionConfig) -> dict[str, object]:
+    """What makes a mechanism, without its sizes and without what changes no function."""
+    kept = ("mechanism", "combine", "far_field", "far_rank", "kernel", "positional_mask")
+    return {name: getattr(config, name) for name in kept} | {"sampled": config.frequencies == "sampled"}
+
+
+def provenance(loaded: LoadedModel, command: str | None) -> list[tuple[str, str]]:
+    """Date, machine, seed, command and versions."""
+    trained_with = ", ".join(f"{name} {version}" for name, version in loaded.metadata.versions.items())
+    written_with = ", ".join(f"{name} {version}" for name, version in library_versions().items())
+    found = [
+        ("report written", datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")),
+        ("molflt", __version__),
+        ("machine", f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} logical CPUs"),
+        ("seed", str(loaded.metadata.seed)),
+        ("model trained with", trained_with),
+        ("report written with", written_with),
+    ]
+    return [*found, ("command", command)] if command else found
+
+
+def configuration(loaded: LoadedModel) -> tuple[str, str]:
+    """Name and YAML of the run's configuration where it lies beside the model, else of the model's own."""
+    beside = Path(loaded.path).parent / "config.yaml"
+    if beside.is_file():
+        try:
+            config = load_config(beside)
+        except InputError:
+            pass
+        else:
+            # Another model's may lie there.
+            if config.model == loaded.metadata.config:
+                return f"Full configuration ({beside.name} of the run)", to_yaml(config)
+    return "Configuration of the model", to_yaml(loaded.metadata.config)

@@ -1,0 +1,141 @@
+"""The learned RPE as numbers: f_h(r) and its spectrum g_h(ξ) of every layer and head, and the local RPE."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from molflt.attention.concat import ConcatPositions
+from molflt.attention.envelope import envelope
+from molflt.attention.fourier import FourierPositions
+from molflt.attention.frequencies.budget import BudgetQuadratureMethod
+from molflt.attention.frequencies.method import FrequencyMethod
+from molflt.attention.frequencies.sampled import SampledMethod
+from molflt.attention.rpe import GaussianBasis
+from molflt.attention.softmax import SoftmaxPositions
+from molflt.attention.spherical_bessel import sinc_of_square
+from molflt.model.energy_model import EnergyModel
+
+_MOST_DISTANCE = 30.0
+"""Å; wide Gaussians go on, evenly and dully."""
+_N_POINTS = 241
+
+
+@dataclass(frozen=True)
+class FarCurves:
+    """The far field's RPE function and its spectrum.
+
+    Attributes:
+        distances: (n_r,) Å.
+        values: (n_layers, n_heads, n_r), what the model multiplies with: f itself, or the estimate of it that the
+            model was trained with, averaged over directions.
+        intended: (n_layers, n_heads, n_r), the f that is estimated; None where ``values`` is f, or where the
+            frequencies are free and there is no other.
+        xi: (n_xi,) 1/Å.
+        spectrum: (n_layers, n_heads, n_xi) Å³; None where the frequencies are free.
+        nodes: (r,) 1/Å, |ξ_k| of the frequencies that the model sums over; None where it uses f itself.
+        coefficients: (n_layers, n_heads, r), a_k in f̂(r) = Σ_k a_k sinc(2π|ξ_k|r); None with ``nodes``.
+    """
+
+    distances: np.ndarray
+    values: np.ndarray
+    intended: np.ndarray | None
+    xi: np.ndarray
+    spectrum: np.ndarray | None
+    nodes: np.ndarray | None
+    coefficients: np.ndarray | None
+
+    @property
+    def reach(self) -> float:
+        """Å: from where on every head's f is below a hundredth of its largest value."""
+        f = np.abs(self.values if self.intended is None else self.intended)
+        alive = (f > 0.01 * f.max(axis=-1, keepdims=True)).any(axis=(0, 1))
+        last = int(np.flatnonzero(alive)[-1]) if alive.any() else len(self.distances) - 1
+        return float(self.distances[min(last + 1, len(self.distances) - 1)])
+
+
+@dataclass(frozen=True)
+class LocalCurves:
+    """The local RPE, exp(b_h(r))·env(r), of one pair of elements.
+
+    Attributes:
+        distances: (n_r,) Å, up to the cutoff.
+        values: (n_layers, n_heads, n_r).
+        pair: atomic numbers of receiver and sender.
+    """
+
+    distances: np.ndarray
+    values: np.ndarray
+    pair: tuple[int, int]
+
+
+@torch.no_grad()
+def far_curves(model: EnergyModel) -> FarCurves | None:
+    """Functions f and g of every layer and head, in double precision; None for a model without Fourier RPE."""
+    positions = model.positions
+    if not isinstance(positions, FourierPositions | ConcatPositions) or positions.rpe is None:
+        return None
+    layers: Any = model.encoder.layers
+    weights = torch.stack([layer.attention.rpe_weights for layer in layers]).double().cpu()
+    basis = GaussianBasis(positions.rpe.widths.double().cpu())
+    distances = torch.linspace(0, min(3 * basis.widest, _MOST_DISTANCE), _N_POINTS, dtype=torch.float64)
+    # Where the narrowest Gaussian's transform has fallen to a thousandth.
+    xi = torch.linspace(0, math.sqrt(math.log(1e3) / 2) / (math.pi * basis.narrowest), _N_POINTS, dtype=torch.float64)
+    nodes = _nodes(positions.method, basis)
+    free = isinstance(positions.method, SampledMethod) and positions.method.spectrum == "free"
+    true = None if free else _per_head(basis.values(distances**2), weights)
+    spectrum = None if free else _per_head(basis.spectra(xi), weights)
+    if nodes is None:
+        assert true is not None
+        return FarCurves(distances.numpy(), true, None, xi.numpy(), spectrum, None, None)
+    length, coefficients = nodes
+    waves = sinc_of_square((2 * math.pi * length) ** 2 * distances[:, None] ** 2)
+    return FarCurves(
+        distances=distances.numpy(),
+        values=_per_head(waves @ coefficients, weights),
+        intended=true,
+        xi=xi.numpy(),
+        spectrum=spectrum,
+        nodes=length.numpy(),
+        coefficients=_per_head(coefficients, weights),
+    )
+
+
+@torch.no_grad()
+def local_curves(model: EnergyModel, pair: tuple[int, int]) -> LocalCurves | None:
+    """The local RPE of two elements; None for attention that has none.
+
+    For dense softmax it is exp(b_h), with the envelope that holds in periodic structures.
+    """
+    layers: Any = model.encoder.layers
+    if not all(hasattr(layer.attention, "local_rpe") for layer in layers):
+        return None
+    radial = model.positions.radial if isinstance(model.positions, SoftmaxPositions) else model.radial
+    cutoff = float(radial.cutoff)
+    distances = torch.linspace(0, cutoff, _N_POINTS, dtype=model.dtype, device=model.device)
+    receiver, sender = (torch.full((_N_POINTS,), z, device=model.device) for z in pair)
+    basis = radial(distances, receiver, sender)
+    fade = envelope(distances, cutoff)[:, None]
+    values = torch.stack([layer.attention.local_rpe.bias(basis).exp() * fade for layer in layers])
+    return LocalCurves(distances.double().cpu().numpy(), values.transpose(1, 2).double().cpu().numpy(), pair)
+
+
+def _nodes(method: FrequencyMethod | None, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
+    """|ξ_k| (r,) and their coefficients per weight (r, n_weights), of methods that are part of the model."""
+    if isinstance(method, SampledMethod):
+        length = method.frequencies().norm(dim=1).double().cpu()
+        return length, method.coefficients(GaussianBasis(basis.widths.to(method.epsilon))).double().cpu()
+    if isinstance(method, BudgetQuadratureMethod):
+        return method.nodes(basis, basis.widths.new_zeros(()), method.tolerance)
+    return None
+
+
+def _per_head(columns: Tensor, weights: Tensor) -> np.ndarray:
+    """(n, n_weights) and (n_layers, n_weights, n_heads) → (n_layers, n_heads, n)."""
+    found: np.ndarray = (columns @ weights).transpose(1, 2).numpy()
+    return found

@@ -1,0 +1,152 @@
+"""``molflt fetch`` as a command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from molflt.cli.main import app
+from molflt.data.fetch import catalogue, obtain
+from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, start, tar_of
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    owner, http = start(good_tar())
+    serve(owner, monkeypatch)
+    yield owner
+    http.shutdown()
+    http.server_close()
+
+
+def serve(owner: Server, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Put what the server holds into the catalogue."""
+    monkeypatch.setitem(catalogue.ARCHIVES, "oc20-is2re", archive_of(owner.content, owner.url, **changes))
+
+
+def test_help() -> None:
+    result = CliRunner().invoke(app, ["fetch", "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert "Example: molflt fetch oc20-is2re --to oc20" in result.output
+    assert max(len(line) for line in result.output.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("arguments", [[], ["--list"], ["oc20-is2re", "--list"]])
+def test_list(arguments: list[str], molflt: Run) -> None:
+    result = molflt("fetch", *arguments)
+    assert result.status == 0
+    assert result.out.startswith("oc20-is2re ")
+    assert "8.1 GiB to download, 97.0 GiB unpacked, CC-BY-4.0" in result.out
+
+
+def test_from_download_to_training(
+    server: Server, molflt: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands that are printed run as they stand."""
+    files = [(f"is2res/data/is2re/{split}/data.lmdb", (tiny_data / "other.lmdb").read_bytes()) for split in SPLITS]
+    server.content = tar_of(*files)
+    serve(server, monkeypatch, unpacked=10 << 20)
+    monkeypatch.chdir(tmp_path)
+    result = molflt("fetch", "oc20-is2re", "--to", "my oc20")
+    assert result.status == 0, result
+    assert "checksum is right" in result.out
+
+    lines = [shlex.split(line, comments=True) for line in result.out.splitlines() if line.startswith("  molflt ")]
+    assert lines[0] == ["molflt", "config", "base", ">", "oc20.yaml"]
+    Path("oc20.yaml").write_text(molflt("config", "tiny").out)
+    small = ["model.dim=16", "model.n_heads=2", "model.n_layers=1", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
+    for words in lines[1:]:
+        assert words[0] == "molflt"
+        done = molflt(*words[1:], *(small if words[1] == "train" else []))
+        assert done.status == 0, done
+    assert Path("submission.npz").exists()
+    again = molflt("fetch", "oc20-is2re", "--to", "my oc20")
+    assert again.status == 0
+    assert again.out.startswith("oc20-is2re is complete in ")
+    assert again.out.splitlines()[1:] == result.out.splitlines()[-len(again.out.splitlines()) + 1 :]
+    assert len(server.requests) == 1
+
+
+def test_dry_run(server: Server, molflt: Run, tmp_path: Path) -> None:
+    result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new", "--dry-run")
+    assert result.status == 0
+    assert "download   " in result.out
+    assert " needed, " in result.out
+    assert not (tmp_path / "new").exists()
+    assert not server.requests
+
+
+def test_no_space(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(server, monkeypatch, unpacked=1 << 60)
+    result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new")
+    assert result.status == 2
+    assert "are needed, but only" in result.err
+    assert not (tmp_path / "new").exists()
+    dry = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new", "--dry-run")
+    assert dry.status == 0
+    assert dry.out.endswith("It does not fit.\n")
+
+
+def test_mistakes(server: Server, molflt: Run, tmp_path: Path) -> None:
+    for arguments, message in (
+        (["oc22", "--to", tmp_path], "there is no data set 'oc22' to fetch; choose one of oc20-is2re"),
+        (["oc20-is2re"], "where to? Give a folder, as in 'molflt fetch oc20-is2re --to oc20-is2re'"),
+        (["oc20-is2re", "--to", tmp_path, "--url", "file:///etc/passwd"], "not an http or https address"),
+        (["oc20-is2re", "--to", tmp_path, "--archive", tmp_path / "absent.tar.gz"], "absent.tar.gz: no such file"),
+        (["oc20-is2re", "--to", tmp_path, "--url", f"{server.address}/gone"], "the server answered 404"),
+    ):
+        server.replies = [lambda handler: handler.answer(404, {})]
+        result = molflt("fetch", *arguments)
+        assert result.status == 2
+        assert result.err.startswith("Error: ")
+        assert message in result.err
+        assert "Traceback" not in result.err
+
+
+def test_a_mirror(server: Server, molflt: Run, tmp_path: Path) -> None:
+    result = molflt(
+        "fetch", "oc20-is2re", "--to", tmp_path, "--url", f"{server.address}/mirror/x.tgz", "--keep-archive"
+    )
+    assert result.status == 0
+    assert server.paths == ["/mirror/x.tgz"]
+    assert (tmp_path / "data.tar.gz").read_bytes() == server.content
+
+
+def test_interruption(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    server.replies = [lambda handler: handler.honest(2000)]
+    with monkeypatch.context() as patch:
+        patch.setattr(obtain.time, "sleep", stop)
+        patch.setattr(obtain.obtain, "__defaults__", (stop,))
+        result = molflt("fetch", "oc20-is2re", "--to", tmp_path)
+    assert result.status == 130
+    assert "To go on, repeat the command." in result.err
+    assert (tmp_path / "data.tar.gz.part").read_bytes() == server.content[:2000]
+    assert molflt("fetch", "oc20-is2re", "--to", tmp_path).status == 0
+    assert server.asked == [None, "bytes=2000-"]
+
+
+def test_the_network_fails(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(obtain.obtain, "__defaults__", (lambda seconds: None,))
+    server.replies = [lambda handler: handler.answer(503, {})] * 20
+    result = molflt("fetch", "oc20-is2re", "--to", tmp_path)
+    assert result.status == 1
+    assert "Error: " in result.err
+    assert "run the same command again to go on" in result.err
+
+
+def test_an_emoji_in_a_path_is_a_path(server: Server, molflt: Run, tmp_path: Path) -> None:
+    folder = tmp_path / ":smile:"
+    result = molflt("fetch", "oc20-is2re", "--to", folder)
+    assert result.status == 0
+    assert result.out.count(":smile:") >= 8

@@ -1,0 +1,266 @@
+"""From nothing to splits, whatever happens in between."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molflt.data.fetch import obtain as module
+from molflt.data.fetch.catalogue import OC20_IS2RE, Archive
+from molflt.data.fetch.obtain import Plan, make_plan, obtain, present_splits
+from molflt.data.fetch.splits import Splits, commands, find_splits, missing_splits
+from molflt.errors import InputError
+from molflt.training.config_file import load_config
+from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, start, tar_of
+
+CONTENT = good_tar()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    owner, http = start(CONTENT)
+    yield owner
+    http.shutdown()
+    http.server_close()
+
+
+@pytest.fixture
+def archive(server: Server) -> Archive:
+    return archive_of(CONTENT, server.url)
+
+
+def run(plan: Plan) -> tuple[Splits, list[str]]:
+    said: list[str] = []
+    return obtain(plan, said.append, sleep=lambda seconds: None), said
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_all_of_it(archive: Archive, server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "oc20"
+    server.replies = [lambda handler: handler.honest(3000)]
+    splits, said = run(make_plan(archive, folder))
+    assert names(folder) == ["is2res"]
+    assert said[0].startswith("downloaded ")
+    assert said[1:] == ["checksum is right", f"unpacked in {folder / 'is2res'}"]
+    assert list(splits.train) == ["10k", "all"]
+    assert list(splits.val) == ["id", "ood_ads"]
+    assert list(splits.test) == ["id"]
+    assert splits.val["id"] == folder / "is2res" / "data" / "is2re" / "all" / "val_id" / "data.lmdb"
+    # a second time, nothing is asked of the server
+    asked = len(server.requests)
+    assert present_splits(make_plan(archive, folder)) == splits
+    assert len(server.requests) == asked
+
+
+def test_the_archive_is_kept_when_asked_for(archive: Archive, server: Server, tmp_path: Path) -> None:
+    run(make_plan(archive, tmp_path, keep=True))
+    assert names(tmp_path) == ["data.tar.gz", "is2res"]
+    shutil.rmtree(tmp_path / "is2res")
+    # it is used again, and stays although nobody says so this time: it is no download of this run
+    run(make_plan(archive, tmp_path))
+    assert names(tmp_path) == ["data.tar.gz", "is2res"]
+    assert len(server.requests) == 1
+
+
+def test_wrong_content_is_removed_and_fetched_anew(archive: Archive, server: Server, tmp_path: Path) -> None:
+    wrong = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
+    server.content = wrong
+    with pytest.raises(InputError, match="checksum") as caught:
+        run(make_plan(archive, tmp_path))
+    assert hashlib.md5(wrong, usedforsecurity=False).hexdigest() in str(caught.value)
+    assert archive.md5 in str(caught.value)
+    assert names(tmp_path) == []
+    server.content = CONTENT
+    run(make_plan(archive, tmp_path))
+    assert server.asked == [None, None]
+
+
+def test_a_length_that_is_too_small(archive: Archive, server: Server, tmp_path: Path) -> None:
+    headers = {"Content-Length": str(len(CONTENT) - 10)}
+    server.replies = [lambda handler: handler.answer(200, headers, CONTENT)]
+    with pytest.raises(InputError, match="checksum"):
+        run(make_plan(archive, tmp_path))
+    run(make_plan(archive, tmp_path))
+
+
+def test_a_damaged_beginning_that_was_resumed(archive: Archive, tmp_path: Path) -> None:
+    part = make_plan(archive, tmp_path).part
+    part.write_bytes(b"rubbish")
+    with pytest.raises(InputError, match="it was removed"):
+        run(make_plan(archive, tmp_path))
+    assert not part.exists()
+
+
+def test_an_archive_from_elsewhere(archive: Archive, server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "by hand.tar.gz"
+    file.write_bytes(CONTENT)
+    splits, _ = run(make_plan(archive, tmp_path / "oc20", local=file))
+    assert not missing_splits(splits, SPLITS)
+    assert file.read_bytes() == CONTENT
+    assert not server.requests
+
+
+def test_a_damaged_archive_from_elsewhere_stays(archive: Archive, tmp_path: Path) -> None:
+    file = tmp_path / "by hand.tar.gz"
+    file.write_bytes(CONTENT[:100])
+    with pytest.raises(InputError, match=r"by hand.tar.gz: damaged, incomplete.*checksum.*\.part"):
+        run(make_plan(archive, tmp_path / "oc20", local=file))
+    assert file.read_bytes() == CONTENT[:100]
+    assert names(tmp_path / "oc20") == []
+
+
+def test_a_mirror_with_another_content(archive: Archive, server: Server, tmp_path: Path) -> None:
+    plan = make_plan(replace(archive, url="http://example.org/data.tar.gz"), tmp_path, url=server.url)
+    server.content = CONTENT[:-1] + b"x"
+    with pytest.raises(InputError, match="checksum"):
+        run(plan)
+
+
+def test_an_interrupted_unpacking_needs_no_network(
+    archive: Archive, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "unpack", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(make_plan(archive, tmp_path))
+    plan = make_plan(archive, tmp_path)
+    assert plan.present == len(CONTENT)
+    run(plan)
+    assert len(server.requests) == 1
+    assert names(tmp_path) == ["is2res"]
+
+
+def test_a_hostile_archive_with_the_right_checksum(server: Server, tmp_path: Path) -> None:
+    server.content = tar_of(("../escaped", b"x"))
+    with pytest.raises(InputError, match="leads outside"):
+        run(make_plan(archive_of(server.content, server.url), tmp_path / "oc20"))
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_an_archive_without_a_split(server: Server, tmp_path: Path) -> None:
+    server.content = good_tar(SPLITS[:-1])
+    with pytest.raises(InputError, match=r"held no data.lmdb for all/test_id$"):
+        run(make_plan(archive_of(server.content, server.url), tmp_path))
+
+
+def test_an_incomplete_folder_is_not_taken_for_the_data(archive: Archive, tmp_path: Path) -> None:
+    file = tmp_path / "is2res" / "data" / "is2re" / "10k" / "train" / "data.lmdb"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x")
+    with pytest.raises(InputError, match=r"no data.lmdb for all/train, all/val_id, all/val_ood_ads, all/test_id; "):
+        present_splits(make_plan(archive, tmp_path))
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_space(free: int, archive: Archive, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type(shutil.disk_usage(tmp_path))
+    exactly = archive.size + archive.unpacked
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(0, 0, exactly - 1 + free))
+    folder = tmp_path / "oc20"
+    plan = make_plan(archive, folder)
+    assert plan.fits == bool(free)
+    if not free:
+        with pytest.raises(InputError, match=r"are needed, but only .* are free"):
+            run(plan)
+        assert not folder.exists()
+        assert not server.requests
+        # what is here already needs no further room
+        folder.mkdir()
+        plan.part.write_bytes(CONTENT[:100])
+        assert make_plan(archive, folder).fits
+        assert make_plan(archive, folder, local=plan.part).needed == archive.unpacked
+    assert f"{plan.needed / 1024:.0f} KiB needed, " in plan.describe()
+
+
+def test_a_plan_writes_nothing_and_says_it_all(tmp_path: Path) -> None:
+    text = make_plan(OC20_IS2RE, tmp_path / "a" / "b").describe()
+    assert all(part in text for part in ("8.1 GiB", "97.0 GiB", "105 GiB needed", "CC-BY-4.0", OC20_IS2RE.url))
+    assert names(tmp_path) == []
+
+
+def test_mistakes(archive: Archive, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x")
+    for arguments, message in (
+        ({"folder": file}, "is a file; give a folder"),
+        ({"folder": file / "below"}, "is a file; give a folder"),
+        ({"folder": tmp_path, "url": "file:///etc/passwd"}, "not an http or https address"),
+        ({"folder": tmp_path, "local": tmp_path}, "no such file"),
+        ({"folder": tmp_path, "local": tmp_path / "absent"}, "absent: no such file"),
+        ({"folder": tmp_path, "local": file, "url": archive.url}, "not both"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_plan(archive, **arguments)  # type: ignore[arg-type]
+
+
+def test_two_at_once(archive: Archive, server: Server, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another molflt fetch"):
+            run(make_plan(archive, tmp_path))
+    finally:
+        os.close(handle)
+    assert not server.requests
+    run(make_plan(archive, tmp_path))
+
+
+def make_files(root: Path, splits: tuple[str, ...], content: bytes = b"x") -> None:
+    for split in splits:
+        file = root / "data" / "is2re" / split / "data.lmdb"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+
+
+def test_splits_of_the_real_layout(tmp_path: Path) -> None:
+    make_files(tmp_path, OC20_IS2RE.splits)
+    splits = find_splits(tmp_path)
+    assert missing_splits(splits, OC20_IS2RE.splits) == []
+    assert set(splits.train) == {"10k", "100k", "all"}
+    assert list(splits.val) == list(splits.test) == ["id", "ood_ads", "ood_cat", "ood_both"]
+
+
+def test_empty_files_are_no_splits(tmp_path: Path) -> None:
+    make_files(tmp_path, ("all/train",), b"")
+    assert find_splits(tmp_path) == Splits()
+    assert commands(Splits()) == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["oc20", "a b", "it's", 'with "quotes"', "a: b, {c} [d]", "#x", "$HOME", "ä=b", "-x", "*"],
+)
+def test_the_commands_can_be_pasted(name: str, tmp_path: Path) -> None:
+    """Through the shell's quoting and through YAML, the paths are what they were."""
+    root = tmp_path / name
+    make_files(root, OC20_IS2RE.splits)
+    splits = find_splits(root)
+    lines = [shlex.split(line, comments=True) for line in commands(splits).splitlines()]
+    config = tmp_path / "oc20.yaml"
+    config.write_text("data: {train: x, val: y}\n")
+    (train,) = (words for words in lines if words[:2] == ["molflt", "train"])
+    assert train[2:5] == ["oc20.yaml", "--out", "runs/oc20"]
+    data = load_config(config, train[5:]).data
+    assert data.train == str(splits.train["all"])
+    assert data.val == {key: str(path) for key, path in splits.val.items()}
+    assert next(iter(data.val)) == "id"
+    evaluated = [words[3] for words in lines if words[:2] == ["molflt", "evaluate"]]
+    assert evaluated == [str(path) for path in splits.val.values()]
+    predicted = {words[7]: words[3] for words in lines if words[:2] == ["molflt", "predict"]}
+    assert predicted == {key: str(path) for key, path in splits.test.items()}

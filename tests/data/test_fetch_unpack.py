@@ -1,0 +1,183 @@
+"""Archives that would write elsewhere, or too much, or are damaged."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from molflt.data.fetch import unpack as module
+from molflt.data.fetch.unpack import unpack
+from molflt.errors import InputError
+from tests.data.fetch_server import archive_of, good_tar, tar_of
+
+URL = "http://example.org/data.tar.gz"
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info, b""
+
+
+def special(name: str, kind: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.devmajor, info.devminor = kind, 1, 3
+    return info, b""
+
+
+def run(content: bytes, tmp_path: Path) -> Path:
+    """Unpack into a folder two levels down, so that escapes land where they can be seen."""
+    folder = tmp_path / "outer" / "inner"
+    folder.mkdir(parents=True)
+    file = tmp_path / "data.tar.gz"
+    file.write_bytes(content)
+    unpack(archive_of(content, URL), file, folder / "is2res")
+    return folder
+
+
+def test_a_good_archive(tmp_path: Path) -> None:
+    folder = run(good_tar(), tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["is2res"]
+    assert (folder / "is2res" / "README.txt").read_bytes() == b"read me"
+    assert (folder / "is2res" / "data" / "is2re" / "all" / "val_id" / "data.lmdb").stat().st_size == 10240
+
+
+def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
+    folder = run(tar_of(("./a.txt", b"a"), ("./b/c.txt", b"c")), tmp_path)
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.txt")) == [
+        "is2res/a.txt",
+        "is2res/b/c.txt",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("/escaped", b"x")], "leads outside"),
+        ([("//escaped", b"x")], "leads outside"),
+        ([("../../escaped", b"x")], "leads outside"),
+        ([("is2res/../../../escaped", b"x")], "leads outside"),
+        ([("is2res/..", b"x")], "leads outside"),
+        ([("..\\escaped", b"x")], "leads outside"),
+        ([("C:escaped", b"x")], "leads outside"),
+        ([link("is2res", ".."), ("is2res/escaped", b"x")], "neither a file nor a folder"),
+        ([link("is2res/a", "/etc/passwd")], "neither a file nor a folder"),
+        ([("is2res/b", b"x"), link("is2res/a", "is2res/b", tarfile.LNKTYPE)], "neither a file nor a folder"),
+        ([special("is2res/null", tarfile.CHRTYPE)], "neither a file nor a folder"),
+        ([special("is2res/disk", tarfile.BLKTYPE)], "neither a file nor a folder"),
+        ([special("is2res/pipe", tarfile.FIFOTYPE)], "neither a file nor a folder"),
+        ([("is2res/a", b"x"), ("is2res/a", b"y")], "comes twice"),
+        ([("is2res/a", b"x"), ("is2res/./a", b"y")], "comes twice"),
+        ([("is2res/a", b"x"), ("is2res/a/b", b"y")], "below a file"),
+        ([("is2res/a", b"x"), special("is2res/a", tarfile.DIRTYPE)], "comes twice"),
+        ([(".", b"x")], "no name"),
+        ([(f"is2res/{k}", bytes(7000)) for k in range(10)], "unpacks to more than"),
+        ([(f"is2res/{k}", b"") for k in range(1001)], "more than 1000 files"),
+        ([("is2res/" + "a/" * (1 << 20), b"x")], "too long"),
+        ([], "is empty"),
+    ],
+)
+def test_hostile_archives_write_nothing(
+    members: list[tuple[tarfile.TarInfo | str, bytes]], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        run(tar_of(*members), tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'data.tar.gz'}: ")
+    assert not list((tmp_path / "outer" / "inner").iterdir())
+    assert not [path for path in tmp_path.rglob("*") if "escaped" in path.name]
+    assert not Path("/escaped").exists()
+
+
+def test_a_size_in_a_header_is_believed_before_anything_is_written(tmp_path: Path) -> None:
+    """A member that announces a terabyte is refused although the archive is small."""
+    info = tarfile.TarInfo("is2res/huge")
+    info.size = 1 << 40
+    content = gzip.compress(info.tobuf() + bytes(2048))
+    with pytest.raises(InputError, match="unpacks to more than"):
+        run(content, tmp_path)
+
+
+def test_a_sparse_file_counts_with_its_full_size(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("is2res/sparse")
+    info.type, info.size = tarfile.GNUTYPE_SPARSE, 512
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    # one piece of 512 bytes at the start, and a real size of a terabyte
+    block[386:410] = b"%011o\0%011o\0" % (0, 512)
+    block[483:495] = b"%011o\0" % (1 << 32)
+    block[148:156] = b"        "
+    block[148:156] = b"%06o\0 " % sum(block)
+    with pytest.raises(InputError, match="unpacks to more than"):
+        run(gzip.compress(bytes(block) + bytes(2048)), tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
+def test_truncated_archives(share: float, tmp_path: Path) -> None:
+    content = good_tar()
+    with pytest.raises(InputError, match=r"damaged|is empty"):
+        run(content[: int(share * len(content))], tmp_path)
+    assert not list((tmp_path / "outer" / "inner").iterdir())
+
+
+def test_a_tar_truncated_inside_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="damaged"):
+        run(gzip.compress(tar_of(("is2res/a", bytes(5000)), compress=False)[:2000]), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"\x1f\x8b rubbish", gzip.compress(b"rubbish" * 200)])
+def test_what_is_no_archive(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"damaged|is empty"):
+        run(content, tmp_path)
+
+
+def test_flipped_bits(tmp_path: Path) -> None:
+    content = bytearray(good_tar())
+    content[len(content) // 2] ^= 255
+    with pytest.raises(InputError, match="damaged"):
+        run(bytes(content), tmp_path)
+
+
+def test_owners_and_permissions_are_not_taken_over(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("is2res/program")
+    info.mode, info.uid, info.gid, info.mtime = 0o6777, 12345, 12345, 0
+    folder = run(tar_of((info, b"x")), tmp_path)
+    status = (folder / "is2res" / "program").stat()
+    assert not status.st_mode & (stat.S_ISUID | stat.S_ISGID | 0o111)
+    assert status.st_uid == os.getuid()
+    assert status.st_mtime > 0
+
+
+def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = good_tar()
+    file = tmp_path / "data.tar.gz"
+    file.write_bytes(content)
+    left = tmp_path / ".is2res.unpacking"
+    left.mkdir()
+    (left / "half").write_bytes(b"x")
+
+    def stop(handle: int) -> None:
+        assert not (left / "half").exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", stop)
+        with pytest.raises(KeyboardInterrupt):
+            unpack(archive_of(content, URL), file, tmp_path / "is2res")
+    assert list(tmp_path.iterdir()) == [file]
+    unpack(archive_of(content, URL), file, tmp_path / "is2res")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.tar.gz", "is2res"]
+
+
+def test_a_pax_header_cannot_smuggle_a_path(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("is2res/innocent")
+        info.pax_headers = {"path": "../../escaped"}
+        tar.addfile(info, io.BytesIO())
+    with pytest.raises(InputError, match="leads outside"):
+        run(gzip.compress(buffer.getvalue()), tmp_path)

@@ -1,0 +1,132 @@
+"""Fenced blocks of the documentation, and how to run them.
+
+```bash and ```python blocks of a page are run, from top to bottom, in one sandbox; ```console is a transcript and is
+not. Only the languages in ``LANGUAGES`` may stand behind a fence, so that nothing escapes by a misspelling.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LANGUAGES = ("", "bash", "console", "diff", "python", "text", "yaml")
+RUN = ("bash", "python")
+_END = "END_OF_THE_BLOCK"
+_TRAP = "trap 'echo \"stopped at line $LINENO: $BASH_COMMAND\" >&2' ERR"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block.
+
+    Attributes:
+        language: the word behind the fence.
+        line: of the opening fence, from 1.
+        lines: between the fences.
+    """
+
+    language: str
+    line: int
+    lines: tuple[str, ...]
+
+
+def pages() -> list[Path]:
+    """README and docs."""
+    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page.
+
+    Raises:
+        ValueError: a fence that is not closed.
+    """
+    found: list[Block] = []
+    opened: tuple[str, int] | None = None
+    inside: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = re.fullmatch(r"```\s*(\S*).*", line)
+        if opened is None and fence:
+            opened, inside = (fence.group(1), number), []
+        elif opened is not None and line.rstrip() == "```":
+            found.append(Block(opened[0], opened[1], tuple(inside)))
+            opened = None
+        else:
+            inside.append(line)
+    if opened is not None:
+        raise ValueError(f"the block opened in line {opened[1]} is not closed")
+    return found
+
+
+def script(text: str, languages: tuple[str, ...] = RUN) -> str:
+    """A page as a bash script: what is run stays in its line, so that messages name lines of the page."""
+    n_lines = len(text.splitlines()) + 1
+    lines = [""] * n_lines
+    for block in blocks(text):
+        if block.language not in languages:
+            continue
+        python = block.language == "python"
+        # The fence's own lines, which hold no text, take the heredoc's.
+        lines[block.line - 1] = f"python - <<'{_END}'" if python else ""
+        lines[block.line : block.line + len(block.lines)] = block.lines
+        lines[block.line + len(block.lines)] = _END if python else ""
+    # A page begins with a heading, so its first line is free.
+    assert not lines[0]
+    lines[0] = _TRAP
+    return "\n".join(lines) + "\n"
+
+
+def sandbox(folder: Path) -> Path:
+    """A working directory like the repository's: its data, scripts and docs, and an activation that does nothing."""
+    for name in ("data", "scripts", "docs"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "activate").write_text("", encoding="utf-8")
+    return folder
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a page left behind."""
+
+    status: int | None
+    output: str
+
+
+def run(page: str, folder: Path, timeout: float, languages: tuple[str, ...] = RUN) -> Done:
+    """Run a page's blocks in a sandbox; status None when the time was up."""
+    file = folder / "page.sh"
+    file.write_text(script(page, languages), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "NO_COLOR": "1",
+        "MPLBACKEND": "Agg",
+        "COLUMNS": "120",
+    }
+    process = subprocess.Popen(
+        ["bash", "-Eeuo", "pipefail", str(file)],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        # The shell's children as well: training would go on without it.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return Done(None, output)
+    return Done(process.returncode, output)

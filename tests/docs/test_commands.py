@@ -1,0 +1,86 @@
+"""Every command of README and docs runs, on a page of its own working directory."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import LANGUAGES, RUN, blocks, pages, run, sandbox, script
+
+TIMEOUT = 900.0
+"""Seconds for a page, on one busy core."""
+OWN_TEST = {"extending.md": ("bash",)}
+"""Pages whose Python another test runs, in one namespace: the languages run here."""
+TAIL = 6000
+PAGES = pages()
+
+
+def languages(page: Path) -> tuple[str, ...]:
+    return OWN_TEST.get(page.name, RUN)
+
+
+def has_commands(page: Path) -> bool:
+    return any(block.language in languages(page) for block in blocks(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_fences(page: Path) -> None:
+    """Known languages only; what will be run is well-formed."""
+    text = page.read_text(encoding="utf-8")
+    unknown = {block.line: block.language for block in blocks(text) if block.language not in LANGUAGES}
+    assert not unknown, f"{page.name}: {unknown}"
+    checked = subprocess.run(["bash", "-n"], input=script(text), capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if has_commands(page)], ids=lambda page: page.name)
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    done = run(page.read_text(encoding="utf-8"), sandbox(tmp_path), TIMEOUT, languages(page))
+    what = f"not done after {TIMEOUT:.0f} s" if done.status is None else f"exit status {done.status}"
+    assert done.status == 0, f"{page.name}: {what}\n{done.output[-TAIL:]}"
+
+
+PAGE = """# A page
+
+```console
+$ exit 3
+```
+
+```bash
+. .venv/bin/activate
+ls data scripts > list
+value=7   # kept for later blocks
+```
+
+```python
+print(open("list").read().count("lmdb"))
+```
+
+```bash
+test "$value" = 7
+false | cat
+```
+"""
+
+
+def test_the_runner_stops_at_the_first_failure(tmp_path: Path) -> None:
+    """And names its line; transcripts are not run; variables last for a page."""
+    done = run(PAGE, sandbox(tmp_path), 60)
+    assert done.status == 1
+    assert "stopped at line 19: " in done.output
+    assert done.output.splitlines()[0].isdigit()
+    good = run(PAGE.replace("false | cat", "true"), tmp_path, 60)
+    assert good.status == 0, good.output
+    bad_python = run(PAGE.replace('"list"', '"other list"'), tmp_path, 60)
+    assert bad_python.status == 1
+    assert "stopped at line 13: python -" in bad_python.output
+
+
+def test_the_runner_ends_what_takes_too_long(tmp_path: Path) -> None:
+    assert run("# A page\n\n```bash\necho started\nsleep 60\n```\n", sandbox(tmp_path), 2).status is None
+
+
+def test_a_fence_that_is_not_closed() -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        blocks("text\n```bash\nls\n")

@@ -1,0 +1,71 @@
+"""The reference of the configuration holds every key and is what the schema says."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molflt.attention.config import ATTENTION_PRESETS, RANDOM_FEATURES
+from molflt.training.config_file import _known_keys
+from molflt.training.presets import PRESETS, preset_config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "config.md"
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    import make_config_reference
+
+    return make_config_reference
+
+
+def values(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Keys of a dumped configuration that hold a value."""
+    for name, value in content.items():
+        if isinstance(value, dict) and prefix + name != "data.val":
+            yield from values(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_every_key_is_on_the_page() -> None:
+    """By another way than the script's: from a complete configuration."""
+    text = PAGE.read_text(encoding="utf-8")
+    keys = list(values(preset_config("tiny").model_dump()))
+    assert len(keys) > 60
+    assert not [key for key in keys if f"| `{key}` |" not in text]
+
+
+def test_nothing_on_the_page_that_is_no_key(reference: Any) -> None:
+    known = _known_keys(reference.TrainConfig)
+    shown = [key.name for section in reference.sections(reference.TrainConfig) for key in section.keys]
+    assert len(shown) == len(set(shown))
+    assert set(shown) <= set(known)
+    assert all(key.description for section in reference.sections(reference.TrainConfig) for key in section.keys)
+
+
+def test_every_preset_is_on_the_page() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    names = [name for name in ATTENTION_PRESETS if name not in RANDOM_FEATURES]
+    assert not [name for name in [*names, *PRESETS] if f"| `{name}` |" not in text]
+
+
+def test_page_is_current() -> None:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "make_config_reference.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_page_that_is_not_current_is_told(tmp_path: Path) -> None:
+    old = tmp_path / "config.md"
+    old.write_text(PAGE.read_text(encoding="utf-8").replace("max_epochs", "epochs"), encoding="utf-8")
+    command = [sys.executable, str(REPOSITORY / "scripts" / "make_config_reference.py"), "--check", "--out", str(old)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "trainer.max_epochs" in done.stdout
+    assert "is not current" in done.stderr

@@ -1,0 +1,65 @@
+"""A small set whose names try to break out, and a report of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import add_adsorbate, fcc111, molecule
+
+from molflt.data.ase_io import from_atoms
+from molflt.data.sources import ListDataset
+from molflt.invariance.harness import Result
+from molflt.model.model_file import LoadedModel, load_model
+from molflt.report.evaluated import EvaluatedSet
+from molflt.report.page import write_report
+from molflt.training.recorder import read_records
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def _slab(metal: str) -> Atoms:
+    slab = fcc111(metal, (2, 2, 2), vacuum=5.0)
+    add_adsorbate(slab, "O", 1.9, "ontop")
+    slab.set_tags([0 if tag == 2 else 1 if tag == 1 else 2 for tag in slab.get_tags()])
+    return slab
+
+
+def evaluated_set(name: str = "val", n: int = 12, adsorbates: bool = True, std: bool = False) -> EvaluatedSet:
+    """Slabs and molecules with invented energies; the first structure has a hostile name."""
+    random = np.random.default_rng(3)
+    structures = []
+    for i in range(n):
+        atoms = _slab(("Cu", "Pt")[i // 2 % 2]) if i % 2 else molecule(("H2O", "CH4", "CO")[i // 2 % 3])
+        data = from_atoms(atoms, name=f"structure {i}" if i else EVIL)
+        if adsorbates:
+            data.adsorbate = "O" if i % 2 else f"{EVIL}2"
+        structures.append(data)
+    expected = random.normal(size=n)
+    error = np.linspace(1, 0.1, n) * random.choice([-1, 1], n)
+    spread = np.full(n, 0.4) + 0.1 * random.uniform(size=n) if std else None
+    return EvaluatedSet(name, f"data/{EVIL}.lmdb", ListDataset(structures), expected, expected + error, spread)
+
+
+RESULTS = [
+    Result("rotation", "float32", False, 3e-7, 1e-7, 0.03, "rounding", 12),
+    Result("rotation", "float64", False, np.inf, 1e-1, np.inf, "rounding", 12),
+    Result("supercell", "float32", False, np.nan, np.nan, np.nan, "rounding", 0),
+]
+
+
+@pytest.fixture(scope="session")
+def report(model_path: Path, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with every section. Read it; do not write to it."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    sets = [evaluated_set(std=True), evaluated_set(EVIL, adsorbates=False)]
+    command = f"molflt train '{EVIL}'"
+    write_report(path, load_model(model_path), sets, read_records(tiny_run), RESULTS, title=EVIL, command=command)
+    return path
+
+
+@pytest.fixture
+def model(model_path: Path) -> LoadedModel:
+    return load_model(model_path)

@@ -1,0 +1,153 @@
+"""The page as text: complete, and deaf to what data says."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+
+from molflt.model.model_file import LoadedModel
+from molflt.report.evaluated import EvaluatedSet
+from molflt.report.page import write_report
+from molflt.report.plain_text import for_html, for_plotly
+from molflt.training.recorder import read_records
+from tests.report.conftest import EVIL, evaluated_set
+from tests.report.test_rpe_curves import make_model
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, text outside scripts, and scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            attributes, before = self.scripts[-1]
+            self.scripts[-1] = attributes, before + data
+        elif self._inside != "style":
+            self.text += data
+
+    @property
+    def headings(self) -> list[str]:
+        return [str(attrs["id"]) for tag, attrs in self.elements if tag == "section"]
+
+
+def test_sections_numbers_and_provenance(report: Path, model_path: Path) -> None:
+    page = Page(report.read_text())
+    keys = ["overview", "curves", "parity", "uncertainty", "groups", "worst", "rpe", "invariance", "provenance"]
+    assert page.headings == keys
+    links = [attrs["href"] for tag, attrs in page.elements if tag == "a"]
+    assert links == [f"#{key}" for key in keys]
+    for text in (
+        str(model_path),
+        "EwT",
+        "MAE / eV",
+        "RMSE / eV",
+        "n_basis: 4",
+        "torch",
+        "Failed: rotation.",
+        "max_epochs",
+    ):
+        assert text in page.text
+    # the numbers of the first set, worked out here
+    error = evaluated_set().predicted - evaluated_set().expected
+    assert f"{np.abs(error).mean():.4f}" in page.text
+    assert f"{np.sqrt((error**2).mean()):.4f}" in page.text
+    assert len([tag for tag, attrs in page.elements if attrs.get("class") == "card"]) == 10
+
+
+def test_nothing_comes_from_outside(report: Path) -> None:
+    page = Page(report.read_text())
+    for tag, attrs in page.elements:
+        for name in ("src", "href", "srcset", "data", "action", "poster"):
+            assert not re.match(r"\s*(https?:|//|file:|ftp:)", attrs.get(name) or ""), (tag, attrs)
+    assert not any("src" in attrs for attrs, _ in page.scripts)
+    style = re.search(r"<style>(.*?)</style>", report.read_text(), re.DOTALL)
+    assert style is not None
+    assert "url(" not in style[1]
+    assert "@import" not in style[1]
+    (policy,) = [a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "http" not in policy
+    assert "unsafe-eval" not in policy
+
+
+def test_hostile_names_stay_text(report: Path) -> None:
+    page = Page(report.read_text())
+    assert not any(tag == "img" for tag, _ in page.elements)
+    assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
+    assert EVIL in page.text
+    programs = [text for attrs, text in page.scripts if attrs.get("type") != "application/json"]
+    assert len(programs) == 2
+    contents = [text for attrs, text in page.scripts if attrs.get("type") == "application/json"]
+    assert len(contents) == len([a for _, a in page.elements if a.get("class") == "figure"])
+    for text in contents:
+        figure = json.loads(text)
+        assert "<script" not in json.dumps(figure)
+        assert "<img" not in json.dumps(figure)
+
+
+def test_plain_text() -> None:
+    assert for_html('<a href="x">&') == "&lt;a href=&quot;x&quot;&gt;&amp;"
+    assert for_plotly("<b>%{x}</b> 'q'") == "&lt;b&gt;%&#123;x}&lt;/b&gt; 'q'"
+
+
+def test_least_report(model: LoadedModel, tmp_path: Path) -> None:
+    one = evaluated_set(n=1, adsorbates=False)
+    path = tmp_path / "new folder" / "r.html"
+    write_report(path, model, [one])
+    page = Page(path.read_text())
+    assert page.headings == ["overview", "parity", "groups", "worst", "rpe", "invariance", "provenance"]
+    assert "molflt check-invariance" in page.text
+    assert "By adsorbate" not in page.text
+    assert [p.name for p in path.parent.iterdir()] == ["r.html"]
+    write_report(path, model, [])
+    assert Page(path.read_text()).headings == ["overview", "rpe", "invariance", "provenance"]
+
+
+def test_failed_predictions_are_told(model: LoadedModel, tmp_path: Path) -> None:
+    whole = evaluated_set(n=5, std=True)
+    assert whole.std is not None
+    predicted, std = whole.predicted.copy(), whole.std.copy()
+    predicted[2] = std[2] = np.nan
+    write_report(
+        tmp_path / "r.html", model, [EvaluatedSet("v", "p", whole.structures, whole.expected, predicted, std)]
+    )
+    assert "left out everywhere: 1 of v." in Page((tmp_path / "r.html").read_text()).text
+
+
+def test_members_that_agree_and_attention_without_distances(model: LoadedModel, tmp_path: Path) -> None:
+    whole = evaluated_set(n=3)
+    same = EvaluatedSet("v", "p", whole.structures, whole.expected, whole.predicted, np.zeros(3))
+    model.model = make_model(mechanism="kernelised")
+    write_report(tmp_path / "r.html", model, [same])
+    text = Page((tmp_path / "r.html").read_text()).text
+    assert "their predictions agree exactly" in text
+    assert "its heads see no distances" in text
+
+
+def test_a_report_takes_seconds(model: LoadedModel, tiny_run: Path, tmp_path: Path) -> None:
+    start = time.process_time()
+    write_report(tmp_path / "r.html", model, [evaluated_set(n=300)], read_records(tiny_run))
+    assert time.process_time() - start < 20
+    assert (tmp_path / "r.html").stat().st_size < 15e6

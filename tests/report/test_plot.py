@@ -1,0 +1,70 @@
+"""``molflt plot``: every kind as a file, and mistakes before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from molflt.cli.main import app
+
+Run = Callable[..., Any]
+
+
+def test_help() -> None:
+    result = CliRunner().invoke(app, ["plot", "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert "Example: molflt plot parity runs/tiny/best.safetensors" in result.output
+    assert max(len(line) for line in result.output.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("kind", ["curves", "rpe", "spectrum", "parity", "residuals", "elements", "sizes"])
+def test_png(kind: str, molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "figure.png"
+    data = [] if kind in ("curves", "rpe", "spectrum") else [tiny_data / "val.lmdb"]
+    result = molflt("plot", kind, tiny_run, *data, "-o", out)
+    assert result.status == 0, result
+    assert result.out.strip() == str(out)
+    with Image.open(out) as picture:
+        assert min(picture.size) > 600
+        colours = picture.convert("RGB").getcolors(1 << 24)
+        assert colours is not None
+        assert len(colours) > 20
+        assert max(colours)[1] == (255, 255, 255)
+
+
+def test_other_formats(molflt: Run, tiny_run: Path, tmp_path: Path) -> None:
+    for suffix, start in ((".svg", b"<?xml"), (".pdf", b"%PDF")):
+        assert molflt("plot", "rpe", tiny_run / "best.safetensors", "-o", tmp_path / f"f{suffix}").status == 0
+        assert (tmp_path / f"f{suffix}").read_bytes().startswith(start)
+
+
+def test_mistakes(molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.png").write_bytes(b"")
+    val = tiny_data / "val.lmdb"
+    for arguments, message in (
+        (["parity", "absent", val, "-o", tmp_path / "f.jpg"], "must end in .png, .svg, .pdf"),
+        (["parity", "absent", val, "-o", tmp_path / "old.png"], "give --overwrite"),
+        (["parity", "absent", "-o", tmp_path / "f.png"], "give labelled structures"),
+        (["rpe", "absent", val, "-o", tmp_path / "f.png"], "leave out"),
+        (["parity", "absent.safetensors", val, "-o", tmp_path / "f.png"], "no such file"),
+        (["curves", tmp_path, "-o", tmp_path / "f.png"], "metrics.jsonl"),
+        (["curves", tmp_path / "absent", "-o", tmp_path / "f.png"], "no such file"),
+        (["adsorbates", tiny_run, val, "-o", tmp_path / "f.png"], "plot 'elements' or 'sizes'"),
+    ):
+        result = molflt("plot", *arguments)
+        assert result.status == 2, result
+        assert result.err.startswith("Error: "), result
+        assert message in result.err.replace("\n", " "), result
+        assert [p.name for p in tmp_path.iterdir()] == ["old.png"]
+
+
+def test_overwrite(molflt: Run, tiny_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.svg"
+    out.write_text("old")
+    assert molflt("plot", "curves", tiny_run, "-o", out, "--overwrite").status == 0
+    assert out.read_text().startswith("<?xml")

@@ -1,0 +1,133 @@
+"""The curves of the learned RPE against closed forms and against the model's own far field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from molflt.attention.config import AttentionConfig
+from molflt.attention.rpe import REFERENCE_DENSITY
+from molflt.data.batching import collate
+from molflt.data.neighbours import attach_neighbours
+from molflt.data.rdkit_io import from_smiles
+from molflt.model.config import ModelConfig
+from molflt.model.energy_model import EnergyModel
+from molflt.report.rpe_curves import far_curves, local_curves
+
+
+def make_model(**attention: Any) -> EnergyModel:
+    sizes = {"n_basis": 4, "n_features": 8, "n_frequencies": 8, **attention}
+    config = ModelConfig(
+        dim=16, n_heads=2, n_layers=3, ffn_dim=16, n_rbf=8, cutoff=4.0, attention=AttentionConfig(**sizes)
+    )
+    torch.manual_seed(0)
+    return EnergyModel(config, seed=1).double()
+
+
+def test_closed_form() -> None:
+    model = make_model()
+    found = far_curves(model)
+    assert found is not None
+    assert found.values.shape == (3, 2, len(found.distances))
+    assert found.intended is found.nodes is found.coefficients is None
+    widths = model.positions.rpe.widths.detach().numpy()
+    for layer in range(3):
+        weights = model.encoder.layers[layer].attention.rpe_weights.detach().numpy()
+        for head in range(2):
+            f = sum(
+                w / (1 + REFERENCE_DENSITY * (2 * math.pi * s**2) ** 1.5) * np.exp(-(found.distances**2) / (2 * s**2))
+                for w, s in zip(weights[:, head], widths, strict=True)
+            )
+            np.testing.assert_allclose(found.values[layer, head], f, atol=1e-12)
+
+
+def test_the_spectrum_is_the_transform() -> None:
+    found = far_curves(make_model(sigma_min=1.5, sigma_max=4.0))
+    assert found is not None
+    assert found.spectrum is not None
+    for k in (0, 20, 80):
+        waves = 4 * np.pi * found.xi**2 * np.sinc(2 * found.xi * found.distances[k])
+        inverse = np.trapezoid(found.spectrum * waves, found.xi, axis=-1)
+        # the spectrum is shown until it has fallen to a thousandth
+        np.testing.assert_allclose(inverse, found.values[..., k], atol=6e-3 * np.abs(found.values).max())
+
+
+@pytest.mark.parametrize("spectrum", ["gaussian", "free"])
+def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) -> None:
+    model = make_model(frequencies="sampled", spectrum=spectrum)
+    found = far_curves(model)
+    assert found is not None
+    assert found.nodes is not None
+    assert found.coefficients is not None
+    assert (found.intended is None) == (found.spectrum is None) == (spectrum == "free")
+    data = attach_neighbours(from_smiles("CCO"), 4.0, False)
+    geometry = model.geometry(collate([data]))
+    basis = model.positions.method.pair_basis(geometry, model.positions.rpe())[0]
+    distance = geometry.pair_displacements[0].norm(dim=-1).detach().numpy()
+    for layer in range(3):
+        f = (basis @ model.encoder.layers[layer].attention.rpe_weights).detach().numpy()
+        for head in range(2):
+            shown = np.interp(distance, found.distances, found.values[layer, head])
+            np.testing.assert_allclose(shown, f[..., head], atol=5e-3 * np.abs(f).max())
+            a, b = found.coefficients[layer, head], 2 * found.nodes
+            np.testing.assert_allclose(
+                np.sinc(found.distances[:, None] * b) @ a, found.values[layer, head], atol=1e-6
+            )
+
+
+def test_budget_and_concat_have_nodes() -> None:
+    for attention in (
+        {"frequencies": "quadrature", "l_max": 4},
+        {"combine": "concat", "frequencies": "sampled", "directions": "random"},
+    ):
+        found = far_curves(make_model(**attention))
+        assert found is not None
+        assert found.nodes is not None
+        assert np.isfinite(found.values).all()
+        assert found.intended is not None
+
+
+@pytest.mark.parametrize(
+    ("attention", "far", "local"),
+    [
+        ({"far_field": False}, False, True),
+        ({"mechanism": "kernelised"}, False, False),
+        ({"mechanism": "softmax"}, False, True),
+        ({"mechanism": "randomised", "positional_mask": True}, True, True),
+        ({"mechanism": "randomised"}, False, False),
+    ],
+)
+def test_who_has_what(attention: dict[str, Any], far: bool, local: bool) -> None:
+    model = make_model(**attention)
+    assert (far_curves(model) is not None) == far
+    found = local_curves(model, (6, 8))
+    assert (found is not None) == local
+    if found is not None:
+        assert found.values.shape == (3, 2, len(found.distances))
+        assert np.allclose(found.values[..., -1], 0)
+        assert (found.values[..., :-1] > 0).all()
+
+
+def test_local_curve_at_a_distance() -> None:
+    model = make_model()
+    found = local_curves(model, (6, 8))
+    assert found is not None
+    k = 100
+    x = found.distances[k] / 4.0
+    centres, widths = model.radial.centres.detach().numpy(), model.radial.log_widths.exp().detach().numpy()
+    phi = np.exp(-(((x - centres) / widths) ** 2) / 2)
+    bias = model.encoder.layers[1].attention.local_rpe.bias
+    b = bias.weight.detach().numpy() @ phi + bias.bias.detach().numpy()
+    fade = 1 - 28 * x**6 + 48 * x**7 - 21 * x**8
+    np.testing.assert_allclose(found.values[1, :, k], np.exp(b) * fade, rtol=1e-10)
+
+
+def test_reach_is_where_f_has_ended() -> None:
+    found = far_curves(make_model(sigma_min=1.0, sigma_max=2.0))
+    assert found is not None
+    beyond = np.abs(found.values[..., found.distances > found.reach])
+    assert (beyond < 0.011 * np.abs(found.values).max(axis=-1, keepdims=True)).all()
