@@ -20,6 +20,8 @@ from molflt.report.plain_text import for_plotly
 from molflt.report.rpe_curves import FarCurves, LocalCurves
 
 _GRID = "#e6e9ee"
+_LONGEST = 16
+"""Characters of a group's name on an axis; the hover text has all."""
 
 
 def _styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
@@ -122,8 +124,10 @@ def groups_figure(found: GroupErrors, group: str) -> go.Figure:
             name=for_plotly(name),
             hovertemplate="%{x}: MAE %{y:.4f} eV<br>%{customdata} structures",
         )
-    # Names such as 12 are no numbers here.
+    # Names such as 12 are no numbers here; long ones would leave no room for the bars.
+    short = [for_plotly(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") for name in found.groups]
     figure.update_xaxes(type="category", title=group, categoryorder="array", categoryarray=groups)
+    figure.update_xaxes(tickvals=groups, ticktext=short)
     figure.update_yaxes(title="MAE / eV", rangemode="tozero")
     return _styled(figure, 330, barmode="group", bargap=0.25)
 

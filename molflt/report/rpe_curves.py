@@ -52,9 +52,9 @@ class FarCurves:
 
     @property
     def reach(self) -> float:
-        """Å: from where on every head's f is below a hundredth of its largest value."""
+        """Å: from where on every f is below a hundredth of the largest in its layer."""
         f = np.abs(self.values if self.intended is None else self.intended)
-        alive = (f > 0.01 * f.max(axis=-1, keepdims=True)).any(axis=(0, 1))
+        alive = (f > 0.01 * f.max(axis=(1, 2), keepdims=True)).any(axis=(0, 1))
         last = int(np.flatnonzero(alive)[-1]) if alive.any() else len(self.distances) - 1
         return float(self.distances[min(last + 1, len(self.distances) - 1)])
 

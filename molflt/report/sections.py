@@ -41,7 +41,7 @@ def overview(loaded: LoadedModel, sets: Sequence[DescribedSet]) -> Section:
             f"EwT: share of structures with an error below {EWT_THRESHOLD:g} eV. MAD: mean absolute deviation of the "
             "labels from their mean; a model with MAE/MAD near 1 knows no more than that mean."
         )
-        body += definitions((described.name, described.path) for described in sets)
+        body += definitions((f"data of {described.name}", described.path) for described in sets)
     failed = [f"{s.n_failed:,} of {s.name}" for s in sets if s.n_failed]
     if failed:
         body += caption(f"Without a prediction, and left out everywhere: {', '.join(failed)}.")

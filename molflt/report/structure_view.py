@@ -194,7 +194,7 @@ def _scene(positions: np.ndarray, radii: np.ndarray, edges: np.ndarray | None, r
     margin = 0.5 + 0.02 * (high - low)
     low, high = low - margin, high + margin
     # One unit of the scene is the reach of the atoms, so that the same distance suits every structure.
-    distance = 0.95 * room / np.sin(_FIELD_OF_VIEW / 2)
+    distance = 1.05 * room / np.sin(_FIELD_OF_VIEW / 2)
     middle = (centre - (low + high) / 2) / reach
     eye = middle + distance * _VIEW / np.linalg.norm(_VIEW)
     hidden = {"visible": False, "showspikes": False}

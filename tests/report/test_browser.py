@@ -65,7 +65,7 @@ class Opened:
     def picture(self, selector: str, k: int = 0) -> Image.Image:
         place = self.page.locator(selector).nth(k)
         place.scroll_into_view_if_needed()
-        self.page.wait_for_timeout(500)
+        self.page.wait_for_timeout(200)
         return Image.open(io.BytesIO(place.screenshot(timeout=_TIMEOUT))).convert("RGB")
 
 
@@ -100,8 +100,11 @@ def test_every_figure_has_drawn(opened: Opened) -> None:
 def test_ten_structures_are_coloured_balls(opened: Opened) -> None:
     assert opened.page.locator(".card canvas").count() >= 10
     for k in range(10):
-        # shaded spheres have many shades; the legend and edges alone would have few
-        assert n_colours(opened.picture(".card .figure", k)) > 300, k
+        picture = opened.picture(".card .figure", k)
+        width, height = picture.size
+        middle = picture.crop((width // 5, height // 5, 4 * width // 5, 4 * height // 5))
+        # Shaded spheres have many shades; edges and bonds alone would have few.
+        assert n_colours(middle) > 120, k
 
 
 def test_a_drag_turns_a_structure(opened: Opened) -> None:
