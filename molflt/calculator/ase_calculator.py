@@ -25,7 +25,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, unknown_elements
+from molflt.prediction.predictor import choose_device, unknown_elements, why_no_forces
 from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -105,12 +105,8 @@ class MolFLTCalculator(Calculator):
             atoms: the structure; None: that of the last calculation.
             allow_calculation: False: None where it is not at hand.
         """
-        if name in _DERIVATIVES and not self._differentiable:
-            raise PropertyNotImplementedError(
-                f"no {name}: this model's target is y_relaxed, the energy of the structure that a relaxation ends "
-                "in. It is constant along the relaxation, and its derivative is no force. Train on energies of "
-                "the given geometry (data.target=energy or y_init) for forces"
-            )
+        if name in _DERIVATIVES and (reason := why_no_forces(self.model.target)):
+            raise PropertyNotImplementedError(f"no {name}: this model {reason}")
         return super().get_property(name, atoms, allow_calculation)
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:

@@ -169,12 +169,13 @@ def uncertainty_section(document: Document, sets: Sequence[DescribedSet]) -> Sec
         rows.append([described.name, f"{found.n:,}", mean, f"{found.factor:.2f}", rank, *shares])
     body = document.figure(coverage_figure(spread))
     if rows:
-        head = ["set", "structures", "mean std / eV", "factor", "rank correlation"]
-        body += table([*head, *(f"within {level:.1%}" for level in LEVELS)], rows)
+        head = ["set", "structures", "mean std / eV", "factor", "rank corr."]
+        body += table([*head, *(f"in {level:.1%}" for level in LEVELS)], rows)
     body += caption(
         "Share of structures whose error is within k standard deviations of the ensemble, against the share a normal "
         "distribution would have. A curve below the dashed one: the ensemble is too sure of itself. Factor: what the "
         "standard deviation would have to be multiplied with. Rank correlation: of standard deviation and |error|; 0 "
-        "means that the spread does not know which structures are hard. " + " ".join(reasons)
+        "means that the spread does not know which structures are hard. In 50 %: share of errors within the central "
+        "interval that should hold half of them, and so on. " + " ".join(reasons)
     )
     return Section("uncertainty", "Uncertainty", body)
