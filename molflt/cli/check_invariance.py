@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_invariance_command(
-    model: Path = typer.Argument(..., help="Model file, RUN_DIR/best.safetensors.", show_default=False),
+    model: Path = typer.Argument(..., help="Model file or run directory.", show_default=False),
     inputs: list[str] = typer.Argument(
         None, help="Files, folders, globs or SMILES; left out: molecules, slabs and crystals of known elements."
     ),
@@ -39,10 +39,10 @@ def check_invariance_command(
     from molflt.invariance.far_field import far_share, has_far_field
     from molflt.invariance.harness import run_suite
     from molflt.invariance.structures import builtin_structures
-    from molflt.model.model_file import load_model
+    from molflt.prediction.members import load_member
     from molflt.prediction.predictor import choose_device, unlabelled
 
-    loaded = load_model(model, frequencies)
+    loaded = load_member(model, frequencies)
     if inputs:
         dataset = resolve_inputs(inputs)
         step = max(1, len(dataset) / limit)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
     from molflt.explain.explanation import Explanation
-    from molflt.model.model_file import LoadedModel
 
 PAGE = Path("explain.html")
 _ROWS = 20
@@ -51,10 +50,11 @@ def explain_command(
     from molflt.explain.page import write_page
     from molflt.explain.tables import as_json as content
     from molflt.explain.tables import write_csv
+    from molflt.prediction.members import load_member
     from molflt.prediction.predictor import choose_device, unknown_elements
 
     target_device = choose_device(device)
-    loaded = _load_one(model)
+    loaded = load_member(model)
     data = _one_structure(structure, index, tags)
     unknown = unknown_elements(loaded, set(data.atomic_numbers.tolist()))
     if unknown:
@@ -80,16 +80,6 @@ def _check_output(out: Path, overwrite: bool) -> None:
         raise InputError(f"{out}: is a folder; choose another name")
     if out.exists() and not overwrite:
         raise InputError(f"{out}: exists already; choose another name with -o, or give --overwrite")
-
-
-def _load_one(path: Path) -> LoadedModel:
-    from molflt.model.model_file import load_model
-    from molflt.prediction.members import member_paths
-
-    members = member_paths(path)
-    if len(members) > 1:
-        raise InputError(f"{path}: is an ensemble of {len(members)} models; give one of them, such as {members[0]}")
-    return load_model(members[0])
 
 
 def _one_structure(text: str, index: int | None, tags: TagConvention) -> Data:

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from molflt.data import progress
 
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-output = Console(highlight=False, soft_wrap=True)
+# Names of files are printed as they are, without markup and without :emoji:.
+errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+output = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 class Verbosity:

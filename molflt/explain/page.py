@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 from ase.data import chemical_symbols
-from plotly.offline import get_plotlyjs
 
 from molflt.atomic_file import atomic_file
 from molflt.explain.explanation import Explanation
 from molflt.explain.page_script import SCRIPT
 from molflt.explain.tables import atom_rows, largest
 from molflt.model.model_file import LoadedModel
-from molflt.report.document import caption, table
+from molflt.report.document import caption, frame, table
 from molflt.report.plain_text import for_html
 from molflt.report.structure_view import structure_figure
 from molflt.report.style import STYLE
@@ -54,19 +53,7 @@ def _page(explanation: Explanation, loaded: LoadedModel, unknown: list[str]) -> 
         if unknown
         else ""
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{for_html(explanation.name)} – molflt explain</title>
-<style>{STYLE}{_STYLE}</style>
-</head>
-<body>
-<header><div><h1>{for_html(explanation.name)}</h1><p>explained by {for_html(loaded.path)}</p></div></header>
-<main>
+    main = f"""
 <section>
 <p>{_sum_in_words(explanation)}</p>
 {warning}
@@ -94,13 +81,9 @@ def _page(explanation: Explanation, loaded: LoadedModel, unknown: list[str]) -> 
 <h2>Atoms</h2>
 {_table(explanation)}
 </section>
-</main>
-<script type="application/json" id="explanation">{_json(_content(explanation, signed))}</script>
-<script>{get_plotlyjs()}</script>
-<script>{SCRIPT}</script>
-</body>
-</html>
 """
+    content = {"explanation": json.dumps(_content(explanation, signed))}
+    return frame(explanation.name, f"explained by {loaded.path}", main, content, SCRIPT, STYLE + _STYLE)
 
 
 def _sum_in_words(explanation: Explanation) -> str:
@@ -183,11 +166,6 @@ def _encoded(values: np.ndarray) -> str:
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
-def _json(content: Any) -> str:
-    """JSON that cannot end the script element that holds it."""
-    return json.dumps(content).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _options(choices: list[tuple[int, str]], selected: int) -> str:
     return "".join(
         f"<option value='{value}'{' selected' if value == selected else ''}>{text}</option>"
@@ -214,8 +192,6 @@ def _table(explanation: Explanation) -> str:
     return f"{caption(note)}<div class='rows'>{table(head, cells)}</div>"
 
 
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""Nothing comes from outside the file, whatever its texts hold."""
 _STYLE = """
 .views { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 0 20px; }
 .views section { min-width: 0; }

@@ -55,18 +55,36 @@ def load_members(
     members = [load_model(file, frequencies) for file in files]
     first = members[0]
     for member in members[1:]:
-        for what, mine, other in (
-            ("target", first.metadata.target, member.metadata.target),
-            ("cutoff", first.model.config.neighbour_cutoff, member.model.config.neighbour_cutoff),
-            (
-                "need of all pairs",
-                first.model.config.all_pairs_if_isolated,
-                member.model.config.all_pairs_if_isolated,
-            ),
-            ("precision", first.model.dtype, member.model.dtype),
-        ):
-            if mine != other:
+        for what, expected in _shared(first).items():
+            if (found := _shared(member)[what]) != expected:
                 raise InputError(
-                    f"{member.path}: its {what} is {other}, that of {first.path} {mine}; they make no ensemble"
+                    f"{member.path}: its {what} is {found}, that of {first.path} {expected}; they make no ensemble"
                 )
     return members
+
+
+def load_member(path: ModelPath, frequencies: FrequenciesKind | None = None) -> LoadedModel:
+    """Load one model: a model file, or the best model of a run directory.
+
+    Args:
+        path: where it is.
+        frequencies: see :func:`molflt.model.model_file.load_model`.
+
+    Raises:
+        InputError: the file cannot be used, or it is an ensemble.
+    """
+    files = member_paths(path)
+    if len(files) > 1:
+        raise InputError(f"{path}: is an ensemble of {len(files)} models; give one of them, such as {files[0]}")
+    return load_model(files[0], frequencies)
+
+
+def _shared(member: LoadedModel) -> dict[str, object]:
+    """What members of an ensemble must agree on."""
+    config = member.model.config
+    return {
+        "target": member.metadata.target,
+        "cutoff": config.neighbour_cutoff,
+        "need of all pairs": config.all_pairs_if_isolated,
+        "precision": member.model.dtype,
+    }

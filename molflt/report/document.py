@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,44 +53,59 @@ class Document:
 
     def render(self, sections: Sequence[Section]) -> str:
         """The whole page."""
-        scripts = [_line_feeds(get_plotlyjs()), SCRIPT]
-        # A hash lets these two scripts run and no other, whatever a name in the data may hold.
-        hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
-        policy = (
-            f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-            "base-uri 'none'; form-action 'none'"
-        )
-        contents = [
-            f'<script type="application/json" id="content-{k + 1}">{_for_script(content)}</script>'
-            for k, content in enumerate(self._contents)
-        ]
         links = "".join(f'<a href="#{s.key}">{for_html(s.heading)}</a>' for s in sections)
-        return "\n".join(
-            [
-                "<!DOCTYPE html>",
-                '<html lang="en">',
-                "<head>",
-                '<meta charset="utf-8">',
-                f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-                '<meta name="viewport" content="width=device-width, initial-scale=1">',
-                '<link rel="icon" href="data:,">',
-                f"<title>{for_html(self.title)}</title>",
-                f"<style>{STYLE}</style>",
-                "</head>",
-                "<body>",
-                f"<header><div><h1>{for_html(self.title)}</h1><p>{for_html(self.subtitle)}</p></div></header>",
-                f'<main><nav aria-label="Contents">{links}</nav>',
-                *(f'<section id="{s.key}"><h2>{for_html(s.heading)}</h2>\n{s.body}</section>' for s in sections),
-                "</main>",
-                "<footer>Written by molflt. The page holds all it needs: it can be mailed, archived and opened "
-                "without a network.</footer>",
-                *contents,
-                *(f"<script>{script}</script>" for script in scripts),
-                "</body>",
-                "</html>",
-                "",
-            ]
-        )
+        main = [f'<nav aria-label="Contents">{links}</nav>']
+        main += [f'<section id="{s.key}"><h2>{for_html(s.heading)}</h2>\n{s.body}</section>' for s in sections]
+        contents = {f"content-{k + 1}": content for k, content in enumerate(self._contents)}
+        return frame(self.title, self.subtitle, "\n".join(main), contents, SCRIPT, STYLE)
+
+
+def frame(title: str, subtitle: str, main: str, contents: Mapping[str, str], script: str, style: str) -> str:
+    """A whole page with plotly.js in it, which runs its own scripts only and asks nothing of a network.
+
+    Args:
+        title: text.
+        subtitle: text.
+        main: HTML.
+        contents: JSON by the id of the element that holds it, for the script.
+        script: JavaScript, run after plotly.js.
+        style: CSS.
+    """
+    scripts = [_line_feeds(get_plotlyjs()), script]
+    # A hash lets these two scripts run and no other, whatever a name in the data may hold.
+    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    held = [
+        f'<script type="application/json" id="{key}">{_for_script(content)}</script>'
+        for key, content in contents.items()
+    ]
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{for_html(title)}</title>",
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            f"<header><div><h1>{for_html(title)}</h1><p>{for_html(subtitle)}</p></div></header>",
+            f"<main>{main}</main>",
+            "<footer>Written by molflt. The page holds all it needs: it can be mailed, archived and opened "
+            "without a network.</footer>",
+            *held,
+            *(f"<script>{script}</script>" for script in scripts),
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
 
 
 def caption(text: str) -> str:

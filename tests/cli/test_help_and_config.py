@@ -17,7 +17,7 @@ from molflt.training.config_file import load_config
 from molflt.training.presets import PRESETS, preset_config
 
 Run = Callable[..., Any]
-COMMANDS = ("train", "evaluate", "predict", "info", "convert", "config")
+COMMANDS = ("train", "evaluate", "predict", "info", "convert", "config", "average", "explain", "fetch", "plot")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
