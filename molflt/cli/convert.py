@@ -17,6 +17,10 @@ def convert_command(
     label: str = typer.Option(None, help="Name of the energy in the data.", show_default=False),
     unit: EnergyUnit = typer.Option("eV", help="Unit of the energies in the data."),
     per: Per = typer.Option("structure", help="What an energy in the data is of."),
+    force_label: str = typer.Option(None, help="Name of the forces in the data.", show_default=False),
+    force_unit: str = typer.Option(
+        None, help="Unit of the forces, as in Hartree/bohr.  [default: that of the energies per Ang]"
+    ),
     target: Literal["y_relaxed", "y_init", "energy"] = typer.Option("energy", help="What the energy becomes."),
     tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
 ) -> None:
@@ -25,13 +29,17 @@ def convert_command(
     Example: molflt convert relaxed/*.traj train.lmdb
     """
     from molflt.data.convert import convert
-    from molflt.data.labels import LabelSpec
+    from molflt.data.labels import FORCE_UNITS, LabelSpec, parse_force_unit
 
     *inputs, out = paths
     if not inputs or not out.endswith(".lmdb"):
         raise InputError(
             f"the last argument must be the LMDB to write, as in 'molflt convert IN OUT.lmdb', not {out}"
         )
-    spec = LabelSpec(target=target, label=label, unit=unit, per=per)
+    force_unit = parse_force_unit(force_unit)
+    if force_unit is not None and force_unit not in FORCE_UNITS:
+        raise InputError(f"--force-unit {force_unit}: choose one of {', '.join(FORCE_UNITS)}")
+    given = {"label": label, "unit": unit, "per": per, "force_label": force_label, "force_unit": force_unit}
+    spec = LabelSpec.model_validate({"target": target, **given})
     count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec)
     say(f"{count} structures in {out}")

@@ -28,8 +28,11 @@ def evaluate_command(
     forces: bool = typer.Option(
         None, "--forces/--no-forces", help="Evaluate forces.  [default: where they were trained]"
     ),
-    report: Path = typer.Option(None, help="Write a report to this HTML file.", show_default=False),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing report."),
+    report: Path = typer.Option(
+        None, help="HTML file.  [default: report-DATA.html beside the model; none with --json]"
+    ),
+    no_report: bool = typer.Option(False, "--no-report", help="Write no report."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --report."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     max_atoms: int = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result."),
@@ -37,9 +40,11 @@ def evaluate_command(
 ) -> None:
     """Evaluate a model on labelled structures: MAE, RMSE, EwT; of an ensemble, also its uncertainties.
 
-    Example: molflt evaluate runs/tiny data/adsorption/test.lmdb --report test.html
+    A report with plots and the structures of the largest errors is written beside the model.
+
+    Example: molflt evaluate runs/tiny data/adsorption/test.lmdb
     """
-    from molflt.cli.report import check_report
+    from molflt.cli.report import check_report, default_report, evaluation_report
     from molflt.data.sources import open_dataset
     from molflt.prediction.calibration import calibrate
     from molflt.prediction.members import load_members
@@ -70,10 +75,8 @@ def evaluate_command(
             prediction.forces, [s.forces.numpy() for s in structures], [s.fixed.numpy() for s in structures]
         )
     calibration = None if prediction.std is None else calibrate(prediction.energies, prediction.std, expected)
+    evaluated = EvaluatedSet(Path(data).stem, data, dataset, expected, prediction.energies, prediction.std)
     if report is not None:
-        from molflt.cli.report import evaluation_report
-
-        evaluated = EvaluatedSet(Path(data).stem, data, dataset, expected, prediction.energies, prediction.std)
         evaluation_report(report, members[0], [evaluated])
     if as_json:
         numbers = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
@@ -97,6 +100,14 @@ def evaluate_command(
             answer(line)
     if prediction.contractions:
         answer(f"  far field by {prediction.far_field}")
+    if report is None and not no_report:
+        report = default_report(model, data)
+        try:
+            evaluation_report(report, members[0], [evaluated])
+        except OSError as error:
+            # Nobody asked for this file in so many words; the numbers above are what was asked for.
+            warn(f"no report could be written ({error}); --report chooses another place")
+            return
     if report is not None:
         say(f"report: {report}")
 

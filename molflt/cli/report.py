@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from molflt.training.config import TrainConfig
 
 _TRIED = 2
-"""Structures on which a report measures the invariances: a sign, not the proof that check-invariance gives."""
+"""Structures, the smallest, on which a report measures the invariances: a sign, not what check-invariance does."""
 
 
 def check_report(path: Path, overwrite: bool) -> None:
@@ -35,17 +35,27 @@ def evaluation_report(
     path: Path, loaded: LoadedModel, sets: Sequence[EvaluatedSet], run_dir: Path | None = None
 ) -> None:
     """Write the report of an evaluation; with a run directory, its learning curves as well."""
+    import numpy as np
+
     from molflt.invariance.harness import run_suite
     from molflt.prediction.predictor import unlabelled
     from molflt.report.page import write_report
     from molflt.training.recorder import read_records
 
     structures = sets[0].structures
-    step = max(1, len(structures) // _TRIED)
-    tried = [unlabelled(structures[k]) for k in range(0, len(structures), step)][:_TRIED]
+    smallest = np.argsort(structures.n_atoms, kind="stable")[:_TRIED]
+    tried = [unlabelled(structures[int(k)]) for k in smallest]
     results = run_suite(loaded, tried, ["float32", "float64"], n_draws=1)
     records = [] if run_dir is None else read_records(run_dir)
     write_report(path, loaded, sets, records, results, command=" ".join(["molflt", *sys.argv[1:]]))
+
+
+def default_report(model: Path, data: str) -> Path:
+    """Where the report of an evaluation goes: beside the model, named after the data."""
+    folder = model if model.is_dir() else model.parent
+    path = Path(data)
+    # OC20 calls every split data.lmdb.
+    return folder / f"report-{path.parent.name if path.stem == 'data' else path.stem}.html"
 
 
 def training_report(run_dir: Path, config: TrainConfig) -> Path:

@@ -48,7 +48,7 @@ def test_evaluate(molflt: Run, model_path: Path, tiny_data: Path, loaded: Loaded
         predict(loaded, val_set)[0].energies, labels(val_set, LabelSpec(target="y_relaxed"), "val")
     )
     data = tiny_data / "val.lmdb"
-    result = molflt("evaluate", model_path, data)
+    result = molflt("evaluate", model_path, data, "--no-report")
     assert result.status == 0
     assert result.err == ""
     assert f"{data}: 10 structures, target y_relaxed" in result.out
@@ -70,7 +70,7 @@ def test_evaluate_json_is_json_even_for_one_structure(
         raise AssertionError(f"{constant} is not JSON")
 
     assert json.loads(result.out, parse_constant=refuse)["mae_over_mad"] is None
-    assert "nan" not in molflt("evaluate", model_path, tmp_path / "one.lmdb").out
+    assert "nan" not in molflt("evaluate", model_path, tmp_path / "one.lmdb", "--no-report").out
 
 
 @pytest.mark.parametrize("frequencies", ["auto", "exact", "quadrature", "lattice"])
