@@ -60,6 +60,8 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     client = nbclient.NotebookClient(
         notebook, km=manager, timeout=TIMEOUT, resources={"metadata": {"path": str(work)}}
     )
+    # It would leave a kernel that it was given running.
+    client.owns_km = True
     client.execute()
     left = {entry.name for entry in work.iterdir()} - {"data", "docs", "scripts", "notebooks"}
     assert not left, f"{path.name} leaves {left} behind"
