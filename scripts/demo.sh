@@ -12,7 +12,7 @@ mkdir -p runs
 printf '\n\033[1m$ molflt config tiny > runs/demo.yaml\033[0m\n'
 molflt config tiny > runs/demo.yaml
 step molflt train runs/demo.yaml --out "$run" --resume auto
-step molflt evaluate "$run" data/adsorption/test.lmdb
+step molflt evaluate "$run" data/adsorption/test.lmdb --no-report
 
 # Structures of your own: anything ASE can build or read. Tags say what is slab (0, 1) and adsorbate (2).
 mkdir -p runs/mine
@@ -31,4 +31,4 @@ for metal in ("Pt", "Cu", "Au"):
 PYTHON
 step molflt predict "$run" runs/mine
 
-printf '\nThe model is %s/best.safetensors. Open %s/report.html and %s/report-test.html in a browser.\n' "$run" "$run" "$run"
+printf '\nThe model is %s/best.safetensors. Open %s/report.html in a browser.\n' "$run" "$run"

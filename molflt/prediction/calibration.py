@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm, spearmanr
 
 from molflt.errors import InputError
 
@@ -65,6 +65,9 @@ def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> C
     Raises:
         InputError: fewer than two structures, or members that agree exactly.
     """
+    # Takes a second to import, and a single model does not need it.
+    from scipy.stats import spearmanr
+
     error = np.asarray(predicted, dtype=np.float64) - np.asarray(expected, dtype=np.float64)
     std = np.asarray(std, dtype=np.float64)
     if len(error) < 2:
@@ -86,7 +89,7 @@ def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> C
 
 
 def _coverage(z: np.ndarray) -> tuple[float, ...]:
-    return tuple(float((np.abs(z) <= norm.ppf((1 + level) / 2)).mean()) for level in LEVELS)
+    return tuple(float((np.abs(z) <= NormalDist().inv_cdf((1 + level) / 2)).mean()) for level in LEVELS)
 
 
 def _nll(z: np.ndarray, std: np.ndarray) -> float:
