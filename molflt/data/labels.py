@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from ase import units
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from molflt.errors import InputError
 from molflt.vocabulary import TARGETS
@@ -31,6 +31,16 @@ FORCE_UNITS: dict[str, float] = {f"{unit}/Ang": factor for unit, factor in ENERG
 _SHOWN = 12
 
 
+def _known_target(value: str) -> str:
+    if value not in TARGETS:
+        raise ValueError(f"unknown target '{value}'; choose one of {', '.join(TARGETS)}")
+    return value
+
+
+Target = Annotated[str, AfterValidator(_known_target)]
+"""A field of the vocabulary that a model can learn."""
+
+
 class LabelSpec(BaseModel):
     """How to find the label of a structure, and what its numbers mean.
 
@@ -46,19 +56,12 @@ class LabelSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    target: str = "energy"
+    target: Target = "energy"
     label: str | None = None
     unit: EnergyUnit = "eV"
     per: Per = "structure"
     force_label: str | None = None
     force_unit: ForceUnit | None = None
-
-    @field_validator("target")
-    @classmethod
-    def _known_target(cls, value: str) -> str:
-        if value not in TARGETS:
-            raise ValueError(f"unknown target '{value}'; choose one of {', '.join(TARGETS)}")
-        return value
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
@@ -18,11 +18,11 @@ from molflt.atomic_file import atomic_file
 from molflt.attention.build import interchangeable_method
 from molflt.attention.config import AttentionConfig, FrequenciesKind
 from molflt.attention.fourier import FourierPositions
-from molflt.data.labels import LabelSpec
+from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.vocabulary import MAX_ATOMIC_NUMBER, TARGETS
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SCHEMA_VERSION = 2
 METADATA_KEY = "molflt"
@@ -49,7 +49,7 @@ class ModelMetadata(BaseModel):
     schema_version: int = Field(SCHEMA_VERSION, ge=1)
     config: ModelConfig
     seed: int = Field(ge=0, lt=2**63, description="of the random frequencies and features")
-    target: str = Field(description="the field the model was trained on, see molflt.vocabulary")
+    target: Target = Field(description="the field the model was trained on, see molflt.vocabulary")
     units: dict[str, str] = Field(default_factory=lambda: {"energy": "eV", "length": "Å"})
     elements: list[Annotated[int, Field(ge=1, le=MAX_ATOMIC_NUMBER)]] = Field(
         description="atomic numbers in the training set"
@@ -62,13 +62,6 @@ class ModelMetadata(BaseModel):
     validation: dict[str, float] = Field(description="metrics of the weights in this file")
     epoch: int
     versions: dict[str, str] = Field(default_factory=lambda: library_versions())
-
-    @field_validator("target")
-    @classmethod
-    def _known_target(cls, value: str) -> str:
-        if value not in TARGETS:
-            raise ValueError(f"unknown target '{value}'")
-        return value
 
 
 @dataclass
