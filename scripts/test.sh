@@ -23,6 +23,6 @@ ruff format --check .
 mypy
 # Two processes of one thread each beat one process of two threads on tests this small.
 export OMP_NUM_THREADS=1
-python -m pytest -n 2 -m "not slow"
+python -m pytest -n 2 -m "not slow" --durations=25
 # Some of these take minutes, most seconds: an idle process takes what is left.
-python -m pytest -n 2 --dist worksteal -m slow
+python -m pytest -n 2 --dist worksteal -m slow --durations=10

@@ -78,6 +78,7 @@ def test_no_jump_in_400_steps(random_model, attention, make, change, span):
     assert roughness(MolFLTCalculator(random_model(attention)), make(), change, span, 400) < BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "change", "start", "span"),
     [(SLAB, move, 0.95, 0.25), (MESH, strain, 0.0, 1.0)],
