@@ -33,7 +33,8 @@ _SHOWN = 12
 
 def _known_target(value: str) -> str:
     if value not in TARGETS:
-        raise ValueError(f"unknown target '{value}'; choose one of {', '.join(TARGETS)}")
+        targets = ", ".join(TARGETS)
+        raise ValueError(f"unknown target '{value}'; choose one of {targets}. What the data call it is data.label")
     return value
 
 

@@ -208,3 +208,8 @@ def test_the_force_loss_is_the_mean_length() -> None:
     assert vectors.grad is not None
     assert bool(torch.isfinite(vectors.grad).all())
     assert float(_mean_norm(torch.zeros(0, 3))) == 0.0
+
+
+def test_a_label_given_as_the_target(make_config: MakeConfig) -> None:
+    with pytest.raises(ValueError, match=r"unknown target 'U0'; .* What the data call it is data\.label"):
+        make_config(**{"data.target": "U0"})
