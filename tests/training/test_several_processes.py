@@ -34,7 +34,7 @@ def test_two_processes(
     result = molflt_process("train", tmp_path / "c.yaml", "--out", tmp_path / "run")
     assert result.returncode == 0, result
     assert result.stderr == ""
-    assert [line.split()[0] for line in result.stdout.splitlines()][1:] == ["epoch", "epoch", "best:"]
+    assert [line.split()[0] for line in result.stdout.splitlines()][1:] == ["epoch", "epoch", "best:", "report:"]
     record = read_records(tmp_path / "run")[-1]
     model = load_model(tmp_path / "run" / "last.safetensors")
     for split in ("val", "other"):
