@@ -248,7 +248,10 @@ def _read_standard_input(tags: TagConvention, labels: LabelSpec | None) -> list[
     with TemporaryDirectory() as folder:
         file = Path(folder) / f"standard_input{suffix}"
         file.write_text(text)
-        structures = read_ase(file, tags, labels) if suffix == ".extxyz" else read_smiles_file(file, labels)
+        try:
+            structures = read_ase(file, tags, labels) if suffix == ".extxyz" else read_smiles_file(file, labels)
+        except InputError as error:
+            raise InputError(str(error).replace(str(file), "standard input ")) from error
     for k, structure in enumerate(structures):
         structure.name = f"{STANDARD_INPUT}#{k}"
     return structures

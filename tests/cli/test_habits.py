@@ -85,6 +85,13 @@ def test_empty_standard_input(molflt: Run, model_path: Path, piped: Callable[[st
     assert "standard input is empty" in result.err
 
 
+def test_a_bad_line_on_standard_input(molflt: Run, model_path: Path, piped: Callable[[str], None]) -> None:
+    piped("O\nC(C\n")
+    result = molflt("predict", model_path, "-")
+    assert result.status == 2
+    assert "Error: standard input #1: 'C(C' is not a valid SMILES" in result.err
+
+
 def test_a_configuration_on_standard_input(
     molflt: Run, piped: Callable[[str], None], tmp_path: Path, tiny_data: Path
 ) -> None:
