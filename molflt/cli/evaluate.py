@@ -49,7 +49,7 @@ def evaluate_command(
     from molflt.prediction.calibration import calibrate
     from molflt.prediction.members import load_members
     from molflt.prediction.metrics import energy_metrics, force_mae
-    from molflt.prediction.predictor import choose_device, predict, unknown_elements
+    from molflt.prediction.predictor import choose_device, not_trained_on, predict, unknown_elements
     from molflt.report.evaluated import EvaluatedSet
     from molflt.training.config_file import resolve_path
     from molflt.training.datasets import labels
@@ -66,7 +66,7 @@ def evaluate_command(
     prediction, elements = predict(members, dataset, choose_device(device), max_atoms, forces=forces)
     unknown = unknown_elements(members[0], elements)
     if unknown:
-        warn(f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little")
+        warn(not_trained_on(unknown))
     metrics = energy_metrics(prediction.energies, expected)
     numbers: dict[str, Any] = dict(metrics.as_dict())
     if prediction.forces is not None:
@@ -114,8 +114,5 @@ def evaluate_command(
 
 def labels_in(metadata: ModelMetadata, label: str | None, unit: EnergyUnit | None, per: Per | None) -> LabelSpec:
     """Where the label is: as in training but for what is given."""
-    from molflt.data.labels import LabelSpec
-
-    trained = metadata.labels or LabelSpec(target=metadata.target)
     given = {"label": label, "unit": unit, "per": per}
-    return trained.model_copy(update={key: value for key, value in given.items() if value is not None})
+    return metadata.label_spec.model_copy(update={key: value for key, value in given.items() if value is not None})

@@ -50,7 +50,7 @@ def predict_command(
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import load_members
     from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, predict, unknown_elements
+    from molflt.prediction.predictor import choose_device, not_trained_on, predict, unknown_elements
 
     if out is not None:
         check_output(out, oc20_split, overwrite)
@@ -67,7 +67,7 @@ def predict_command(
     prediction, elements = predict(members, structures, chosen, max_atoms, on_error, forces)
     unknown = unknown_elements(members[0], elements)
     if unknown:
-        warn(f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little")
+        warn(not_trained_on(unknown))
     if prediction.failures:
         reasons = list(prediction.failures.values())[:_SHOWN]
         warn("\n  ".join([f"{len(prediction.failures)} of {len(structures)} structures were skipped", *reasons]))
@@ -89,20 +89,13 @@ def predict_command(
 
 
 def _scale_spread(prediction: Prediction, members: list[LoadedModel], path: str, max_atoms: int) -> None:
-    from molflt.cli.evaluate import labels_in
-    from molflt.data.sources import open_dataset
     from molflt.prediction.calibration import calibrate
-    from molflt.prediction.predictor import predict
-    from molflt.training.config_file import resolve_path
-    from molflt.training.datasets import labels
+    from molflt.report.evaluated import evaluate
 
-    spec = labels_in(members[0].metadata, None, None, None)
-    dataset = open_dataset(resolve_path(path), labels=spec)
-    expected = labels(dataset, spec, path)
-    known, _ = predict(members, dataset, members[0].model.device, max_atoms)
+    known = evaluate(members, path, members[0].model.device, max_atoms)
     assert known.std is not None
     assert prediction.std is not None
-    calibration = calibrate(known.energies, known.std, expected)
+    calibration = calibrate(known.predicted, known.std, known.expected)
     prediction.std *= calibration.factor
     for line in (f"uncertainties calibrated on {path}:", *calibration.lines()):
         errors.print(line, markup=False)

@@ -63,6 +63,11 @@ class ModelMetadata(BaseModel):
     epoch: int
     versions: dict[str, str] = Field(default_factory=lambda: library_versions())
 
+    @property
+    def label_spec(self) -> LabelSpec:
+        """Where the label is looked for, unless told otherwise: as in training."""
+        return self.labels or LabelSpec(target=self.target)
+
 
 @dataclass
 class LoadedModel:

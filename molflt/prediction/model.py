@@ -20,7 +20,14 @@ from molflt.data.sources import ConcatDataset, StructureDataset
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, OnError, choose_device, predict, unknown_elements
+from molflt.prediction.predictor import (
+    DEFAULT_MAX_ATOMS,
+    OnError,
+    choose_device,
+    not_trained_on,
+    predict,
+    unknown_elements,
+)
 
 _SHOWN = 5
 """Bad entries that a message names in full."""
@@ -151,10 +158,7 @@ class Model:
     def _warn_of_unknown(self, elements: set[int]) -> None:
         unknown = unknown_elements(self.members[0], elements)
         if unknown:
-            warnings.warn(
-                f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little",
-                stacklevel=3,
-            )
+            warnings.warn(not_trained_on(unknown), stacklevel=3)
 
 
 def load(

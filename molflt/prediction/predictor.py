@@ -88,6 +88,11 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
     return [chemical_symbols[z] for z in sorted(atomic_numbers - set(loaded.metadata.elements))]
 
 
+def not_trained_on(unknown: list[str]) -> str:
+    """The warning about energies of such elements."""
+    return f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little"
+
+
 def predict(
     loaded: LoadedModel | Sequence[LoadedModel],
     dataset: StructureDataset,

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from ase import Atoms
 
-from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, open_dataset
 from molflt.errors import InputError
@@ -131,8 +130,7 @@ def evaluate(
     Raises:
         InputError: the data cannot be read, or structures have no label.
     """
-    metadata = members[0].metadata
-    spec = metadata.labels or LabelSpec(target=metadata.target)
+    spec = members[0].metadata.label_spec
     path = resolve_path(data)
     structures = open_dataset(path, labels=spec)
     expected = labels(structures, spec, data)
