@@ -72,14 +72,14 @@ class ConcatAttention(AttentionLayer):
         self.output = nn.Linear(dim, dim)
         self.kernel = kernel
 
-    def forward(self, x: Tensor, geometry: Geometry, context: ConcatContext) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, prepared: ConcatContext) -> Tensor:
         """See :class:`AttentionLayer`."""
         query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
         scale = query.shape[-1] ** -0.25
-        a = (context.coefficients @ self.rpe_weights).transpose(0, 1).repeat(1, 2)
+        a = (prepared.coefficients @ self.rpe_weights).transpose(0, 1).repeat(1, 2)
         # The square root's gradient is infinite at zero, where a coefficient changes sign.
         root = (a.abs() + torch.finfo(a.dtype).eps).sqrt()
-        waves = context.waves[:, None, :]
+        waves = prepared.waves[:, None, :]
         q = torch.cat([waves * root, query * scale], dim=-1)
         k = torch.cat([waves * root * a.sign(), key * scale], dim=-1)
         q, k, v = (heads_first(geometry.pad(t)) for t in (q, k, self.dropout(value)))

@@ -28,6 +28,7 @@ from molflt.attention.layer import AttentionLayer, SharedPositions, heads_first,
 from molflt.attention.local_rpe import LocalRPE, Neighbourhood
 from molflt.attention.partition import restrict
 from molflt.attention.rpe import GaussianBasis, GaussianRPE
+from molflt.attention.sparse import scalar_products, weighted_sum
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Part:
         atoms: (n_part,) their atoms in the batch; None when the part is the whole batch.
         geometry: of the part.
         neighbourhood: radial features of its neighbour list.
-        far_basis: quadratic order: (n_structures, n_max, n_max, n_weights) basis of f̂; None without a far field.
+        far_basis: quadratic order: (n_structures, n_weights, n_max, n_max) basis of f̂; None without a far field.
         operators: linear order: f̂ of every structure; empty without a far field.
         quadratic: the order.
     """
@@ -53,7 +54,7 @@ class Part:
 
 @dataclass
 class FourierContext:
-    """What every layer receives.
+    """What every layer makes its own of.
 
     Attributes:
         parts: one or two.
@@ -62,6 +63,42 @@ class FourierContext:
 
     parts: list[Part]
     contractions: list[Contraction]
+
+
+@dataclass
+class OnPairs:
+    """What a layer makes of a part that is contracted on padded pairs.
+
+    Attributes:
+        local: (n_structures, n_heads, n_max, n_max) exp(b_h)·env, images added.
+        far: the same shape, f̂_h; None without a far field.
+    """
+
+    local: Tensor
+    far: Tensor | None
+
+
+@dataclass
+class OnEdges:
+    """What a layer makes of a part that is contracted along the neighbour list.
+
+    Attributes:
+        local: (n_heads, n_edges) exp(b_h)·env; None where there are so many edges that it is made, a few atoms at a
+            time, whenever it is needed.
+        on_self: (n_heads, n_atoms) exp(b_h) of every atom with itself.
+    """
+
+    local: Tensor | None
+    on_self: Tensor
+
+
+def on_pairs(local_rpe: LocalRPE, rpe_weights: Tensor, part: Part) -> OnPairs:
+    """Local factor and f̂ of a part contracted on pairs, for one layer."""
+    local = local_rpe(part.geometry, part.neighbourhood)
+    if part.far_basis is None:
+        return OnPairs(local, None)
+    far = rpe_weights.transpose(0, 1) @ part.far_basis.flatten(2)
+    return OnPairs(local, far.view(local.shape))
 
 
 class FourierPositions(SharedPositions):
@@ -144,10 +181,9 @@ def _pair_basis(geometry: Geometry, methods: list[FrequencyMethod | None], basis
         mine = [b for b, m in enumerate(methods) if m is method]
         order += mine
         found.append(method.blocks(geometry, mine, basis))
-    if len(found) == 1:
-        return found[0]
-    place = torch.tensor(order, device=found[0].device).argsort()
-    return torch.cat(found)[place]
+    if len(found) > 1:
+        found = [torch.cat(found)[torch.tensor(order, device=found[0].device).argsort()]]
+    return found[0].movedim(-1, 1).contiguous()
 
 
 @dataclass
@@ -209,14 +245,25 @@ class FourierAttention(AttentionLayer):
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
         self.kernel = kernel if n_weights else None
 
-    def forward(self, x: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
+    def prepare(self, geometry: Geometry, context: FourierContext) -> list[tuple[Part, OnPairs | OnEdges]]:
+        """See :class:`AttentionLayer`."""
+        return [(part, self._prepare(part)) for part in context.parts]
+
+    def _prepare(self, part: Part) -> OnPairs | OnEdges:
+        if part.quadratic:
+            return on_pairs(self.local_rpe, self.rpe_weights, part)
+        around = part.neighbourhood
+        streamed = around.n_edges * self.n_heads > _EDGE_FACTORS_KEPT and not torch.is_grad_enabled()
+        local = None if streamed else self.local_rpe.on_edges(around)
+        return OnEdges(local, self.local_rpe.on_self(around))
+
+    def forward(self, x: Tensor, geometry: Geometry, prepared: list[tuple[Part, OnPairs | OnEdges]]) -> Tensor:
         """See :class:`AttentionLayer`."""
         inputs = self._inputs(x, geometry)
-        parts = context.parts
-        if len(parts) == 1:
-            return self.output(self._attend(inputs, parts[0]))
-        atoms = torch.cat([part.atoms for part in parts if part.atoms is not None])
-        found = torch.cat([self._attend(inputs.of(part.atoms), part) for part in parts])
+        if len(prepared) == 1:
+            return self.output(self._attend(inputs, *prepared[0]))
+        atoms = torch.cat([part.atoms for part, _ in prepared if part.atoms is not None])
+        found = torch.cat([self._attend(inputs.of(part.atoms), part, ready) for part, ready in prepared])
         return self.output(found[atoms.argsort()])
 
     def _inputs(self, x: Tensor, geometry: Geometry) -> _Inputs:
@@ -232,25 +279,24 @@ class FourierAttention(AttentionLayer):
             factor_q, factor_k = (geometry.pack(heads_first(f.values())) for f in features)
         return _Inputs(query, key, value, far_value, factor_q, factor_k)
 
-    def _attend(self, inputs: _Inputs, part: Part) -> Tensor:
+    def _attend(self, inputs: _Inputs, part: Part, prepared: OnPairs | OnEdges) -> Tensor:
         """(n_part, dim + far_dim)."""
-        return self._on_pairs(inputs, part) if part.quadratic else self._without_pairs(inputs, part)
+        if isinstance(prepared, OnPairs):
+            return self._on_pairs(inputs, part.geometry, prepared)
+        return self._on_edges(inputs, part, prepared)
 
-    def _on_pairs(self, inputs: _Inputs, part: Part) -> Tensor:
-        geometry = part.geometry
-
+    def _on_pairs(self, inputs: _Inputs, geometry: Geometry, prepared: OnPairs) -> Tensor:
         def padded(t: Tensor) -> Tensor:
             return heads_first(geometry.pad(t))
 
-        local = self.local_rpe(geometry, part.neighbourhood).permute(0, 3, 1, 2)
-        near = (padded(inputs.query) @ padded(inputs.key).transpose(-1, -2)).exp() * local
+        near = (padded(inputs.query) @ padded(inputs.key).transpose(-1, -2)).exp() * prepared.local
         denominator = near.sum(dim=-1, keepdim=True)
         # A place without an atom has an empty neighbourhood; it is dropped below and only must not give NaN.
         denominator = torch.where(denominator > 0, denominator, 1.0)
         value = padded(inputs.value)
-        if part.far_basis is None:
+        far = prepared.far
+        if far is None:
             return geometry.pack(merge_heads((near @ value) / denominator))
-        far = (part.far_basis @ self.rpe_weights).permute(0, 3, 1, 2)
         if inputs.factor_q is not None and inputs.factor_k is not None:
             far = far * (padded(inputs.factor_q) @ padded(inputs.factor_k).transpose(-1, -2))
         if inputs.far_value is None:
@@ -258,21 +304,31 @@ class FourierAttention(AttentionLayer):
         both = [(near @ value) / denominator, (far @ padded(inputs.far_value)) / denominator]
         return geometry.pack(torch.cat([merge_heads(out) for out in both], dim=-1))
 
-    def _without_pairs(self, inputs: _Inputs, part: Part) -> Tensor:
-        receiver, sender = part.geometry.edge_index[:, part.neighbourhood.edges]
-        on_edges, on_self = self.local_rpe.on_edges(part.neighbourhood)
-        query, key, value = inputs.query, inputs.key, inputs.value
-        near = (query[receiver] * key[sender]).sum(dim=-1).exp() * on_edges
-        near_self = (query * key).sum(dim=-1).exp() * on_self
-        denominator = near_self.index_add(0, receiver, near)[..., None]
-        numerator = near_self[..., None] * value
-        numerator = numerator.index_add(0, receiver, near[..., None] * value[sender])
+    def _on_edges(self, inputs: _Inputs, part: Part, prepared: OnEdges) -> Tensor:
+        query, key, value = (t.transpose(0, 1) for t in (inputs.query, inputs.key, inputs.value))
+        near_self = ((query * key).sum(dim=-1).exp() * prepared.on_self)[..., None]
+        # Numerator and denominator in one pass: the values of the latter are ones.
+        values = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
+        total = near_self * values + self._near(query, key, values, part, prepared)
+        numerator, denominator = total[..., :-1].transpose(0, 1), total[..., -1:].transpose(0, 1)
         if not part.operators:
             return (numerator / denominator).flatten(1)
         far = self._far(inputs, part)
         if inputs.far_value is None:
             return ((numerator + far) / denominator).flatten(1)
         return torch.cat([(numerator / denominator).flatten(1), (far / denominator).flatten(1)], dim=1)
+
+    def _near(self, query: Tensor, key: Tensor, values: Tensor, part: Part, prepared: OnEdges) -> Tensor:
+        """Σ over neighbours of near_ij v_j: (n_heads, n_part, ...) each → (n_heads, n_part, channels)."""
+        pattern, local = part.neighbourhood.pattern, prepared.local
+        query, key = query.contiguous(), key.contiguous()
+        if local is not None:
+            return weighted_sum(pattern, scalar_products(pattern, query, key).exp() * local, values)
+        found = []
+        for atoms, edges, few in pattern.parts(_EDGE_FACTORS_KEPT // self.n_heads):
+            content = scalar_products(few, query[:, atoms].contiguous(), key).exp_()
+            found.append(weighted_sum(few, content.mul_(self.local_rpe.on_edges(part.neighbourhood, edges)), values))
+        return torch.cat(found, dim=1)
 
     def _far(self, inputs: _Inputs, part: Part) -> Tensor:
         """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_part, n_heads, channels): the content factor rides on the values."""
@@ -296,6 +352,9 @@ class FourierAttention(AttentionLayer):
 
 RPE_WEIGHT_STD = 0.5
 """Small enough that the far output starts below the near one, large enough to learn."""
+
+_EDGE_FACTORS_KEPT = 1 << 27
+"""Edges times heads held at once where nothing is kept for a derivative: 512 MiB in float32."""
 
 _CHANNELS_AT_ONCE = 1024
 """Values per atom that the far field carries at once; bounds memory, changes no result."""

@@ -6,8 +6,10 @@ padded pairs, ``(n_structures, n_max, n_max, ...)``; this file holds the way fro
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +66,12 @@ class Geometry:
     @cached_property
     def starts(self) -> list[int]:
         """Index of each structure's first atom."""
-        return [sum(self.sizes[:b]) for b in range(self.n_structures)]
+        return [0, *itertools.accumulate(self.sizes)][:-1]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the padded layout has no empty places, and is the packed one."""
+        return self.n_structures * self.n_max == self.n_atoms
 
     @cached_property
     def slot(self) -> Tensor:
@@ -103,18 +110,28 @@ class Geometry:
 
     def pad(self, packed: Tensor) -> Tensor:
         """(n_atoms, ...) → (n_structures, n_max, ...), zeros where there is no atom."""
-        flat = packed.new_zeros((self.n_structures * self.n_max, *packed.shape[1:]))
-        return flat.index_copy(0, self.slot, packed).view(self.n_structures, self.n_max, *packed.shape[1:])
+        if self.is_full:
+            return packed.reshape(self.n_structures, self.n_max, *packed.shape[1:])
+        flat: Tensor = _Pad.apply(packed, self.slot, self.n_structures * self.n_max)
+        return flat.view(self.n_structures, self.n_max, *packed.shape[1:])
 
     def pack(self, padded: Tensor) -> Tensor:
         """(n_structures, n_max, ...) → (n_atoms, ...)."""
-        return padded.reshape(self.n_structures * self.n_max, *padded.shape[2:])[self.slot]
+        flat = padded.reshape(self.n_structures * self.n_max, *padded.shape[2:])
+        if self.is_full:
+            return flat
+        packed: Tensor = _Pack.apply(flat, self.slot)
+        return packed
 
     def sum_on_pairs(self, receiver: Tensor, sender: Tensor, values: Tensor) -> Tensor:
-        """Values (n, c) of pairs of atoms, several for one pair added → (n_structures, n_max, n_max, c)."""
-        flat = values.new_zeros((self.n_structures * self.n_max**2, values.shape[1]))
-        summed = flat.index_add(0, self.pair_slot(receiver, sender), values)
-        return summed.view(self.n_structures, self.n_max, self.n_max, values.shape[1])
+        """Values (c, n) of pairs of atoms, several for one pair added → (n_structures, c, n_max, n_max)."""
+        n_values, block = values.shape[0], self.n_max**2
+        structure, pair = self.structure[receiver], self.pair_slot(receiver, sender) % block
+        rows = torch.arange(n_values, device=pair.device)[:, None]
+        place = (structure * n_values + rows) * block + pair
+        flat = values.new_zeros(self.n_structures * n_values * block)
+        summed = flat.scatter_add(0, place.flatten(), values.flatten())
+        return summed.view(self.n_structures, n_values, self.n_max, self.n_max)
 
     def sum_over_structures(self, values: Tensor) -> Tensor:
         """(n_atoms, ...) → (n_structures, ...)."""
@@ -124,6 +141,30 @@ class Geometry:
     def is_periodic(self, b: int) -> bool:
         """Whether structure ``b`` repeats along any axis."""
         return any(self.pbc[b])
+
+
+class _Pad(torch.autograd.Function):
+    """Rows to places of their own. Each is the other's derivative: nothing has to be added up."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, slot: Tensor, n_slots: int) -> Tensor:
+        ctx.slot = slot
+        return rows.new_zeros((n_slots, *rows.shape[1:])).index_copy_(0, slot, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Pack.apply(gradient, ctx.slot), None, None
+
+
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, places: Tensor, slot: Tensor) -> Tensor:
+        ctx.slot, ctx.n_slots = slot, len(places)
+        return places.index_select(0, slot)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Pad.apply(gradient, ctx.slot, ctx.n_slots), None
 
 
 def build_geometry(

@@ -13,8 +13,18 @@ from molflt.attention.local_rpe import Neighbourhood
 class AttentionLayer(nn.Module):
     """One layer of attention over the atoms of each structure."""
 
-    def forward(self, x: Tensor, geometry: Geometry, context: Any) -> Tensor:
-        """(n_atoms, dim) → (n_atoms, dim); ``context`` is what the mechanism's shared part prepared."""
+    def prepare(self, geometry: Geometry, context: Any) -> Any:
+        """What the layer makes of positions alone: once for a batch, however often the layer is applied.
+
+        Args:
+            geometry: of the batch.
+            context: what the mechanism's shared part prepared. It is all there is to know, unless a layer says
+                otherwise.
+        """
+        return context
+
+    def forward(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, dim); ``prepared`` comes from :meth:`prepare`."""
         raise NotImplementedError
 
 
@@ -38,7 +48,7 @@ class ContentAttention(AttentionLayer):
         """The mechanism: three times (n_structures, n_heads, n_max, head_dim) → the same; the kernel is exp(q·k)."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, geometry: Geometry, context: None) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, prepared: None) -> Tensor:
         """See :class:`AttentionLayer`."""
         query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
         scale = query.shape[-1] ** -0.25

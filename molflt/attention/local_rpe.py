@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.envelope import envelope
 from molflt.attention.geometry import Geometry
 from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.sparse import SparsePattern, sum_of_entries
 
 
 @dataclass
@@ -17,29 +21,93 @@ class Neighbourhood:
     """Radial features of a batch's neighbour list, shared by centrality, attention and heads.
 
     Attributes:
-        edges: indices into the geometry's edge list of those within the local cutoff, (n_local,).
-        basis: (n_local, n_rbf) φ of each edge.
+        edges: indices into the geometry's edge list of those within the local cutoff, (n_local,), by receiver.
+        pattern: receivers as rows, senders as columns.
+        distances: (n_local,) Å.
+        types: (n_local,), (n_local,) atomic numbers of receiver and sender.
         envelope: (n_local,), 1 at distance zero, smoothly 0 at the cutoff.
         self_basis: (n_atoms, n_rbf) φ of distance zero and an atom's own type.
+        radial: φ.
     """
 
     edges: Tensor
-    basis: Tensor
+    pattern: SparsePattern
+    distances: Tensor
+    types: tuple[Tensor, Tensor]
     envelope: Tensor
     self_basis: Tensor
+    radial: GaussianDistanceBasis
+
+    @property
+    def n_edges(self) -> int:
+        """Number of edges."""
+        return len(self.edges)
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """(n_local, n_rbf) φ of each edge."""
+        return self.radial(self.distances, *self.types)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether φ of all edges at once would take too much memory."""
+        return self.n_edges * self.self_basis.shape[1] > _BASIS_VALUES_KEPT
+
+    @property
+    def edges_at_once(self) -> int:
+        """How many edges' φ may be held."""
+        return max(1, _BASIS_VALUES_KEPT // self.self_basis.shape[1]) if self.is_large else max(1, self.n_edges)
+
+    def evaluate(self, function: Callable[[Tensor, slice], Tensor], edges: slice) -> Tensor:
+        """``function(φ, edges)`` of some edges; of a large neighbourhood nothing but its result is kept."""
+        if not self.is_large:
+            return function(self.basis[edges], edges)
+
+        def compute(distances: Tensor) -> Tensor:
+            return function(self.radial(distances, self.types[0][edges], self.types[1][edges]), edges)
+
+        if torch.is_grad_enabled():
+            found: Tensor = checkpoint(compute, self.distances[edges], use_reentrant=False)
+            return found
+        return compute(self.distances[edges])
+
+    def sum_over_neighbours(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
+        """Σ over the edges of every receiver of ``function(φ, edges)``, (n_edges, c) → (n_atoms, c)."""
+        found = [
+            sum_of_entries(pattern, self.evaluate(function, edges))
+            for _, edges, pattern in self.pattern.parts(self.edges_at_once)
+        ]
+        return torch.cat(found)
+
+
+_BASIS_VALUES_KEPT = 1 << 27
+"""Edges times radial functions, 512 MiB in float32."""
 
 
 def local_neighbourhood(geometry: Geometry, radial: GaussianDistanceBasis, cutoff: float) -> Neighbourhood:
     """Radial features on the edges shorter than ``cutoff`` Å."""
     edges = torch.nonzero(geometry.edge_distances.detach() < cutoff).squeeze(1)
+    receiver = geometry.edge_index[0, edges]
+    if bool((receiver.diff() < 0).any()):
+        edges = edges[torch.argsort(receiver, stable=True)]
     distances = geometry.edge_distances[edges]
-    z = geometry.atomic_numbers
+    return neighbourhood_of(geometry, edges, distances, envelope(distances, cutoff), radial)
+
+
+def neighbourhood_of(
+    geometry: Geometry, edges: Tensor, distances: Tensor, fade: Tensor, radial: GaussianDistanceBasis
+) -> Neighbourhood:
+    """Radial features on some edges, (n_local,) each, by receiver."""
     receiver, sender = geometry.edge_index[0, edges], geometry.edge_index[1, edges]
+    z = geometry.atomic_numbers
     return Neighbourhood(
         edges=edges,
-        basis=radial(distances, z[receiver], z[sender]),
-        envelope=envelope(distances, cutoff),
+        pattern=SparsePattern.from_rows(receiver, sender, geometry.n_atoms, geometry.n_atoms),
+        distances=distances,
+        types=(z[receiver], z[sender]),
+        envelope=fade,
         self_basis=self_basis(geometry, radial),
+        radial=radial,
     )
 
 
@@ -64,16 +132,27 @@ class LocalRPE(nn.Module):
         super().__init__()
         self.bias = nn.Linear(n_rbf, n_heads)
 
-    def on_edges(self, neighbourhood: Neighbourhood) -> tuple[Tensor, Tensor]:
-        """exp(b_h)·env of every edge, (n_local, n_heads), and of every atom with itself, (n_atoms, n_heads)."""
-        edges = self.bias(neighbourhood.basis).exp() * neighbourhood.envelope[:, None]
-        return edges, self.bias(neighbourhood.self_basis).exp()
+    def on_edges(self, neighbourhood: Neighbourhood, edges: slice = slice(None)) -> Tensor:
+        """exp(b_h)·env of some edges, (n_heads, n_edges); of all unless told otherwise."""
+
+        def factor(basis: Tensor, edges: slice) -> Tensor:
+            return self.bias(basis).transpose(0, 1).exp() * neighbourhood.envelope[edges]
+
+        first, last, _ = edges.indices(neighbourhood.n_edges)
+        step = neighbourhood.edges_at_once
+        parts = [slice(a, min(a + step, last)) for a in range(first, last, step)] or [slice(0, 0)]
+        return torch.cat([neighbourhood.evaluate(factor, part) for part in parts], dim=1)
+
+    def on_self(self, neighbourhood: Neighbourhood) -> Tensor:
+        """exp(b_h) of every atom with itself, (n_heads, n_atoms)."""
+        return self.bias(neighbourhood.self_basis).exp().transpose(0, 1)
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
-        """(n_structures, n_max, n_max, n_heads), zero between atoms that are not neighbours."""
-        on_edges, on_self = self.on_edges(neighbourhood)
+        """(n_structures, n_heads, n_max, n_max), zero between atoms that are not neighbours."""
         receiver, sender = geometry.edge_index[:, neighbourhood.edges]
         atoms = torch.arange(geometry.n_atoms, device=receiver.device)
         return geometry.sum_on_pairs(
-            torch.cat([receiver, atoms]), torch.cat([sender, atoms]), torch.cat([on_edges, on_self])
+            torch.cat([receiver, atoms]),
+            torch.cat([sender, atoms]),
+            torch.cat([self.on_edges(neighbourhood), self.on_self(neighbourhood)], dim=1),
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.local_rpe import Neighbourhood
+from molflt.attention.sparse import SparsePattern
 
 
 def restrict(
@@ -31,7 +32,7 @@ def restrict(
     atoms = torch.nonzero(number[geometry.structure] >= 0).squeeze(1)
     new_index = torch.full((geometry.n_atoms,), -1, device=device)
     new_index[atoms] = torch.arange(len(atoms), device=device)
-    receivers = geometry.edge_index[0, neighbourhood.edges]
+    receivers, senders = geometry.edge_index[:, neighbourhood.edges]
     mine = torch.nonzero(number[geometry.structure[receivers]] >= 0).squeeze(1)
     edges = neighbourhood.edges[mine]
     sizes = [geometry.sizes[b] for b in structures]
@@ -50,9 +51,12 @@ def restrict(
     )
     around = Neighbourhood(
         edges=torch.arange(len(edges), device=device),
-        basis=neighbourhood.basis[mine],
+        pattern=SparsePattern.from_rows(new_index[receivers[mine]], new_index[senders[mine]], len(atoms), len(atoms)),
+        distances=neighbourhood.distances[mine],
+        types=(neighbourhood.types[0][mine], neighbourhood.types[1][mine]),
         envelope=neighbourhood.envelope[mine],
         self_basis=neighbourhood.self_basis[atoms],
+        radial=neighbourhood.radial,
     )
     return part, around, atoms
 

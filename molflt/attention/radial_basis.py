@@ -32,7 +32,9 @@ class GaussianDistanceBasis(nn.Module):
     def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
         """Distances (n,) Å and atomic numbers (n,), (n,) → (n, n_basis)."""
         pair_type = receiver_types * (MAX_ATOMIC_NUMBER + 1) + sender_types
-        x = self.gamma[pair_type] * (distances / self.cutoff) + self.beta[pair_type]
+        # gather: adding up the derivative of an index is ten times slower
+        gamma, beta = self.gamma.gather(0, pair_type), self.beta.gather(0, pair_type)
+        x = gamma * (distances / self.cutoff) + beta
         return gaussian(((x[:, None] - self.centres) / self.log_widths.exp()) ** 2 / 2)
 
 

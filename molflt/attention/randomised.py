@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from molflt.attention.config import Sampling
 from molflt.attention.content_kernel import BoundedProjection
-from molflt.attention.fourier import RPE_WEIGHT_STD, FourierContext
+from molflt.attention.fourier import RPE_WEIGHT_STD, FourierContext, OnPairs, on_pairs
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import AttentionLayer, ContentAttention, heads_first, merge_heads, split_heads
 from molflt.attention.local_rpe import LocalRPE
@@ -151,13 +151,16 @@ class MaskedRandomisedAttention(AttentionLayer):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
+    def prepare(self, geometry: Geometry, context: FourierContext) -> OnPairs:
         """See :class:`AttentionLayer`. The context holds one part, contracted on pairs."""
         (part,) = context.parts
         assert part.quadratic
+        return on_pairs(self.local_rpe, self.rpe_weights, part)
+
+    def forward(self, x: Tensor, geometry: Geometry, prepared: OnPairs) -> Tensor:
+        """See :class:`AttentionLayer`."""
         value = self.dropout(split_heads(self.value(x), self.n_heads))
         q, k, v = (heads_first(geometry.pad(t)) for t in (*self.query_key(x), value))
-        near = self.local_rpe(geometry, part.neighbourhood).permute(0, 3, 1, 2)
-        far = None if part.far_basis is None else (part.far_basis @ self.rpe_weights).permute(0, 3, 1, 2)
+        near, far = prepared.local, prepared.far
         out = randomised_attention(q, k, v, near, far, self.n_samples, self.sampling, self.training)
         return self.output(geometry.pack(merge_heads(out)))

@@ -64,6 +64,10 @@ class GaussianBasis:
     def __len__(self) -> int:
         return int(self.widths.shape[0])
 
+    def some(self, chosen: Tensor) -> GaussianBasis:
+        """The basis functions of the given indices."""
+        return GaussianBasis(self.widths[chosen])
+
     def values(self, squared_distances: Tensor) -> Tensor:
         """n_t exp(−d²/2σ_t²): (...) Å² → (..., n_basis)."""
         return self.amplitudes * gaussian(squared_distances[..., None] / (2 * self.widths**2))

@@ -15,7 +15,7 @@ from torch.nn import functional
 from molflt.attention.envelope import envelope
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
-from molflt.attention.local_rpe import LocalRPE, Neighbourhood, self_basis
+from molflt.attention.local_rpe import LocalRPE, Neighbourhood, neighbourhood_of
 from molflt.attention.radial_basis import GaussianDistanceBasis
 
 
@@ -34,16 +34,14 @@ class SoftmaxPositions(SharedPositions):
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Neighbourhood:
         """See :class:`SharedPositions`. The geometry must hold all pairs of isolated structures as edges."""
-        receiver, sender = geometry.edge_index
         distances = geometry.edge_distances
-        z = geometry.atomic_numbers
-        periodic = torch.tensor([geometry.is_periodic(b) for b in range(geometry.n_structures)], device=z.device)
-        fade = torch.where(periodic[geometry.structure[receiver]], envelope(distances, self.cutoff), 1.0)
-        return Neighbourhood(
-            edges=torch.arange(distances.shape[0], device=z.device),
-            basis=self.radial(distances, z[receiver], z[sender]),
-            envelope=fade,
-            self_basis=self_basis(geometry, self.radial),
+        device = distances.device
+        periodic = torch.tensor([geometry.is_periodic(b) for b in range(geometry.n_structures)], device=device)
+        fade = torch.where(
+            periodic[geometry.structure[geometry.edge_index[0]]], envelope(distances, self.cutoff), 1.0
+        )
+        return neighbourhood_of(
+            geometry, torch.arange(distances.shape[0], device=device), distances, fade, self.radial
         )
 
 
@@ -65,14 +63,17 @@ class SoftmaxAttention(AttentionLayer):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, geometry: Geometry, context: Neighbourhood) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
-        q, k, v = (heads_first(geometry.pad(t)) for t in (query, key, self.dropout(value)))
-        factor = self.local_rpe(geometry, context).permute(0, 3, 1, 2)
+    def prepare(self, geometry: Geometry, context: Neighbourhood) -> Tensor:
+        """(n_structures, n_heads, n_max, n_max): the bias of every pair, −∞ where an atom does not see another."""
+        factor = self.local_rpe(geometry, context)
         seen = factor > 0
         bias = torch.where(seen, torch.where(seen, factor, 1.0).log(), -torch.inf)
         # A place without an atom sees nobody; it is dropped below and only must not give NaN.
-        bias = bias.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0)
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return bias.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0)
+
+    def forward(self, x: Tensor, geometry: Geometry, prepared: Tensor) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
+        q, k, v = (heads_first(geometry.pad(t)) for t in (query, key, self.dropout(value)))
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=prepared)
         return self.output(geometry.pack(merge_heads(out)))

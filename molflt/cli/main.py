@@ -16,6 +16,7 @@ from molflt.cli.evaluate import evaluate_command
 from molflt.cli.explain import explain_command
 from molflt.cli.fetch import fetch_command
 from molflt.cli.info import info_command
+from molflt.cli.merge import merge_command
 from molflt.cli.plot import plot_command
 from molflt.cli.predict import predict_command
 from molflt.cli.terminal import Verbosity, errors
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)
+app.command("merge")(merge_command)
 app.command("explain")(explain_command)
 app.command("plot")(plot_command)
 app.command("check-invariance")(check_invariance_command)

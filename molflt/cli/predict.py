@@ -14,6 +14,7 @@ from molflt.errors import InputError
 if TYPE_CHECKING:
     from molflt.model.model_file import LoadedModel
     from molflt.prediction.predictor import Prediction
+    from molflt.prediction.shards import Shard, ShardResult
 
 _SHOWN = 5
 """Structures that could not be used, of which a warning gives the reason."""
@@ -35,6 +36,13 @@ def predict_command(
     oc20_split: OC20Split = typer.Option(
         None, help="With npz: the OC20 leaderboard's keys for this split; four runs make one file."
     ),
+    shard: str = typer.Option(
+        None,
+        metavar="I/N",
+        help="Predict the I-th of N parts, into OUT.shard-I-of-N; repeated, it goes on where it stopped. "
+        "'molflt merge' makes one file of all.",
+        show_default=False,
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
     tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
@@ -52,7 +60,8 @@ def predict_command(
     from molflt.prediction.outputs import check_output, write_predictions
     from molflt.prediction.predictor import choose_device, not_trained_on, predict, unknown_elements
 
-    if out is not None:
+    part = None if shard is None else _shard(shard, out, forces, calibrate, oc20_split)
+    if out is not None and part is None:
         check_output(out, oc20_split, overwrite)
     if forces and (out is None or out.suffix != ".extxyz"):
         raise InputError("--forces: forces are written with their structures; give -o NAME.extxyz")
@@ -64,13 +73,27 @@ def predict_command(
     structures = resolve_inputs(inputs, tags)
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
-    prediction, elements = predict(members, structures, chosen, max_atoms, on_error, forces)
-    unknown = unknown_elements(members[0], elements)
+    shard_result = None
+    if part is None:
+        prediction, _ = predict(members, structures, chosen, max_atoms, on_error, forces)
+    else:
+        from molflt.prediction.shards import predict_shard
+
+        shard_result = predict_shard(
+            members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite
+        )
+        prediction = shard_result.prediction
+    unknown = unknown_elements(members[0], prediction.elements)
     if unknown:
         warn(not_trained_on(unknown))
     if prediction.failures:
         reasons = list(prediction.failures.values())[:_SHOWN]
-        warn("\n  ".join([f"{len(prediction.failures)} of {len(structures)} structures were skipped", *reasons]))
+        warn(
+            "\n  ".join([f"{len(prediction.failures)} of {len(prediction.names)} structures were skipped", *reasons])
+        )
+    if shard_result is not None:
+        say(_shard_line(shard_result))
+        return
     if calibrate is not None:
         _scale_spread(prediction, members, calibrate, max_atoms)
     target = members[0].metadata.target
@@ -86,6 +109,27 @@ def predict_command(
     for i, (name, energy) in enumerate(zip(prediction.names, prediction.energies, strict=True)):
         spread = "" if std is None else f"  {std[i]:10.6f}"
         typer.echo(f"{energy:14.6f}{spread}  {name}")
+
+
+def _shard(text: str, out: Path | None, forces: bool, calibrate: str | None, oc20_split: OC20Split | None) -> Shard:
+    from molflt.prediction.shards import Shard
+
+    shard = Shard.parse(text)
+    if out is None or out.suffix not in (".csv", ".npz"):
+        raise InputError("--shard: give -o NAME.csv or NAME.npz, what all shards will be merged to")
+    if forces or calibrate is not None:
+        raise InputError("--shard: shards hold energies as predicted; leave out --forces and --calibrate")
+    if oc20_split is not None:
+        raise InputError("--oc20-split: with --shard, give it to 'molflt merge'")
+    return shard
+
+
+def _shard_line(result: ShardResult) -> str:
+    n, before = len(result.prediction.names), result.n_before
+    if n == before:
+        return f"complete already: {n} structures in {result.path}"
+    there = f", {before} of them from before" if before else ""
+    return f"{n} structures{there} in {result.path}"
 
 
 def _scale_spread(prediction: Prediction, members: list[LoadedModel], path: str, max_atoms: int) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import typer
 
 from molflt.cli.terminal import answer, errors, say
+from molflt.errors import InputError
 
 
 def train_command(
@@ -26,27 +27,50 @@ def train_command(
     The run directory gets best.safetensors and last.safetensors (models), report.html, metrics.csv and
     metrics.jsonl (one record per validated epoch), config.yaml, and last.ckpt (to continue from).
 
+    With trainer.devices=N there is one process for each device; torchrun and srun may start them as well.
+
     Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=flt
     """
     # Imports wait: help should come at once, and a mistake in the configuration soon.
-    from molflt.training.config_file import load_config
+    from molflt.training.rank import is_first_process
 
-    settings = load_config(config, overrides or [])
-    from molflt.training.ensemble import train_ensemble
-    from molflt.training.run import is_first_process, train
-
+    first = is_first_process()
     try:
-        run = train_ensemble if settings.ensemble > 1 else train
-        trained = run(settings, out, resume=resume == "auto", say=say)
-        if not is_first_process():
-            return
-        share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
-        answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch + 1}, {trained.best_model}")
-        if report:
-            from molflt.cli.report import training_report
+        _train(config, overrides or [], out, resume == "auto", report and first)
+    except InputError as error:
+        if first:
+            raise
+        from molflt.training.processes import wait_for_the_first
 
-            say(f"report: {training_report(out, settings)}")
+        wait_for_the_first()
+        raise InputError(f"in a process that is not the first: {error}") from error
+    except ConnectionError as error:
+        raise ConnectionError(f"{error}; repeat the command with --resume auto (run directory {out})") from error
     except (KeyboardInterrupt, SystemExit) as stop:
         code = stop.code if isinstance(stop, SystemExit) else 130
-        errors.print(f"Stopped. To go on, repeat the command with --resume auto (run directory {out}).", markup=False)
+        if first:
+            message = f"Stopped. To go on, repeat the command with --resume auto (run directory {out})."
+            errors.print(message, markup=False)
         raise typer.Exit(code if isinstance(code, int) else 1) from None
+
+
+def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: bool) -> None:
+    from molflt.training.config_file import load_config
+    from molflt.training.rank import is_first_process
+
+    settings = load_config(config, overrides)
+    if str(config) == "-" and settings.trainer.devices * settings.trainer.num_nodes > 1:
+        raise InputError("-: standard input cannot be read by several processes; save the configuration to a file")
+    from molflt.training.ensemble import train_ensemble
+    from molflt.training.run import train
+
+    run = train_ensemble if settings.ensemble > 1 else train
+    trained = run(settings, out, resume=resume, say=say)
+    if not is_first_process():
+        return
+    share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
+    answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch + 1}, {trained.best_model}")
+    if report:
+        from molflt.cli.report import training_report
+
+        say(f"report: {training_report(out, settings)}")

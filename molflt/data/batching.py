@@ -113,12 +113,13 @@ class AtomBudgetSampler(Sampler[list[int]]):
 
     def _in_order(self) -> list[list[int]]:
         batches: list[list[int]] = []
-        largest = 0
+        largest = room = 0
         for index, size in enumerate(self._sizes.tolist()):
-            largest = max(largest, size)
-            if not batches or len(batches[-1]) >= self._capacity(largest):
+            if size > largest:
+                largest, room = size, self._capacity(size)
+            if not batches or len(batches[-1]) >= room:
                 batches.append([])
-                largest = size
+                largest, room = size, self._capacity(size)
             batches[-1].append(index)
         return batches
 

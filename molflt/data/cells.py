@@ -30,7 +30,14 @@ def open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(vectors, axis=1)
     if not np.isfinite(vectors).all() or np.any(lengths < SHORTEST):
         raise InputError("a periodic lattice vector is zero or not finite; correct the cell or pbc")
-    # the product of the singular values of the unit vectors is the volume they span: 1 at right angles
-    if len(vectors) and np.prod(np.linalg.svd(vectors / lengths[:, None], compute_uv=False)) < 1e-6:
+    units = vectors / lengths[:, None]
+    # the volume that the unit vectors span, 1 at right angles: the product of their singular values
+    if len(units) == 3:
+        spanned = abs(np.linalg.det(units))
+    else:
+        spanned = np.prod(np.linalg.svd(units, compute_uv=False)) if len(units) else 1.0
+    if spanned < 1e-6:
         raise InputError("the periodic lattice vectors are linearly dependent; correct the cell or pbc")
+    if len(units) == 3:
+        return np.empty((0, 3))
     return np.linalg.qr(vectors.T, mode="complete")[0][:, len(vectors) :].T

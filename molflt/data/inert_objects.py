@@ -74,6 +74,9 @@ def _read_array(raw: object, dtype: object, shape: object, order: str) -> np.nda
     flat = np.frombuffer(raw, dtype=dtype.resolve()) if raw else np.empty(0, dtype=dtype.resolve())
     if flat.size != math.prod(sizes):
         raise pickle.UnpicklingError(f"{flat.size} elements do not fill an array of shape {sizes}")
+    if flat.dtype.kind == "b":
+        # a byte that is neither 0 nor 1 makes no valid boolean
+        flat = flat.view(np.uint8) != 0
     array = flat.reshape(sizes, order="F" if order == "F" else "C")
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).reshape(sizes)
 

@@ -114,8 +114,8 @@ class _Shard:
         if keep and (kept := self._kept_sizes()) is not None:
             return kept
         label = f"sizes of the structures in {self.path.name}"
-        counts = [self._count(index) for index in track(range(len(self)), label, total=len(self))]
-        sizes = np.array(counts, dtype=np.int64)
+        indices = track(range(len(self)), label, total=len(self))
+        sizes = np.fromiter((self._count(index) for index in indices), dtype=np.int64, count=len(self))
         if keep:
             # a read-only folder is no reason to fail: the sizes are counted again next time
             with contextlib.suppress(OSError):

@@ -23,6 +23,9 @@ RECORD_KEYS = frozenset(
 """What is read from a record; stored graphs are not. OC20's S2EF records have ``force``."""
 
 
+_NUMPY = {torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
+
+
 def to_data(record: Mapping[str, Any], where: str, labels: LabelSpec | None = None) -> Data:
     """Turn an OC20-layout record into a structure.
 
@@ -108,7 +111,7 @@ def make_data(
     """
     tensors = {
         # a copy: the structure must not share memory with its source
-        key: torch.tensor(value, dtype=vocabulary.FIELDS[key].dtype)
+        key: torch.from_numpy(np.array(value, dtype=_NUMPY[vocabulary.FIELDS[key].dtype], order="C"))
         for key, value in fields.items()
     }
     vocabulary.check(tensors, where)
@@ -184,8 +187,17 @@ def nearest_image(
         full[~pbc] = open_directions(cell, pbc)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
-    displacements, _ = find_mic(moved - positions, full, pbc)
+    displacements = moved - positions
+    if not _are_shortest(displacements, full):
+        displacements, _ = find_mic(displacements, full, pbc)
     return positions + displacements
+
+
+def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
+    """Whether no lattice vector can shorten any of the displacements; False: not told by their lengths alone."""
+    # a lattice vector is at least as long as the smallest distance between two planes of the lattice
+    spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
+    return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
 
 
 def _numbers(record: Mapping[str, Any], key: str, where: str) -> np.ndarray:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import pickletools
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -31,6 +30,8 @@ from molflt.data.inert_objects import (
     InertTensor,
     Latin1,
 )
+from molflt.data.opcodes import refuse_opcodes
+from molflt.data.plain_storage import read_plain_storage
 from molflt.errors import InputError
 
 _MAX_DEPTH = 8
@@ -40,8 +41,14 @@ _PYTHON_OBJECT = 64
 """Bytes, about."""
 
 
-def _load_storage(raw: bytes) -> torch.storage.TypedStorage:
-    """Read what ``torch.save`` made of a storage; a payload inside meets PyTorch's own allow-list."""
+def _load_storage(raw: bytes) -> np.ndarray:
+    """(n_elements,): what ``torch.save`` made of a storage, bfloat16 as float32."""
+    elements = read_plain_storage(raw)
+    return _load_any_storage(raw) if elements is None else elements
+
+
+def _load_any_storage(raw: bytes) -> np.ndarray:
+    """Read a storage in whatever form; a payload inside meets PyTorch's own allow-list."""
     try:
         storage = torch.load(io.BytesIO(raw), weights_only=True, map_location="cpu")
     except Exception as error:
@@ -53,25 +60,27 @@ def _load_storage(raw: bytes) -> torch.storage.TypedStorage:
         raise pickle.UnpicklingError("a tensor's bytes hold no storage") from error
     if not isinstance(storage, torch.storage.TypedStorage):
         raise pickle.UnpicklingError(f"a tensor's bytes hold {type(storage).__name__}, not a storage")
-    return storage
+    # TypedStorage.untyped() says the same but warns
+    flat = torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage)
+    return (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
 
 
 def _read_tensor(tensor: InertTensor) -> np.ndarray:
     """Cut a tensor out of its storage, with every bound checked first."""
-    storage = _load_storage(tensor.storage.raw)
-    # TypedStorage.untyped() says the same but warns
-    flat = torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage)
+    flat = _load_storage(tensor.storage.raw)
     n_elements = math.prod(tensor.size)
     last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.size, tensor.stride, strict=True))
-    if n_elements and last >= flat.numel():
+    if n_elements and last >= flat.size:
         raise pickle.UnpicklingError(
             f"tensor of size {tensor.size}, stride {tensor.stride}, offset {tensor.offset} "
-            f"does not fit its storage of {flat.numel()} elements"
+            f"does not fit its storage of {flat.size} elements"
         )
     if not n_elements:
-        return flat.new_empty(tensor.size).numpy()
-    cut = flat.as_strided(tensor.size, tensor.stride, tensor.offset).clone()
-    return (cut.float() if cut.dtype == torch.bfloat16 else cut).numpy()
+        return np.empty(tensor.size, dtype=flat.dtype)
+    # along an axis of one element no step is taken, so it may be any number, too large for NumPy even
+    steps = tuple(flat.itemsize * step if n > 1 else 0 for n, step in zip(tensor.size, tensor.stride, strict=True))
+    # NumPy checks the bounds once more; a copy, because a record's bytes are read-only and may be misaligned
+    return np.ndarray(tensor.size, flat.dtype, flat.data, tensor.offset * flat.itemsize, steps).copy()
 
 
 _ALLOWED: Mapping[tuple[str, str], type] = {
@@ -119,17 +128,6 @@ class _RecordUnpickler(pickle.Unpickler):
             ) from None
 
 
-def _refuse_opcodes(raw: bytes) -> None:
-    """Refuse the opcodes that do harm before any name is looked up."""
-    for opcode, argument, _ in pickletools.genops(raw):
-        # an extension code that some library has registered and used comes from a cache, past find_class
-        if opcode.name.startswith("EXT"):
-            raise pickle.UnpicklingError("refused: pickle extension codes")
-        # memory is taken for every place up to the one named
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > len(raw):
-            raise pickle.UnpicklingError(f"refused: memo place {argument} in {len(raw)} bytes")
-
-
 def load_value(raw: bytes, where: str) -> object:
     """Unpickle one value: numbers, text, containers and the inert objects of ``inert_objects``.
 
@@ -141,7 +139,7 @@ def load_value(raw: bytes, where: str) -> object:
         InputError: the pickle is damaged, or needs a name that is not allowed.
     """
     try:
-        _refuse_opcodes(raw)
+        refuse_opcodes(raw)
         return _RecordUnpickler(raw, where).load()
     except InputError:
         raise
@@ -156,7 +154,7 @@ def load_record(raw: bytes, where: str, only: Collection[str] | None = None) -> 
     Args:
         raw: the pickle.
         where: file and record, for messages.
-        only: the keys wanted; others are dropped without being decoded (a tensor costs about a millisecond).
+        only: the keys wanted; others are dropped without being decoded.
 
     Returns:
         NumPy arrays (tensors become arrays), Python numbers, text, and lists, tuples and dicts of these, by

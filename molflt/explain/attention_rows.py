@@ -39,13 +39,13 @@ class LayerCall:
         layer: the attention.
         x: (n_atoms, dim), its input.
         geometry: of the batch.
-        context: what the mechanism's shared part prepared.
+        prepared: what it made of positions alone (see :meth:`AttentionLayer.prepare`).
     """
 
     layer: AttentionLayer
     x: Tensor
     geometry: Geometry
-    context: Any
+    prepared: Any
 
 
 def recorded_forward(model: EnergyModel, batch: Any) -> tuple[ModelOutput, list[LayerCall]]:
@@ -97,7 +97,7 @@ def attention_row(call: LayerCall, atom: int) -> Tensor:
     # Detached, so that the graph holds the way of the values and nothing of queries, keys and positions.
     frozen = {name: parameter.detach() for name, parameter in call.layer.named_parameters()}
     with _hooks(handles), torch.enable_grad(), full_precision(call.x.device):
-        functional_call(call.layer, frozen, (call.x, call.geometry, call.context))
+        functional_call(call.layer, frozen, (call.x, call.geometry, call.prepared))
         (out,) = outputs
         assert out.shape[1] == sum(value.shape[1] for value in values), "one number for every head of the values"
         cotangent = torch.zeros_like(out)

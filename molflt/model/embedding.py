@@ -30,9 +30,11 @@ class AtomEmbedding(nn.Module):
 
     def forward(self, geometry: Geometry, tags: Tensor, neighbourhood: Neighbourhood) -> Tensor:
         """Tags (n_atoms,) → (n_atoms, dim)."""
-        receiver, sender = geometry.edge_index[:, neighbourhood.edges]
         z = geometry.atomic_numbers
-        weights = self.neighbour_element(z).index_select(0, sender)
-        messages = neighbourhood.basis * weights * neighbourhood.envelope[:, None]
-        summed = messages.new_zeros((geometry.n_atoms, messages.shape[1])).index_add(0, receiver, messages)
+
+        def messages(basis: Tensor, edges: slice) -> Tensor:
+            weights = self.neighbour_element(neighbourhood.types[1][edges])
+            return basis * weights * neighbourhood.envelope[edges, None]
+
+        summed = neighbourhood.sum_over_neighbours(messages)
         return self.element(z) + self.tag(tags) + self.centrality(summed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import AttentionLayer
@@ -23,10 +25,15 @@ class EncoderLayer(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(dim, ffn_dim), nn.GELU(), nn.Linear(ffn_dim, dim))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, geometry: Geometry, context: Any) -> Tensor:
+    def prepare(self, geometry: Geometry, context: Any) -> Any:
+        """See :class:`AttentionLayer`."""
+        with full_precision(geometry.positions.device):
+            return self.attention.prepare(geometry, context)
+
+    def forward(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
         with full_precision(x.device):
-            x = x + self.dropout(self.attention(self.attention_norm(x), geometry, context))
+            x = x + self.dropout(self.attention(self.attention_norm(x), geometry, prepared))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 
@@ -39,6 +46,10 @@ class Encoder(nn.Module):
         ffn_dim: width of the feed-forward block.
         dropout: after attention and feed-forward.
         n_recycles: passes through the stack (iterative refinement; 4 in FLT appendix B.3).
+
+    Attributes:
+        checkpoint_recycles: a backward pass computes each recycle again instead of keeping what is inside it: the
+            memory of one recycle, for a third more time.
     """
 
     def __init__(
@@ -47,11 +58,26 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(layer, dim, ffn_dim, dropout) for layer in layers)
         self.n_recycles = n_recycles
+        self.checkpoint_recycles = False
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, geometry: Geometry, context: Any) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim). ``geometry`` and ``context`` serve every layer and recycle."""
+        layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+        if self.n_recycles == 1:
+            for layer in layers:
+                x = layer(x, geometry, layer.prepare(geometry, context))
+            return self.norm(x)
+        prepared = [layer.prepare(geometry, context) for layer in layers]
+
+        def once(x: Tensor) -> Tensor:
+            for layer, ready in zip(layers, prepared, strict=True):
+                x = layer(x, geometry, ready)
+            return x
+
         for _ in range(self.n_recycles):
-            for layer in self.layers:
-                x = layer(x, geometry, context)
+            if self.checkpoint_recycles and torch.is_grad_enabled():
+                x = checkpoint(once, x, use_reentrant=False)
+            else:
+                x = once(x)
         return self.norm(x)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import split_heads
 from molflt.attention.local_rpe import Neighbourhood
+from molflt.attention.sparse import scalar_products
 
 
 class EnergyHead(nn.Module):
@@ -43,11 +44,15 @@ class DisplacementHead(nn.Module):
 
     def forward(self, x: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
         """(n_atoms, dim) → (n_atoms, 3) in units of the standard deviation of the displacements."""
-        receiver, sender = geometry.edge_index[:, neighbourhood.edges]
         unit = geometry.edge_displacements[neighbourhood.edges]
         unit = unit / geometry.edge_distances[neighbourhood.edges, None]
-        a, b = (geometry.pad(split_heads(part(x), self.n_heads)) for part in (self.receiver, self.sender))
-        scores = torch.einsum("bihc,bjhc->bijh", a, b) * a.shape[-1] ** -0.5
-        on_edges = scores.flatten(0, 2).index_select(0, geometry.pair_slot(receiver, sender))
-        weight = (on_edges * self.radial(neighbourhood.basis)).sum(dim=-1) * neighbourhood.envelope
-        return unit.new_zeros((x.shape[0], 3)).index_add(0, receiver, weight[:, None] * unit)
+        a, b = (split_heads(part(x), self.n_heads).transpose(0, 1) for part in (self.receiver, self.sender))
+        scores = scalar_products(neighbourhood.pattern, a, b) * a.shape[-1] ** -0.5
+
+        def arrows(basis: Tensor, edges: slice) -> Tensor:
+            weight = (scores[:, edges] * self.radial(basis).transpose(0, 1)).sum(dim=0) * neighbourhood.envelope[
+                edges
+            ]
+            return weight[:, None] * unit[edges]
+
+        return neighbourhood.sum_over_neighbours(arrows)

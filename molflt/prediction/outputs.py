@@ -6,7 +6,7 @@ import csv
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import ase.io
 import numpy as np
@@ -17,7 +17,7 @@ from molflt.atomic_file import atomic_file
 from molflt.data.ase_io import to_atoms
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
-from molflt.prediction.predictor import Prediction
+from molflt.prediction.predictor import Prediction, system_id
 
 OC20Split = Literal["id", "ood_ads", "ood_cat", "ood_both"]
 FORMATS = (".csv", ".extxyz", ".npz")
@@ -45,7 +45,11 @@ def check_output(path: Path, oc20_split: OC20Split | None, overwrite: bool) -> N
 
 
 def write_predictions(
-    path: Path, prediction: Prediction, structures: StructureDataset, target: str, oc20_split: OC20Split | None = None
+    path: Path,
+    prediction: Prediction,
+    structures: StructureDataset | None,
+    target: str,
+    oc20_split: OC20Split | None = None,
 ) -> None:
     """Write predictions, atomically; the suffix decides the format.
 
@@ -53,11 +57,16 @@ def write_predictions(
         path: ``.csv`` (name, energy), ``.extxyz`` (the structures, the energy in ``info``), or ``.npz``.
         prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
             are left out of extxyz.
-        structures: in the same order.
+        structures: in the same order; None does for csv and npz, with the leaderboard's ids from the prediction.
         target: what was predicted; names the energy.
         oc20_split: for npz: use the leaderboard's keys, ``{split}_ids`` and ``{split}_energy``; other splits already
             in the file stay, so that four runs make one submission.
+
+    Raises:
+        InputError: extxyz without structures.
     """
+    if structures is None and path.suffix == ".extxyz":
+        raise InputError(f"{path}: extxyz holds structures, and there are energies only; choose csv or npz")
     with atomic_file(path) as temporary:
         if path.suffix == ".csv":
             with open(temporary, "w", newline="") as handle:
@@ -66,6 +75,7 @@ def write_predictions(
                 writer.writerow(columns)
                 writer.writerows(zip(*columns.values(), strict=True))
         elif path.suffix == ".extxyz":
+            assert structures is not None
             with open(temporary, "w") as handle:
                 for i in range(len(prediction.names)):
                     if i not in prediction.failures:
@@ -77,13 +87,11 @@ def write_predictions(
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
         else:
             others = _load_npz(path) if path.exists() else {}
-            ids = np.asarray([_system_id(structures[i]) for i in range(len(structures))])
-            new = {f"{oc20_split}_ids": ids, f"{oc20_split}_energy": prediction.energies}
+            ids = prediction.ids
+            if structures is not None:
+                ids = [system_id(structures[i]) for i in range(len(structures))]
+            new = {f"{oc20_split}_ids": np.asarray(ids), f"{oc20_split}_energy": prediction.energies}
             np.savez_compressed(temporary, **{**others, **new})  # type: ignore[arg-type]
-
-
-def _system_id(structure: Any) -> str:
-    return str(int(structure.sid)) if "sid" in structure else str(structure.name)
 
 
 def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +19,7 @@ from molflt.data.progress import track
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
+from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.vocabulary import DIFFERENTIABLE, LABELS
 
@@ -37,6 +38,8 @@ class Prediction:
         std: (n_structures,) eV: standard deviation over the members (n − 1 in the denominator); None for one model.
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
+        ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
+        elements: atomic numbers seen.
     """
 
     energies: np.ndarray
@@ -45,11 +48,35 @@ class Prediction:
     std: np.ndarray | None = None
     failures: dict[int, str] = field(default_factory=dict)
     forces: list[np.ndarray] | None = None
+    ids: list[str] = field(default_factory=list)
+    elements: set[int] = field(default_factory=set)
 
     @property
     def far_field(self) -> str:
         """``contractions`` in words: "lattice, quadratic (300 structures)"."""
         return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
+
+
+def joined(parts: Iterable[Prediction]) -> Prediction:
+    """Predictions of several sets, one after the other, as one."""
+    parts = list(parts)
+    whole = Prediction(np.concatenate([np.empty(0), *(part.energies for part in parts)]), [], Counter())
+    for part in parts:
+        whole.failures.update({len(whole.names) + i: reason for i, reason in part.failures.items()})
+        whole.names += part.names
+        whole.ids += part.ids
+        whole.contractions += part.contractions
+        whole.elements |= part.elements
+    if parts and all(part.std is not None for part in parts):
+        whole.std = np.concatenate([part.std for part in parts if part.std is not None])
+    if parts and all(part.forces is not None for part in parts):
+        whole.forces = [forces for part in parts for forces in part.forces or ()]
+    return whole
+
+
+def system_id(structure: Data) -> str:
+    """What the leaderboard of OC20 calls a structure: its ``sid``, or its name."""
+    return str(int(structure.sid)) if "sid" in structure else str(structure.name)
 
 
 def unlabelled(data: Data) -> Data:
@@ -119,61 +146,102 @@ def predict(
         InputError: a structure cannot be read or computed, or forces of a model whose energy is not that of the
             given geometry.
     """
+    batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
+    tracked = track(batches, "predicting", total=len(batches))
+    prediction = joined(predict_batches(loaded, dataset, tracked, device, on_error, forces))
+    return prediction, prediction.elements
+
+
+def predict_batches(
+    loaded: LoadedModel | Sequence[LoadedModel],
+    dataset: StructureDataset,
+    batches: Iterable[Sequence[int]],
+    device: torch.device | str = "cpu",
+    on_error: OnError = "raise",
+    forces: bool = False,
+) -> Iterator[Prediction]:
+    """Predict the energy of every structure, batch by batch.
+
+    Args:
+        loaded: see :func:`predict`.
+        dataset: see :func:`predict`.
+        batches: indices of the structures that are computed together; company changes no more than the last digits
+            of an energy.
+        device: see :func:`predict`.
+        on_error: see :func:`predict`.
+        forces: see :func:`predict`.
+
+    Yields:
+        For every batch, the predictions in its order; ``failures`` are counted in it.
+
+    Raises:
+        InputError: as :func:`predict`.
+    """
     members = [loaded] if isinstance(loaded, LoadedModel) else list(loaded)
     device = torch.device(device)
     models = [member.model.to(device) for member in members]
     if forces and (reason := why_no_forces(members[0].metadata.target)):
         raise InputError(f"{members[0].path}: {reason}")
-    energies = np.full((len(members), len(dataset)), np.nan)
-    found_forces = [np.full((int(n), 3), np.nan) for n in dataset.n_atoms] if forces else None
-    names = [""] * len(dataset)
-    elements: set[int] = set()
-    contractions: Counter[str] = Counter()
-    failures: dict[int, str] = {}
+    for indices in batches:
+        with torch.no_grad() if forces else torch.inference_mode():
+            part = _predict_batch(models, dataset, indices, device, on_error, forces)
+        yield part
 
-    def fail(index: int, error: InputError) -> None:
+
+def _predict_batch(
+    models: Sequence[EnergyModel],
+    dataset: StructureDataset,
+    indices: Sequence[int],
+    device: torch.device,
+    on_error: OnError,
+    forces: bool,
+) -> Prediction:
+    energies = np.full((len(models), len(indices)), np.nan)
+    found = Prediction(energies[0], [""] * len(indices), Counter(), ids=[""] * len(indices))
+    if forces:
+        found.forces = [np.full((int(n), 3), np.nan) for n in dataset.n_atoms[list(indices)]]
+
+    def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
             raise error
-        failures[index] = str(error)
+        found.failures[position] = str(error)
 
-    batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
     config = models[0].config
-    with torch.no_grad() if forces else torch.inference_mode():
-        for indices in track(batches, "predicting", total=len(batches)):
-            usable: list[tuple[int, Data]] = []
-            for i in indices:
-                try:
-                    data = unlabelled(dataset[i])
-                    names[i] = data.name
-                    usable.append((i, attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)))
-                except InputError as error:
-                    fail(i, error)
-            if not usable:
-                continue
-            kept, structures = [i for i, _ in usable], [data for _, data in usable]
-            batch = collate(structures).to(device)
-            sizes = [int(data.num_nodes) for data in structures]
-            mean_forces = torch.zeros((sum(sizes), 3), dtype=torch.float64, device=device)
-            for k, model in enumerate(models):
-                if forces:
-                    derived = derivatives(model, batch)
-                    output = derived.output
-                    mean_forces += derived.forces / len(models)
-                else:
-                    output = model(batch)
-                energies[k, kept] = output.energy.detach().cpu().numpy()
-            if found_forces is not None:
-                for i, part in zip(kept, mean_forces.split(sizes), strict=True):
-                    found_forces[i] = part.cpu().numpy()
-            contractions.update(str(contraction) for contraction in output.contractions)
-            elements.update(batch.atomic_numbers.unique().tolist())
-    for i in np.flatnonzero(~np.isfinite(energies).all(axis=0)).tolist():
-        if i not in failures:
-            energies[:, i] = np.nan
+    usable: list[tuple[int, Data]] = []
+    for position, index in enumerate(indices):
+        try:
+            data = unlabelled(dataset[index])
+            found.names[position], found.ids[position] = data.name, system_id(data)
+            data = attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
+            usable.append((position, data))
+        except InputError as error:
+            fail(position, error)
+    if usable:
+        kept, structures = [position for position, _ in usable], [data for _, data in usable]
+        batch = collate(structures).to(device)
+        sizes = [int(data.num_nodes) for data in structures]
+        mean_forces = torch.zeros((sum(sizes), 3), dtype=torch.float64, device=device)
+        for k, model in enumerate(models):
+            if forces:
+                derived = derivatives(model, batch)
+                output = derived.output
+                mean_forces += derived.forces / len(models)
+            else:
+                output = model(batch)
+            energies[k, kept] = output.energy.detach().cpu().numpy()
+        if found.forces is not None:
+            for position, part in zip(kept, mean_forces.split(sizes), strict=True):
+                found.forces[position] = part.cpu().numpy()
+        found.contractions.update(str(contraction) for contraction in output.contractions)
+        found.elements.update(batch.atomic_numbers.unique().tolist())
+    for position in np.flatnonzero(~np.isfinite(energies).all(axis=0)).tolist():
+        if position not in found.failures:
+            energies[:, position] = np.nan
             reason = "the model's energy is not finite; check the structure for overlapping atoms"
-            fail(i, InputError(f"{names[i]}: {reason}"))
-    std = energies.std(axis=0, ddof=1) if len(members) > 1 else None
-    return Prediction(energies.mean(axis=0), names, contractions, std, failures, found_forces), elements
+            fail(position, InputError(f"{found.names[position]}: {reason}"))
+    found.energies = energies.mean(axis=0)
+    found.std = energies.std(axis=0, ddof=1) if len(models) > 1 else None
+    return found
 
 
 def why_no_forces(target: str) -> str | None:

@@ -117,7 +117,8 @@ class RunRecorder(Callback):
         """
         if not self._validated:
             return
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        assert isinstance(pl_module, EnergyTask)
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | pl_module.validated
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise InputError(diverged(name, value, trainer))
@@ -127,7 +128,6 @@ class RunRecorder(Callback):
             self.best, self.best_epoch = metrics[self.monitor], trainer.current_epoch
         self.without_improvement = 0 if improved else self.without_improvement + 1
         if trainer.is_global_zero:
-            assert isinstance(pl_module, EnergyTask)
             self._write_records([*read_records(self.run_dir), record])
             validation = {k: v for k, v in metrics.items() if not k.startswith("train/")}
             metadata = self.metadata.model_copy(update={"validation": validation, "epoch": trainer.current_epoch})

@@ -17,7 +17,6 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
@@ -32,6 +31,8 @@ from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.epoch_bar import EpochBar
+from molflt.training.processes import check_processes, cluster_plugins, losing_no_process
+from molflt.training.rank import is_first_process
 from molflt.training.recorder import RunRecorder
 from molflt.training.task import EnergyTask
 
@@ -73,9 +74,12 @@ def train(
         callbacks: further Lightning callbacks.
 
     Raises:
-        InputError: unusable data, a run directory that holds another run, or a loss that is no number any more.
+        InputError: unusable data, a run directory that holds another run, a loss that is no number any more, or
+            another number of processes than is configured.
+        ConnectionError: another process of the run has ended; the run can be resumed.
         KeyboardInterrupt: Ctrl-C; the run can be resumed.
     """
+    check_processes(config.trainer)
     run_dir = Path(run_dir)
     first = is_first_process()
     if first:
@@ -117,7 +121,7 @@ def train(
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
         write_config(run_dir, config)
-    with _interrupts(trainer):
+    with _interrupts(trainer), losing_no_process(config.trainer.devices * config.trainer.num_nodes):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     mad = data.mad[next(iter(data.mad))]
     return TrainResult(run_dir / "best.safetensors", recorder.best, recorder.best_epoch, mad)
@@ -131,11 +135,6 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
 
 def _say_nothing(line: str) -> None:
     pass
-
-
-def is_first_process() -> bool:
-    """Whether this process speaks for all: Lightning starts the command again for every further device."""
-    return int(getattr(rank_zero_only, "rank", 0) or 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
 
 
 @contextmanager
@@ -237,6 +236,8 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
     try:
         return lightning.Trainer(
             strategy=_strategy(settings.devices * settings.num_nodes),
+            plugins=list(cluster_plugins()),
+            default_root_dir=run_dir,
             accelerator=accelerator,
             devices=settings.devices,
             num_nodes=settings.num_nodes,
@@ -306,4 +307,6 @@ def _quiet_lightning() -> None:
         ".*broadcast_buffers.*",
     ):
         warnings.filterwarnings("ignore", pattern)
+    # That a process was lost is all it says.
+    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     torch.set_float32_matmul_precision("high")

@@ -28,6 +28,9 @@ class EnergyTask(lightning.LightningModule):
         model: with its statistics loaded.
         split_names: validation splits in the order of their loaders.
         training_set: scales of the losses.
+
+    Attributes:
+        validated: metrics of the last validation in double precision, in which loggers do not keep them.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class EnergyTask(lightning.LightningModule):
         self.training_set = training_set
         self.forces = config.loss.force_weight > 0
         self.model = model
+        self.validated: dict[str, float] = {}
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
             self.average = copy.deepcopy(model).requires_grad_(False)
@@ -67,31 +71,40 @@ class EnergyTask(lightning.LightningModule):
         torch.manual_seed(hash((self.config.seed, self.global_step, self.global_rank)) % 2**63)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """L1 on the standardised energy, the force loss, and the scheduled displacement loss."""
+        """L1 on the standardised energy, the force loss, and the scheduled displacement loss.
+
+        Each is a mean over the batches of all ranks: the ranks' losses, of which DDP takes the mean, are sums over
+        this rank's batch divided by what a rank has on average.
+        """
         output, forces = self._evaluate(self.model, batch)
+        n_structures, n_free = self._mean_counts(batch)
         target = batch[self.config.data.target]
         absolute = (output.energy - target).abs()
-        self._log("train/energy_mae", absolute.detach().mean(), batch.num_graphs)
+        logged = {"energy_mae": absolute.detach().sum() / n_structures}
         if self.config.loss.energy_per == "atom":
             # Relative to the mean size, so that the loss keeps its scale.
             absolute = absolute * (self.training_set.mean_n_atoms / (batch.ptr[1:] - batch.ptr[:-1]))
-        loss = absolute.mean() / self.model.standardiser.std
+        loss = absolute.sum() / n_structures / self.model.standardiser.std
         if forces is not None:
             error = (forces - batch.forces)[~batch.fixed]
-            self._log("train/force_mae", error.detach().abs().sum() / max(error.numel(), 1), batch.num_graphs)
-            loss = loss + self.config.loss.force_weight * _mean_norm(error) / self.training_set.force_std
+            logged["force_mae"] = error.detach().abs().sum() / (3 * n_free)
+            loss = loss + self.config.loss.force_weight * _norms(error) / n_free / self.training_set.force_std
         if output.displacement is not None:
-            displacement_loss = self._displacement_loss(output.displacement, batch)
+            displacement_loss = self._displacement_sum(output.displacement, batch) / (3 * n_free)
             loss_config = self.config.loss
             weight = auxiliary_weight(
                 self.global_step, self._total_steps(), loss_config.auxiliary_start, loss_config.auxiliary_end
             )
-            self._log("train/displacement_loss", displacement_loss.detach(), batch.num_graphs)
+            logged["displacement_loss"] = displacement_loss.detach()
             loss = loss + weight * displacement_loss
-        self._log("train/loss", loss.detach(), batch.num_graphs)
-        # All ranks decide together: one that stopped alone would leave the others waiting.
-        if not self.trainer.strategy.reduce_boolean_decision(bool(torch.isfinite(loss)), all=True):
-            raise InputError(diverged("the loss", float(loss.detach()), self.trainer))
+        logged["loss"] = loss.detach()
+        values = self._mean_over_ranks(torch.stack([value.to(torch.float64) for value in logged.values()]))
+        for name, value in zip(logged, values, strict=True):
+            # The mean over an epoch counts structures, of which all ranks together had so many.
+            self._log(f"train/{name}", value, round(n_structures * self.trainer.world_size))
+        # The same number on all ranks, which thus stop together: one alone would leave the others waiting.
+        if not torch.isfinite(values[-1]):
+            raise InputError(diverged("the loss", float(values[-1]), self.trainer))
         return loss.to(torch.float32)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -117,15 +130,17 @@ class EnergyTask(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log and reset the metrics of every split, by its name."""
+        self.validated = {}
         for i, name in enumerate(self.split_names):
             metrics, ewt = self._metrics(i)
             values = {**metrics.compute(), "ewt": ewt.compute()}
             if self.forces:
                 values["force_mae"] = self._force_metric(i).compute()
                 self._force_metric(i).reset()
-            self.log_dict({f"{name}/{key}": value.to(torch.float32) for key, value in values.items()})
+            self.validated |= {f"{name}/{key}": float(value) for key, value in values.items()}
             metrics.reset()
             ewt.reset()
+        self.log_dict(self.validated)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam or AdamW; decay on matrices only; the schedule counts steps."""
@@ -151,11 +166,27 @@ class EnergyTask(lightning.LightningModule):
         assert isinstance(metric, MeanAbsoluteError)
         return metric
 
-    def _displacement_loss(self, predicted: Tensor, batch: Any) -> Tensor:
+    def _displacement_sum(self, predicted: Tensor, batch: Any) -> Tensor:
+        """Sum of the standardised errors over the components of free atoms."""
         target = (batch.positions_relaxed - batch.positions).to(predicted.dtype)
         free = (~batch.fixed).to(predicted.dtype)[:, None]
         scale = self.model.standardiser.displacement_std.to(predicted.dtype)
-        return ((predicted - target).abs() * free).sum() / (3 * free.sum().clamp(min=1)) / scale
+        return ((predicted - target).abs() * free).sum() / scale
+
+    def _mean_counts(self, batch: Any) -> tuple[float, float]:
+        """Structures and free atoms of the batches of this step, per rank on average; never zero."""
+        free = (~batch.fixed).sum().to(torch.float64)
+        counts = self._mean_over_ranks(torch.stack([torch.full_like(free, batch.num_graphs), free]))
+        n_structures, n_free = counts.tolist()
+        return n_structures, n_free or 1.0
+
+    def _mean_over_ranks(self, values: Tensor) -> Tensor:
+        if self.trainer.world_size == 1:
+            return values
+        # A copy: ranks are summed in place.
+        reduced = self.trainer.strategy.reduce(values.clone(), reduce_op="mean")
+        assert isinstance(reduced, Tensor)
+        return reduced
 
     def _metrics(self, split: int) -> tuple[MetricCollection, MeanMetric]:
         metrics, ewt = self.energy_metrics[split], self.ewt_metrics[split]
@@ -167,15 +198,13 @@ class EnergyTask(lightning.LightningModule):
         return int(self.trainer.estimated_stepping_batches)
 
     def _log(self, name: str, value: Tensor, n: int) -> None:
-        self.log(name, value.to(torch.float32), on_step=False, on_epoch=True, batch_size=n, sync_dist=True)
+        self.log(name, value.to(torch.float32), on_step=False, on_epoch=True, batch_size=n)
 
 
-def _mean_norm(vectors: Tensor) -> Tensor:
-    """Mean length of (n, 3); zero for none. Rotation-invariant, where a sum over components is not."""
-    if len(vectors) == 0:
-        return vectors.sum()
+def _norms(vectors: Tensor) -> Tensor:
+    """Sum of the lengths of (n, 3). Rotation-invariant, where a sum over components is not."""
     # The length has no derivative at zero, which a force that symmetry forbids attains.
-    return (vectors.square().sum(dim=-1) + 1e-16).sqrt().mean()
+    return (vectors.square().sum(dim=-1) + 1e-16).sqrt().sum()
 
 
 def diverged(name: str, value: float, trainer: lightning.Trainer) -> str:

@@ -59,7 +59,7 @@ class Layer:
         geometry = geometry_of(atoms, CUTOFF, self.dtype)
         geometry.positions = geometry.positions.detach().requires_grad_()
         x = torch.randn(geometry.n_atoms, DIM, generator=torch.Generator().manual_seed(1)).to(self.dtype)
-        out = self.layer(x, geometry, self.context(geometry))
+        out = self.layer(x, geometry, self.layer.prepare(geometry, self.context(geometry)))
         parameters = [*self.layer.parameters(), *self.shared.parameters()]
         weights = torch.linspace(-1, 1, out.numel(), dtype=self.dtype).view_as(out)
         found = torch.autograd.grad((out * weights).sum(), [geometry.positions, *parameters], allow_unused=True)
@@ -107,10 +107,10 @@ def test_order_is_chosen_per_structure_and_batch_mates_change_nothing():
     assert [c.order for c in context.contractions] == ["quadratic", "linear", "quadratic", "linear"]
     assert len(context.parts) == 2
     x = torch.randn(geometry.n_atoms, DIM, dtype=torch.float64)
-    together = layer.layer(x, geometry, context).split(geometry.sizes)
+    together = layer.layer(x, geometry, layer.layer.prepare(geometry, context)).split(geometry.sizes)
     for one, expected, inputs in zip(atoms, together, x.split(geometry.sizes), strict=True):
         alone = geometry_of([one], CUTOFF)
-        found = layer.layer(inputs, alone, layer.context(alone))
+        found = layer.layer(inputs, alone, layer.layer.prepare(alone, layer.context(alone)))
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 

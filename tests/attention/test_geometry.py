@@ -36,7 +36,7 @@ def test_edge_displacements_are_those_of_ase(name):
 def test_sum_on_pairs_adds_images_of_a_pair():
     atoms = STRUCTURES["tiny_cell"]()
     geometry = geometry_of([atoms])
-    ones = torch.ones(geometry.edge_index.shape[1], 1, dtype=torch.float64)
+    ones = torch.ones(1, geometry.edge_index.shape[1], dtype=torch.float64)
     total = geometry.sum_on_pairs(geometry.edge_index[0], geometry.edge_index[1], ones)
     assert total.shape == (1, 1, 1, 1)
     assert float(total) == len(neighbor_list("i", atoms, 6.0))

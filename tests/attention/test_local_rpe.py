@@ -47,7 +47,7 @@ def pair_weight(distance: torch.Tensor, z=(6, 8), seed: int = 0) -> torch.Tensor
         torch.zeros(2, 3),
         torch.float64,
     )
-    return rpe(geometry, local_neighbourhood(geometry, radial, CUTOFF))[0, :, :, 0]
+    return rpe(geometry, local_neighbourhood(geometry, radial, CUTOFF))[0, 0]
 
 
 def derivatives(distance: float) -> list[float]:
@@ -166,7 +166,7 @@ def test_sum_over_images_is_that_over_the_neighbour_list_of_ase(name):
     radial, rpe = learnt()
     geometry = geometry_of([atoms], cutoff=6.0)
     with torch.no_grad():
-        found = rpe(geometry, local_neighbourhood(geometry, radial, CUTOFF))[0].numpy()
+        found = rpe(geometry, local_neighbourhood(geometry, radial, CUTOFF))[0].permute(1, 2, 0).numpy()
     np.testing.assert_allclose(found, oracle(atoms, CUTOFF), rtol=1e-10, atol=1e-12)
     if name in ("triclinic", "tiny_cell", "wire", "slab"):
         # power: with one image of each pair, as in a minimum-image convention, the sums are others
@@ -189,6 +189,6 @@ def test_batch_mates_do_not_enter_a_structures_sums():
             alone = geometry_of([STRUCTURES[name]()])
             n = alone.sizes[0]
             expected = rpe(alone, local_neighbourhood(alone, radial, CUTOFF))[0]
-            torch.testing.assert_close(found[b, :n, :n], expected, rtol=1e-12, atol=1e-14)
-            assert not found[b, n:].any()
+            torch.testing.assert_close(found[b, :, :n, :n], expected, rtol=1e-12, atol=1e-14)
             assert not found[b, :, n:].any()
+            assert not found[b, :, :, n:].any()

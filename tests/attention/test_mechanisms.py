@@ -70,7 +70,7 @@ def local_sum(atoms, i, j, q, k, layer, radial, cutoff, z, env=True):
 def test_fourier_attention_is_its_formula(name, far_rank):
     attention = {"far_field": False} if far_rank is None else {"far_rank": far_rank, "frequencies": "exact"}
     layer, shared, radial, geometry, x, context = prepare(name, attention)
-    found = layer(x, geometry, context)
+    found = layer(x, geometry, layer.prepare(geometry, context))
 
     atoms, z, n = STRUCTURES[name](), geometry.atomic_numbers, geometry.n_atoms
     tau = 16 * torch.sigmoid(layer.query_key.raw_temperature)
@@ -109,7 +109,7 @@ def test_fourier_attention_is_its_formula(name, far_rank):
 @pytest.mark.parametrize("name", ["linear", "wire", "molecule"])
 def test_softmax_attention_is_its_formula(name):
     layer, shared, _, geometry, x, context = prepare(name, {"mechanism": "softmax"})
-    found = layer(x, geometry, context)
+    found = layer(x, geometry, layer.prepare(geometry, context))
     atoms, z, n = STRUCTURES[name](), geometry.atomic_numbers, geometry.n_atoms
     q, k, v = (t.reshape(n, HEADS, -1) for t in layer.projection(x).chunk(3, dim=-1))
     q = q / math.sqrt(DIM / HEADS)
@@ -132,7 +132,9 @@ def test_performer_is_the_normalised_kernel():
     phi = lambda t: (t @ layer.kernel.weights.omega.T - (t**2).sum(-1, keepdim=True) / 2).exp()  # noqa: E731
     kernel = torch.einsum("ihm,jhm->ijh", phi(q * scale), phi(k * scale))
     out = torch.einsum("ijh,jhc->ihc", kernel / kernel.sum(1, keepdim=True), v)
-    torch.testing.assert_close(layer(x, geometry, context), layer.output(out.reshape(n, DIM)))
+    torch.testing.assert_close(
+        layer(x, geometry, layer.prepare(geometry, context)), layer.output(out.reshape(n, DIM))
+    )
 
 
 def test_concat_is_algorithm_one():
@@ -158,4 +160,6 @@ def test_concat_is_algorithm_one():
     phi = lambda t: (t @ layer.kernel.weights.omega.T - (t**2).sum(-1, keepdim=True) / 2).exp()  # noqa: E731
     kernel = torch.einsum("ihm,jhm->ijh", phi(qq), phi(kk))
     out = torch.einsum("ijh,jhc->ihc", kernel / kernel.sum(1, keepdim=True), v)
-    torch.testing.assert_close(layer(x, geometry, context), layer.output(out.reshape(n, DIM)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        layer(x, geometry, layer.prepare(geometry, context)), layer.output(out.reshape(n, DIM)), rtol=1e-6, atol=1e-6
+    )

@@ -98,11 +98,11 @@ def test_tokens_that_do_not_exist_change_nothing_and_have_finite_gradients(sampl
 def test_on_atoms_the_mask_is_local_plus_fourier(name):
     """A layer in evaluation against the far field of rank m with the exact kernel in place of its features."""
     layer, _, _, geometry, x, context = prepare(name, {"mechanism": "randomised", "positional_mask": True})
-    found = layer.eval()(x, geometry, context)
+    found = layer.eval()(x, geometry, layer.prepare(geometry, context))
     q, k = layer.query_key(x)
     v = layer.value(x).view(geometry.n_atoms, HEADS, -1)
-    near = layer.local_rpe(geometry, context.parts[0].neighbourhood)[0]
-    far = context.parts[0].far_basis[0] @ layer.rpe_weights
+    near = layer.local_rpe(geometry, context.parts[0].neighbourhood)[0].permute(1, 2, 0)
+    far = context.parts[0].far_basis[0].permute(1, 2, 0) @ layer.rpe_weights
     weight = torch.einsum("ihc,jhc->ijh", q, k).exp()
     out = torch.einsum("ijh,jhc->ihc", (near + far) * weight, v) / (near * weight).sum(dim=1)[..., None]
     torch.testing.assert_close(found, layer.output(out.flatten(1)), rtol=1e-9, atol=1e-10)
@@ -116,6 +116,7 @@ def test_training_draws_and_evaluation_does_not():
     geometry = geometry_of([STRUCTURES["molecule"]()], CUTOFF)
     x = torch.randn(geometry.n_atoms, DIM)
     context = shared(geometry, None)
-    assert not torch.equal(layer(x, geometry, context), layer(x, geometry, context))
+    prepared = layer.prepare(geometry, context)
+    assert not torch.equal(layer(x, geometry, prepared), layer(x, geometry, prepared))
     layer.eval()
-    assert torch.equal(layer(x, geometry, context), layer(x, geometry, context))
+    assert torch.equal(layer(x, geometry, prepared), layer(x, geometry, prepared))

@@ -78,6 +78,10 @@ def test_evaluation_batches(sizes: list[int], max_atoms: int, n_ranks: int, limi
     ]
     assert [index for batch in whole for index in batch] == list(range(len(sizes)))
     assert all(_within_budget(batch, sizes, max_atoms) for batch in whole)
+    # and none is cut before it is full
+    for batch, following in pairwise(whole):
+        larger = [*batch, following[0]]
+        assert len(batch) == limit or not _within_budget(larger, sizes, max_atoms)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     # as full as the order allows
     for batch, following in pairwise(whole):

@@ -12,7 +12,7 @@ from ase.neighborlist import primitive_neighbor_list
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from molflt.data.neighbours import attach_neighbours, neighbour_list
+from molflt.data.neighbours import _order, attach_neighbours, neighbour_list
 from molflt.errors import InputError
 
 Pair = tuple[int, int, int, int, int]
@@ -126,6 +126,16 @@ def test_order_is_fixed() -> None:
     generator = np.random.default_rng(8)
     pairs = _ours(generator.uniform(0, 4, size=(7, 3)), 4 * np.eye(3), [True] * 3, 5.0)
     assert pairs == sorted(pairs)
+
+
+@pytest.mark.parametrize("reach", [0, 1, 3, 1 << 19], ids=["none", "one", "three", "too far for one number"])
+def test_order_is_that_of_five_columns(reach: int) -> None:
+    generator = np.random.default_rng(9)
+    rows = np.column_stack([generator.integers(0, 90, (3000, 2)), generator.integers(-reach, reach + 1, (3000, 3))])
+    rows = generator.permutation(np.unique(rows, axis=0))
+    order = _order(rows[:, :2].T, rows[:, 2:], 90)
+    assert rows[order].tolist() == sorted(rows.tolist())
+    assert _order(rows[:0, :2].T, rows[:0, 2:], 90).shape == (0,)
 
 
 def test_tensors_and_batched_shapes_are_accepted() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from molflt import vocabulary
-from molflt.data.records import nearest_image, to_data, to_record
+from molflt.data.records import _are_shortest, nearest_image, to_data, to_record
 from molflt.errors import InputError
 
 
@@ -163,3 +163,31 @@ def test_compact_rounds_lengths_only(make_record: Any) -> None:
     torch.testing.assert_close(back.positions, data.positions, rtol=1e-6, atol=1e-6)
     for name in ("atomic_numbers", "tags", "fixed", "y_relaxed", "sid", "pbc"):
         assert torch.equal(back[name], data[name]), name
+
+
+@given(st.integers(0, 1_000_000), st.floats(0.05, 1.0))
+@settings(max_examples=300, deadline=None)
+def test_displacements_told_to_be_shortest_are(seed: int, size: float) -> None:
+    generator = np.random.default_rng(seed)
+    cell = np.eye(3) + generator.normal(scale=0.5, size=(3, 3))
+    assume(abs(np.linalg.det(cell)) > 0.05)
+    directions = generator.normal(size=(4, 3))
+    displacements = size * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    images = np.array(list(product(range(-4, 5), repeat=3))) @ cell
+    shortest = np.linalg.norm(displacements[:, None] + images, axis=2).min(axis=1)
+    if _are_shortest(displacements, cell):
+        assert (np.linalg.norm(displacements, axis=1) <= shortest + 1e-12).all()
+
+
+def test_small_displacements_are_told_to_be_shortest() -> None:
+    assert _are_shortest(np.array([[0.4, 0.0, 0.0]]), np.diag([1.0, 2.0, 3.0]))
+    assert not _are_shortest(np.array([[0.0, 0.0, 0.0], [0.6, 0.0, 0.0]]), np.diag([1.0, 2.0, 3.0]))
+    # a long way for the first lattice vector, but not for the second minus the first
+    skewed = np.array([[3.0, 0.0, 0.0], [2.9, 0.5, 0.0], [0.0, 0.0, 9.0]])
+    assert not _are_shortest(np.array([[0.0, 0.4, 0.0]]), skewed)
+
+
+def test_atoms_that_do_not_move_need_a_cell_all_the_same() -> None:
+    cell = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    with pytest.raises(InputError, match="linearly dependent"):
+        nearest_image(np.zeros((2, 3)), np.zeros((2, 3)), cell, np.ones(3, dtype=bool), "x")

@@ -84,7 +84,7 @@ def test_far_values_of_their_own_add_their_weights(order: str, far_rank: Any) ->
     outputs: list[torch.Tensor] = []
     other = layer.output.register_forward_pre_hook(lambda m, a: outputs.append(a[0]))
     with torch.no_grad():
-        layer(call.x, call.geometry, call.context)
+        layer(call.x, call.geometry, call.prepared)
     hook.remove()
     other.remove()
     heads = near.shape[1]
@@ -115,7 +115,7 @@ def test_the_far_field_of_molflt_has_either_sign_and_the_near_field_sums_to_one(
 def test_molflt_is_its_formula(name: str) -> None:
     """(near_ij + f̂_ij) / Σ_j near_ij, images summed with loops."""
     layer, shared, radial, geometry, x, context = prepare(name, {"frequencies": "exact"})
-    found = matrix(LayerCall(layer, x, geometry, context)).detach()
+    found = matrix(LayerCall(layer, x, geometry, layer.prepare(geometry, context))).detach()
     atoms, z, n = STRUCTURES[name](), geometry.atomic_numbers, geometry.n_atoms
     tau = 16 * torch.sigmoid(layer.query_key.raw_temperature)
     q, k = (
@@ -136,7 +136,7 @@ def test_molflt_is_its_formula(name: str) -> None:
 @pytest.mark.parametrize("name", ["linear", "wire", "molecule"])
 def test_softmax_is_its_formula(name: str) -> None:
     layer, shared, _, geometry, x, context = prepare(name, {"mechanism": "softmax"})
-    found = matrix(LayerCall(layer, x, geometry, context))
+    found = matrix(LayerCall(layer, x, geometry, layer.prepare(geometry, context)))
     atoms, z, n = STRUCTURES[name](), geometry.atomic_numbers, geometry.n_atoms
     q, k, _ = (t.reshape(n, HEADS, -1) for t in layer.projection(x).chunk(3, dim=-1))
     q = q / math.sqrt(q.shape[-1])

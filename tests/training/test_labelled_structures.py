@@ -23,7 +23,7 @@ from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config
 from molflt.training.recorder import read_records
 from molflt.training.run import train
-from molflt.training.task import _mean_norm
+from molflt.training.task import _norms
 
 MakeConfig = Callable[..., TrainConfig]
 KCAL = 23.060547830619  # kcal/mol in an eV
@@ -198,16 +198,16 @@ def test_force_units_as_people_write_them(make_config: MakeConfig) -> None:
         assert make_config(**{"data.force_unit": text}).data.labels().force_unit == "eV/Ang"
 
 
-def test_the_force_loss_is_the_mean_length() -> None:
+def test_the_force_loss_counts_lengths() -> None:
     import torch
 
     vectors = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
-    loss = _mean_norm(vectors)
-    assert float(loss.detach()) == pytest.approx(2.5)
+    loss = _norms(vectors)
+    assert float(loss.detach()) == pytest.approx(5.0)
     loss.backward()
     assert vectors.grad is not None
     assert bool(torch.isfinite(vectors.grad).all())
-    assert float(_mean_norm(torch.zeros(0, 3))) == 0.0
+    assert float(_norms(torch.zeros(0, 3))) == 0.0
 
 
 def test_a_label_given_as_the_target(make_config: MakeConfig) -> None:

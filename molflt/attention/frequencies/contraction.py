@@ -12,8 +12,11 @@ from molflt.attention.geometry import Geometry
 from molflt.attention.rpe import GaussianBasis
 from molflt.errors import InputError
 
-EDGE_COST = 4.0
-"""How much dearer a multiply-add is that gathers and scatters along a neighbour list than one in a matrix product."""
+EDGE_COST = 11.0
+"""How much dearer a multiply-add is that gathers along a neighbour list than one in a matrix product."""
+
+PAIR_COST = 100.0
+"""Multiply-adds that the exponential, the masking and the sum of one pair and head are worth."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def choose_contraction(
         InputError: ``order`` is forced to linear and no candidate has an operator for this structure.
     """
     n, repeats = geometry.sizes[b], sizes.n_applications
-    near_on_pairs = repeats * n * n * 2.0 * sizes.dim
+    near_on_pairs = repeats * n * n * (2.0 * sizes.dim + PAIR_COST * sizes.n_heads)
     near_on_edges = repeats * EDGE_COST * (n_edges + n) * 2.0 * sizes.dim
     options = []
     if method is None or basis is None:

@@ -9,23 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-from torchpme.lib import MeshInterpolator
 
-from molflt.attention.fast_length import fast_length
+from molflt.attention.frequencies.assignment import assign, optimal_influence
 from molflt.attention.frequencies.exact import ExactMethod
 from molflt.attention.frequencies.images import pad_blocks
 from molflt.attention.frequencies.method import EXP_COST, FrequencyMethod
 from molflt.attention.frequencies.padded_cell import padded_cell
+from molflt.attention.frequencies.quadrature import cutoff_factor
+from molflt.attention.frequencies.waves import along_axes, exchange, trigonometric_matrix, wave_numbers
 from molflt.attention.geometry import Geometry
 from molflt.attention.partition import subset_of_atoms
 from molflt.attention.rpe import GaussianBasis
+from molflt.attention.sparse import SparsePattern, weighted_sum
 
-NODES = 5
-"""Grid points per axis that an atom is spread over: the most torch-pme has, and the cheapest for every ε in use."""
+NODES = 6
+"""Grid points per axis that an atom is spread over. More allow a coarser grid; here spreading, which grows with the
+cube, and the waves cost about the same."""
+
+
+Axes = tuple[int, int] | tuple[()]
+"""Which axes a part of a spectrum exchanges cosines and sines along."""
 
 
 @dataclass
@@ -33,45 +40,63 @@ class MeshOperator:
     """f̂ of one structure on its grid. A FarOperator.
 
     Attributes:
-        positions: (n, 3) Å, float64.
-        cell: (3, 3) Å, float64, periodic along all vectors.
-        n_grid: grid points along each vector.
-        spectra: (n_weights, *n_grid with the last axis halved): Fourier transform of every basis function over the
-            volume and the square of the assignment function's.
+        gather: which grid points every atom reads; transposed, which atoms every grid point receives.
+        weights: (n · NODES³,) of the entries of ``gather``.
+        weights_transposed: the same in the order of the transposed pattern.
+        n_points: along each vector, grid points that are not padding.
+        matrices: grid points to waves along each vector, (2K + 1, n_points).
+        spectra: of the basis functions on the waves, by what they exchange (see :func:`_spectra`):
+            (n_weights, *waves).
     """
 
-    positions: Tensor
-    cell: Tensor
-    n_grid: tuple[int, int, int]
-    spectra: Tensor
+    gather: SparsePattern
+    weights: Tensor
+    weights_transposed: Tensor
+    n_points: tuple[int, int, int]
+    matrices: tuple[Tensor, Tensor, Tensor]
+    spectra: dict[Axes, Tensor]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """See :class:`FarOperator`; computed in float64, a bounded number of channels at a time."""
-        n, n_heads, n_channels = values.shape
-        filters = torch.einsum("txyz,th->hxyz", self.spectra, weights.to(torch.float64))
-        flat = values.to(torch.float64).reshape(n, -1)
-        step = max(1, _MESH_VALUES_AT_ONCE // math.prod(self.n_grid))
+        """See :class:`FarOperator`; a bounded number of channels at a time."""
+        _, n_heads, n_channels = values.shape
+        step = max(1, _MESH_VALUES_AT_ONCE // max(math.prod(self.n_points), math.prod(map(len, self.matrices))))
+        heads_at_once = min(n_heads, max(1, step // n_channels))
         found = []
-        for first in range(0, n_heads * n_channels, step):
-            last = min(first + step, n_heads * n_channels)
-            heads = torch.arange(first, last, device=values.device) // n_channels
-            part = (flat[:, first:last], filters[heads])
-            if torch.is_grad_enabled():
-                found.append(checkpoint(self._convolve, *part, use_reentrant=False))
-            else:
-                found.append(self._convolve(*part))
-        return torch.cat(found, dim=1).view(n, n_heads, n_channels).to(values.dtype)
+        for part, weight in zip(values.split(heads_at_once, dim=1), weights.split(heads_at_once, dim=1), strict=True):
+            filters = {axes: torch.einsum("txyz,th->xyzh", spectra, weight) for axes, spectra in self.spectra.items()}
+            found.append(torch.cat([self._convolve(v, filters) for v in part.split(step, dim=2)], dim=2))
+        return torch.cat(found, dim=1)
 
-    def _convolve(self, values: Tensor, filters: Tensor) -> Tensor:
-        """(n, c) values, (c, ...) filters → (n, c)."""
-        interpolator = MeshInterpolator(
-            self.cell, torch.tensor(self.n_grid, device=self.cell.device), interpolation_nodes=NODES, method="P3M"
-        )
-        interpolator.compute_weights(self.positions)
-        waves = torch.fft.rfftn(interpolator.points_to_mesh(values), dim=(1, 2, 3), norm="backward")
-        field = torch.fft.irfftn(waves * filters, s=self.n_grid, dim=(1, 2, 3), norm="forward")
-        found: Tensor = interpolator.mesh_to_points(field)
-        return found
+    def _convolve(self, values: Tensor, filters: dict[Axes, Tensor]) -> Tensor:
+        """(n, heads, channels), (*waves, heads) → (n, heads, channels)."""
+        scatter, _ = self.gather.transposed
+        grid = weighted_sum(scatter, self.weights_transposed[None], values.flatten(1)[None])[0]
+        waves = along_axes(grid.view(*self.n_points, -1), self.matrices).unflatten(-1, values.shape[1:])
+        field = waves * filters[()][..., None]
+        for axes, spectrum in filters.items():
+            if axes:
+                field = field + exchange(waves, axes) * spectrum[..., None]
+        x, y, z = self.matrices
+        grid = along_axes(field.flatten(-2), (x.t(), y.t(), z.t())).flatten(0, 2)
+        return weighted_sum(self.gather, self.weights[None], grid[None])[0].unflatten(-1, values.shape[1:])
+
+
+@dataclass
+class BandedOperator:
+    """The sum of several meshes, each for some of the basis functions. A FarOperator.
+
+    Attributes:
+        bands: meshes, and the indices of the basis functions of each.
+    """
+
+    bands: list[tuple[MeshOperator, Tensor]]
+
+    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
+        """See :class:`FarOperator`."""
+        total = torch.zeros_like(values)
+        for operator, chosen in self.bands:
+            total = total + operator(weights[chosen], values)
+        return total
 
 
 class MeshMethod(FrequencyMethod):
@@ -90,20 +115,72 @@ class MeshMethod(FrequencyMethod):
         super().__init__()
         self.tolerance = tolerance
 
-    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator:
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> BandedOperator:
         """See :class:`FrequencyMethod`."""
+        bands = self._bands(geometry, b, basis)
+        return BandedOperator([(self._mesh(geometry, b, basis.some(chosen)), chosen) for chosen in bands])
+
+    def _bands(self, geometry: Geometry, b: int, basis: GaussianBasis) -> list[Tensor]:
+        """Basis functions that share a mesh.
+
+        In open directions the widest Gaussian decides how much padding there is and the narrowest how fine the mesh
+        is: octaves apart, each has what it needs.
+        """
+        if all(geometry.pbc[b]):
+            return [torch.arange(len(basis), device=basis.widths.device)]
+        octave = torch.log2(basis.widths.detach() / basis.narrowest).floor()
+        return [torch.nonzero(octave == k).squeeze(1) for k in octave.unique()]
+
+    def _mesh(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator:
         start, n = geometry.starts[b], geometry.sizes[b]
-        cell = padded_cell(geometry, b, basis, self.tolerance)
+        cell = self._cell(geometry, b, basis)
         n_grid = self.n_grid(cell, basis)
-        return MeshOperator(geometry.positions[start : start + n], cell, n_grid, _spectra(cell, n_grid, basis))
+        turns = geometry.positions[start : start + n] @ torch.linalg.inv(cell)
+        nodes, weights = assign(turns * torch.tensor(n_grid, device=cell.device), NODES)
+        columns = []
+        n_points = list(n_grid)
+        for axis in range(3):
+            if geometry.pbc[b][axis]:
+                columns.append(nodes[:, axis] % n_grid[axis])
+            else:
+                columns.append(nodes[:, axis] - nodes[:, axis].min())
+                n_points[axis] = int(columns[-1].max()) + 1
+        x, y, z = columns
+        place = (x[:, :, None] * n_points[1] + y[:, None, :])[..., None] * n_points[2] + z[:, None, None, :]
+        weights = weights.to(geometry.dtype)
+        product = weights[:, 0, :, None, None] * weights[:, 1, None, :, None] * weights[:, 2, None, None, :]
+        starts = torch.arange(n + 1, device=cell.device) * NODES**3
+        gather = SparsePattern(starts, place.flatten(), math.prod(n_points))
+        flat = product.flatten()
+        n_waves = [self.n_waves(m) for m in n_grid]
+        x, y, z = (
+            trigonometric_matrix(m, there, k, flat) for m, there, k in zip(n_grid, n_points, n_waves, strict=True)
+        )
+        spectra = _spectra(cell, n_grid, n_waves, basis)
+        return MeshOperator(
+            gather,
+            flat,
+            flat[gather.transposed[1]],
+            (n_points[0], n_points[1], n_points[2]),
+            (x, y, z),
+            {axes: part.to(geometry.dtype) for axes, part in spectra.items()},
+        )
+
+    def _cell(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
+        """(3, 3) Å: several images of an atom are equally near in a padded box, and each adds its share."""
+        return padded_cell(geometry, b, basis, self.tolerance / 10)
 
     def n_grid(self, cell: Tensor, basis: GaussianBasis) -> tuple[int, int, int]:
-        """Grid points along each cell vector, products of small primes."""
+        """Grid points along each cell vector."""
         spacing = basis.narrowest * spacing_in_widths(self.tolerance)
-        # Between lattice planes, not along vectors: in a skewed cell the planes are closer.
-        heights = 1 / torch.linalg.inv(cell.detach()).norm(dim=0)
-        x, y, z = (fast_length(max(NODES, math.ceil(float(h) / spacing))) for h in heights)
+        x, y, z = (max(NODES, math.ceil(float(v.norm()) / spacing)) for v in cell.detach())
         return x, y, z
+
+    def n_waves(self, n_grid: int) -> int:
+        """K of a period of so many grid points: those that the narrowest Gaussian contains, to the tolerance."""
+        # Of the points alone, so that it stays when a grid is kept while its cell changes.
+        longest = cutoff_factor(self.tolerance / 4) / (2 * math.pi) * spacing_in_widths(self.tolerance)
+        return min(math.ceil(longest * n_grid), (n_grid - 1) // 2)
 
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`: the operator on unit vectors, for comparison rather than for use."""
@@ -121,11 +198,34 @@ class MeshMethod(FrequencyMethod):
         self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
     ) -> float:
         """See :class:`FrequencyMethod`."""
-        with torch.no_grad():
-            n_mesh = math.prod(self.n_grid(padded_cell(geometry, b, basis, self.tolerance), basis))
-        fft = 2 * 2.5 * n_mesh * math.log2(n_mesh)
-        spread = 2 * geometry.sizes[b] * NODES**3
-        return n_mesh * len(basis) * EXP_COST + n_channels * n_applications * (fft + _SCATTER_COST * spread)
+        cost = 0.0
+        for chosen in self._bands(geometry, b, basis):
+            band = basis.some(chosen)
+            with torch.no_grad():
+                cell = self._cell(geometry, b, band)
+            n_grid = self.n_grid(cell, band)
+            waves = [2 * self.n_waves(m) + 1 for m in n_grid]
+            points = [
+                m if periodic else self._occupied(geometry, b, cell[axis], m)
+                for axis, (m, periodic) in enumerate(zip(n_grid, geometry.pbc[b], strict=True))
+            ]
+            x, y, z = points
+            transform = x * y * z * waves[0] + waves[0] * y * z * waves[1] + waves[0] * waves[1] * z * waves[2]
+            spread = 2 * geometry.sizes[b] * NODES**3
+            n_waves = math.prod(waves)
+            once = n_waves * len(band) * EXP_COST + _PLAN_COST * spread
+            each = 2 * _TRANSFORM_COST * transform + _SCATTER_COST * spread + _FILTER_COST * n_waves
+            cost += once + n_applications * (n_channels * each)
+        return cost
+
+    @staticmethod
+    def _occupied(geometry: Geometry, b: int, axis: Tensor, n_grid: int) -> int:
+        """Grid points along an open axis between which the atoms are, at most."""
+        start = geometry.starts[b]
+        positions = geometry.positions[start : start + geometry.sizes[b]].detach()
+        length = float(axis.detach().norm())
+        low, high = torch.aminmax(positions @ axis.detach() / length)
+        return math.ceil(float(high - low) / length * n_grid) + NODES
 
     def achieved_error(self, geometry: Geometry, b: int, basis: GaussianBasis, n_sample: int = 100) -> float:
         """Largest deviation from the exact sum on the pairs of a sample of atoms, relative to the amplitudes."""
@@ -147,40 +247,54 @@ class MeshMethod(FrequencyMethod):
 
 
 def spacing_in_widths(tolerance: float) -> float:
-    """h/σ at which a Gaussian of width σ is represented to ``tolerance``: its error falls as (h/σ)^NODES."""
-    return _SPACING_AT_ONE * tolerance ** (1 / NODES)
+    """h/σ at which a Gaussian of width σ is represented to ``tolerance``."""
+    return _SPACING_AT_ONE * tolerance**_SPACING_POWER
 
 
-def _spectra(cell: Tensor, n_grid: tuple[int, int, int], basis: GaussianBasis) -> Tensor:
-    """See :class:`MeshOperator`."""
-    options = {"dtype": torch.float64, "device": cell.device}
-    index = [torch.fft.fftfreq(n, 1 / n, **options) for n in n_grid[:2]]
-    index.append(torch.fft.rfftfreq(n_grid[2], 1 / n_grid[2], **options))
-    integers = torch.stack(torch.meshgrid(*index, indexing="ij"), dim=-1)
-    xi = integers @ torch.linalg.inv(cell).transpose(0, 1)
-    squared = (xi * xi).sum(dim=-1)
-    # B-splines of degree NODES − 1: a power of the sinc along every axis, aliases of the grid included.
-    assigned = [_assignment(i, n) for i, n in zip(index, n_grid, strict=True)]
+def _spectra(
+    cell: Tensor, n_grid: tuple[int, int, int], n_waves: list[int], basis: GaussianBasis
+) -> dict[Axes, Tensor]:
+    """Fourier transforms of the basis functions over the volume, the assignment undone, (n_weights, *waves).
+
+    By the axes along which they exchange cosines and sines: none for the part that is even in every wave number,
+    which is all there is if the cell's vectors are orthogonal, and the three pairs for the rest.
+    """
+    options: dict[str, Any] = {"dtype": torch.float64, "device": cell.device}
+    index = [torch.arange(k + 1, **options) for k in n_waves]
+    reciprocal = torch.linalg.inv(cell).transpose(0, 1)
+    gram = reciprocal @ reciprocal.transpose(0, 1)
+    assigned = [optimal_influence(i, n, NODES) for i, n in zip(index, n_grid, strict=True)]
     window = assigned[0][:, None, None] * assigned[1][None, :, None] * assigned[2][None, None, :]
     volume = torch.linalg.det(cell).abs()
-    nonzero = squared > 0
-    length = torch.where(nonzero, torch.where(nonzero, squared, 1.0).sqrt(), 0.0)
-    return basis.spectra(length).movedim(-1, 0).to(torch.float64) * window / volume
+
+    def spectrum(sign_y: float, sign_z: float) -> Tensor:
+        k = torch.stack(torch.meshgrid(index[0], sign_y * index[1], sign_z * index[2], indexing="ij"), dim=-1)
+        squared = ((k @ gram) * k).sum(dim=-1)
+        nonzero = squared > 0
+        length = torch.where(nonzero, torch.where(nonzero, squared, 1.0).sqrt(), 0.0)
+        return basis.spectra(length).movedim(-1, 0).to(torch.float64) * window / volume
+
+    orthogonal = torch.allclose(gram, torch.diag(gram.diagonal()), rtol=0.0, atol=1e-12 * float(gram.detach().max()))
+    if orthogonal and not cell.requires_grad:
+        parts: dict[Axes, Tensor] = {(): spectrum(1, 1)}
+    else:
+        pp, pm, mp, mm = spectrum(1, 1), spectrum(1, -1), spectrum(-1, 1), spectrum(-1, -1)
+        parts = {
+            (): (pp + pm + mp + mm) / 4,
+            (0, 1): (pp + pm - mp - mm) / 4,
+            (0, 2): (pp - pm + mp - mm) / 4,
+            (1, 2): (pp - pm - mp + mm) / 4,
+        }
+    rows = [wave_numbers(k, cell.device) for k in n_waves]
+    return {axes: part[:, rows[0]][:, :, rows[1]][:, :, :, rows[2]] for axes, part in parts.items()}
 
 
-def _assignment(index: Tensor, n: int) -> Tensor:
-    """Optimal influence of one axis: W²/(Σ_m W(k + m n)²)², W = sinc^NODES (Hockney and Eastwood, §8-3-3)."""
-    aliases = torch.arange(-3, 4, dtype=index.dtype, device=index.device) * n
-    total = torch.sinc((index[:, None] + aliases) / n).pow(2 * NODES).sum(dim=1)
-    return torch.sinc(index / n).pow(2 * NODES) / total**2
+_SPACING_AT_ONE, _SPACING_POWER = 1.52, 0.135
+"""h/σ = 0.60 at ε = 1e-3, 0.44 at 1e-4, 0.32 at 1e-5: measured, with a margin; tests compare with the image sum."""
 
+_MESH_VALUES_AT_ONCE = 1 << 26
+"""Grid points times channels held at once, 256 MiB in float32, some of it twice; bounds memory, not the result."""
 
-_SPACING_AT_ONE = 2.1
-"""h/σ at which the error would be one, extrapolated: 0.53 at ε = 1e-3, 0.33 at 1e-4. A margin is in it:
-bench_mesh.py and the tests measure what is achieved."""
-
-_MESH_VALUES_AT_ONCE = 1 << 22
-"""Grid points times channels held at once: 32 MiB in float64, some of it twice; bounds memory, not the result."""
-
-_SCATTER_COST = 4.0
-"""How much dearer a multiply-add is that gathers or scatters than one in a matrix product."""
+_TRANSFORM_COST, _SCATTER_COST, _FILTER_COST, _PLAN_COST = 2.0, 4.0, 60.0, 300.0
+"""In multiply-adds of a large matrix product: one in products with small matrices, one that gathers or scatters, what
+is done to every wave, and to make and sort an entry of the assignment; measured on CPUs."""

@@ -1,0 +1,245 @@
+"""Products along a sparse pattern: the neighbour list of the local branch, the assignment of atoms to a mesh.
+
+Two products, each of which is the derivative of the other, so that both can be differentiated as often as wanted
+and neither forms a row of values for every entry of the pattern:
+
+    weighted_sum:     out_i = Σ_e w_e x_col(e)      e in row i      (sparse times dense)
+    scalar_products:  s_e = a_row(e) · b_col(e)                     (dense times dense, sampled)
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class SparsePattern:
+    """Which columns belong to which row, row after row.
+
+    Args:
+        row_starts: (n_rows + 1,) int64, ascending, from 0 to the number of entries.
+        columns: (n_entries,) int64.
+        n_columns: number of columns.
+    """
+
+    def __init__(self, row_starts: Tensor, columns: Tensor, n_columns: int) -> None:
+        # Half the memory, and what the products below read fastest.
+        small = len(columns) < 2**31 and n_columns < 2**31
+        index = torch.int32 if small else torch.int64
+        self.row_starts = row_starts.to(index)
+        self.columns = columns.to(index)
+        self.n_columns = n_columns
+
+    @classmethod
+    def from_rows(cls, rows: Tensor, columns: Tensor, n_rows: int, n_columns: int) -> SparsePattern:
+        """From the row of every entry, (n_entries,) ascending."""
+        return cls(_starts(rows, n_rows), columns, n_columns)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.row_starts) - 1
+
+    @property
+    def n_entries(self) -> int:
+        """Number of entries."""
+        return len(self.columns)
+
+    @property
+    def rows(self) -> Tensor:
+        """(n_entries,) row of every entry; not kept."""
+        counts = self.row_starts.diff()
+        index = torch.arange(self.n_rows, dtype=self.columns.dtype, device=self.columns.device)
+        return index.repeat_interleave(counts, output_size=self.n_entries)
+
+    @cached_property
+    def transposed(self) -> tuple[SparsePattern, Tensor]:
+        """The pattern with rows and columns exchanged, and the (n_entries,) entries of this one in its order."""
+        order = torch.argsort(self.columns, stable=True)
+        starts = _starts(self.columns, self.n_columns)
+        turned = SparsePattern(starts, self.rows[order], self.n_rows)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        turned.__dict__["transposed"] = (self, back)
+        return turned, order
+
+    def parts(self, n_entries: int) -> Iterator[tuple[slice, slice, SparsePattern]]:
+        """Consecutive rows with about so many entries, their entries, and these rows as a pattern of their own."""
+        limits = torch.tensor(list(range(n_entries, self.n_entries, n_entries)), device=self.row_starts.device)
+        inner = torch.searchsorted(self.row_starts, limits.to(self.row_starts.dtype), right=True) - 1
+        cuts = sorted({0, *inner.tolist(), self.n_rows})
+        for first, last in itertools.pairwise(cuts):
+            begin, end = int(self.row_starts[first]), int(self.row_starts[last])
+            starts = self.row_starts[first : last + 1] - begin
+            yield (
+                slice(first, last),
+                slice(begin, end),
+                SparsePattern(starts, self.columns[begin:end], self.n_columns),
+            )
+
+
+def weighted_sum(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
+    """Σ_e w_e x_col(e) over the entries of every row.
+
+    Args:
+        pattern: of n_entries entries.
+        weights: (n_heads, n_entries).
+        values: (n_heads, n_columns, n_channels).
+
+    Returns:
+        (n_heads, n_rows, n_channels).
+    """
+    result: Tensor = _WeightedSum.apply(pattern, weights, values)
+    return result
+
+
+def scalar_products(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
+    """a_row(e) · b_col(e) for every entry e.
+
+    Args:
+        pattern: of n_entries entries.
+        left: (n_heads, n_rows, n_channels).
+        right: (n_heads, n_columns, n_channels).
+
+    Returns:
+        (n_heads, n_entries).
+    """
+    result: Tensor = _ScalarProducts.apply(pattern, left, right)
+    return result
+
+
+def sum_of_entries(pattern: SparsePattern, entries: Tensor) -> Tensor:
+    """(n_entries, c) values of the entries, those of every row added → (n_rows, c)."""
+    result: Tensor = _SumOfEntries.apply(pattern, entries)
+    return result
+
+
+def to_entries(pattern: SparsePattern, rows: Tensor) -> Tensor:
+    """(n_rows, c) values of the rows, given to each of their entries → (n_entries, c)."""
+    result: Tensor = _ToEntries.apply(pattern, rows)
+    return result
+
+
+class _SumOfEntries(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: SparsePattern, entries: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        index = torch.arange(pattern.n_entries, dtype=pattern.columns.dtype, device=entries.device)
+        # Adding rows at an index is many times slower where rows are short.
+        return functional.embedding_bag(
+            index, entries.contiguous(), pattern.row_starts, mode="sum", include_last_offset=True
+        )
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, to_entries(ctx.pattern, gradient)
+
+
+class _ToEntries(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: SparsePattern, rows: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        return rows.index_select(0, pattern.rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, sum_of_entries(ctx.pattern, gradient)
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        # Values on a mesh are large, and only the derivative by the weights asks for them.
+        ctx.save_for_backward(
+            weights if ctx.needs_input_grad[2] else None, values if ctx.needs_input_grad[1] else None
+        )
+        return _sum_rows(pattern, weights, values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        weights, values = ctx.saved_tensors
+        to_weights = to_values = None
+        if ctx.needs_input_grad[1]:
+            to_weights = scalar_products(ctx.pattern, gradient, values)
+        if ctx.needs_input_grad[2]:
+            turned, order = ctx.pattern.transposed
+            to_values = weighted_sum(turned, weights[:, order], gradient)
+        return None, to_weights, to_values
+
+
+class _ScalarProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        ctx.save_for_backward(left, right)
+        return _sample(pattern, left, right)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        to_left = to_right = None
+        if ctx.needs_input_grad[1]:
+            to_left = weighted_sum(ctx.pattern, gradient, right)
+        if ctx.needs_input_grad[2]:
+            turned, order = ctx.pattern.transposed
+            to_right = weighted_sum(turned, gradient[:, order], left)
+        return None, to_left, to_right
+
+
+def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
+    """An embedding bag per head is this product, on every device, without a row for every entry."""
+    out = values.new_empty((values.shape[0], pattern.n_rows, values.shape[2]))
+    for head in range(values.shape[0]):
+        out[head] = functional.embedding_bag(
+            pattern.columns,
+            values[head].contiguous(),
+            pattern.row_starts,
+            mode="sum",
+            per_sample_weights=weights[head].contiguous(),
+            include_last_offset=True,
+        )
+    return out
+
+
+def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
+    # MKL's kernel refuses more entries than a full matrix has, as images in a small cell can make.
+    fits = pattern.n_entries <= pattern.n_rows * pattern.n_columns
+    if fits and left.device.type == "cpu" and torch.backends.mkl.is_available() and left.dtype in _MKL_DTYPES:
+        return _sample_with_mkl(pattern, left, right)
+    rows, found = pattern.rows, []
+    for row, column in zip(rows.split(_ENTRIES_AT_ONCE), pattern.columns.split(_ENTRIES_AT_ONCE), strict=True):
+        found.append((left.index_select(1, row) * right.index_select(1, column)).sum(dim=-1))
+    return torch.cat(found, dim=1)
+
+
+def _sample_with_mkl(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
+    shape = (pattern.n_rows, pattern.n_columns)
+    zeros = left.new_zeros(pattern.n_entries)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        mask = torch.sparse_csr_tensor(pattern.row_starts, pattern.columns, zeros, shape, check_invariants=False)
+    out = left.new_empty((left.shape[0], pattern.n_entries))
+    for head in range(left.shape[0]):
+        product = torch.sparse.sampled_addmm(mask, left[head].contiguous(), right[head].contiguous().t(), beta=0.0)
+        out[head] = product.values()
+    return out
+
+
+def _starts(sorted_or_not: Tensor, n: int) -> Tensor:
+    """(n + 1,) where each of n values would start if they were sorted."""
+    counts = torch.bincount(sorted_or_not, minlength=n)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(dim=0)])
+
+
+_MKL_DTYPES = (torch.float32, torch.float64)
+
+_ENTRIES_AT_ONCE = 1 << 16
+"""Entries whose rows are held at once; bounds memory, not the result."""

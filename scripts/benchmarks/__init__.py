@@ -1,0 +1,1 @@
+"""Parts of bench_attention.py, bench_model.py and profile_layer.py."""

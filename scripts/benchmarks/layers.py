@@ -1,0 +1,196 @@
+"""molflt's layers as the benchmarks see them: the only file here that knows how attention works inside.
+
+A layer to be measured is a module with two methods: ``prepare(batch)``, once for a structure, and
+``forward(x, prepared)``, once for every layer and recycle.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from molflt.attention.build import build_attention
+from molflt.attention.config import AttentionConfig
+from molflt.attention.geometry import Geometry, build_geometry
+from molflt.attention.local_rpe import local_neighbourhood
+from molflt.attention.radial_basis import GaussianDistanceBasis
+
+DIM, HEADS, N_FEATURES, N_FREQUENCIES, N_BASIS = 256, 8, 64, 16, 16
+CUTOFF, N_RBF = 6.0, 48
+
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "molflt": {},
+    "molflt, ε = 1e-3": {"tolerance": 1e-3},
+    "molflt, no far field": {"far_field": False},
+    "molflt, budget l_max = 4": {"frequencies": "quadrature", "l_max": 4},
+    "flt": {"far_rank": "m", "frequencies": "sampled"},
+    "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
+    "performer": {"mechanism": "kernelised"},
+    "saderf-mm": {"mechanism": "kernelised", "kernel": "saderf-mm"},
+    "elu": {"mechanism": "kernelised", "kernel": "elu"},
+    "relu": {"mechanism": "kernelised", "kernel": "relu"},
+    "lara": {"mechanism": "kernelised", "kernel": "lara"},
+    "lara-rpe": {"far_rank": "m", "kernel": "lara"},
+    "ra": {"mechanism": "randomised"},
+    "ra-rpe": {"mechanism": "randomised", "positional_mask": True},
+    "softmax": {"mechanism": "softmax"},
+}
+"""What each row changes from the defaults; all have the widths above."""
+
+ISOLATED_ONLY = ("molflt, budget l_max = 4",)
+"""Rows whose linear form exists in isolated structures only."""
+
+
+class MolfltLayer(nn.Module):
+    """One attention layer of molflt and what it shares with others.
+
+    Args:
+        name: one of :data:`MECHANISMS`.
+        dim: width.
+        n_heads: heads.
+        n_rbf: size of the distance basis.
+    """
+
+    def __init__(self, name: str, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF) -> None:
+        super().__init__()
+        sizes = {"n_features": N_FEATURES, "n_frequencies": N_FREQUENCIES, "n_basis": N_BASIS}
+        self.config = AttentionConfig.model_validate(sizes | {"sigma_min": 2.0, "sigma_max": 12.0} | MECHANISMS[name])
+        self.radial = GaussianDistanceBasis(n_rbf, CUTOFF)
+        self.positions, (self.layer,) = build_attention(
+            self.config, dim, n_heads, n_layers=1, n_recycles=1, n_rbf=n_rbf, dropout=0.0, seed=0
+        )
+        self.local = self.config.combine == "product" and (
+            self.config.mechanism == "fourier" or self.config.positional_mask
+        )
+
+    @property
+    def neighbour_cutoff(self) -> float:
+        """Å up to which the layer needs neighbours; zero when it takes none."""
+        return self.config.neighbour_cutoff(CUTOFF) if self.local or self.all_pairs_if_isolated else 0.0
+
+    @property
+    def all_pairs_if_isolated(self) -> bool:
+        """Whether isolated structures need every pair."""
+        return self.config.mechanism == "softmax"
+
+    def prepare(self, batch: Batch) -> tuple[Geometry, Any]:
+        """Geometry, radial features and far field: once for a structure. All that layers do not repeat."""
+        edges, offsets = batch.edge_index, batch.cell_offsets
+        if self.neighbour_cutoff == 0.0:
+            edges, offsets = edges[:, :0], offsets[:0]
+        geometry = build_geometry(
+            batch.positions,
+            batch.atomic_numbers,
+            batch.batch,
+            batch.cell,
+            batch.pbc,
+            edges,
+            offsets,
+            self.radial_dtype,
+        )
+        neighbourhood = local_neighbourhood(geometry, self.radial, CUTOFF) if self.local else None
+        return geometry, self.positions(geometry, neighbourhood)
+
+    def forward(self, x: Tensor, prepared: tuple[Geometry, Any]) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, dim): all that happens in every layer, its own preparation included."""
+        return self.layer(x, prepared[0], self.prepare_own(prepared))
+
+    def prepare_own(self, prepared: tuple[Geometry, Any]) -> Any:
+        """What a layer makes of positions with its own weights: once for a layer, shared by its recycles."""
+        geometry, context = prepared
+        return self.layer.prepare(geometry, context) if hasattr(self.layer, "prepare") else context
+
+    @property
+    def radial_dtype(self) -> torch.dtype:
+        """Floating dtype of the weights."""
+        return next(self.layer.parameters()).dtype
+
+    def how(self, prepared: tuple[Geometry, Any]) -> str:
+        """Numerical method and contraction order of the far field, where there is a choice."""
+        contractions = getattr(prepared[1], "contractions", [])
+        names = (f"{c.method.name if c.method is not None else 'none'}, {c.order}" for c in contractions)
+        return "; ".join(dict.fromkeys(names))
+
+
+def distance_basis(n_rbf: int, cutoff: float) -> nn.Module:
+    """The radial basis of molflt's distance bias, for peers that carry the same bias."""
+    return GaussianDistanceBasis(n_rbf, cutoff)
+
+
+def cut(prepared: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """A copy of what ``prepare`` returned in which the gradient stops, so that layers can be differentiated alone.
+
+    In a model the gradient goes through every layer to the prepared tensors, is added up there, and goes on through
+    the preparation once. So every tensor with a gradient becomes a leaf that asks for one.
+
+    Returns:
+        The copy, and the pairs of (original tensor, its leaf).
+    """
+    leaves: dict[int, tuple[Tensor, Tensor]] = {}
+    walked: dict[int, Any] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if not value.requires_grad:
+                return value
+            if id(value) not in leaves:
+                leaves[id(value)] = (value, value.detach().requires_grad_())
+            return leaves[id(value)][1]
+        if isinstance(value, (list, tuple)):
+            items = [walk(item) for item in value]
+            changed = any(a is not b for a, b in zip(items, value, strict=True))
+            return type(value)(items) if changed else value
+        if isinstance(value, dict):
+            entries = {key: walk(item) for key, item in value.items()}
+            return entries if any(entries[key] is not item for key, item in value.items()) else value
+        if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or (callable(value) and not _holds(value)):
+            return value
+        if id(value) in walked:
+            return walked[id(value)]
+        # Objects may refer to each other, as a pattern and its transpose do: those hold indices, no gradients.
+        walked[id(value)] = value
+        found = {key: walk(item) for key, item in vars(value).items()}
+        if all(found[key] is item for key, item in vars(value).items()):
+            return value
+        twin = walked[id(value)] = copy.copy(value)
+        for key, item in found.items():
+            object.__setattr__(twin, key, item)
+        return twin
+
+    return walk(prepared), list(leaves.values())
+
+
+Path = tuple[str | int, ...]
+
+
+def tensors(prepared: Any) -> set[Path]:
+    """Where the tensors are in what was prepared: attributes, and places in lists, from the outside in."""
+    found: set[Path] = set()
+    seen: set[int] = set()
+
+    def walk(value: Any, path: Path) -> None:
+        if isinstance(value, Tensor):
+            found.add(path)
+        elif id(value) not in seen and not isinstance(value, (type, nn.Module)):
+            seen.add(id(value))
+            entries = enumerate(value) if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {}).items()
+            for key, item in list(entries):
+                walk(item, (*path, key))
+
+    walk(prepared, ())
+    return found
+
+
+def touch(prepared: Any, path: Path) -> None:
+    """Have made what is made when it is first asked for."""
+    for key in path:
+        prepared = prepared[key] if isinstance(key, int) else getattr(prepared, key)
+
+
+def _holds(value: Any) -> bool:
+    """Whether a callable is an object with tensors, as a far field's operator is, and no function or class."""
+    return not isinstance(value, type) and any(isinstance(item, (Tensor, list)) for item in vars(value).values())

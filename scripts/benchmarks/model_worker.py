@@ -1,0 +1,167 @@
+"""Measures one whole model in this process. Run by bench_model.py, in molflt's environment or that of the peers:
+
+    python -m benchmarks.model_worker SPEC
+
+SPEC is the JSON of a :class:`Spec`. The answer is one line of JSON; see :func:`benchmarks.measuring.answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import measuring
+from benchmarks.batch_file import PlainBatch
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to measure.
+
+    Attributes:
+        family: molflt, schnet, dimenet++, painn or mace.
+        sizes: keyword arguments of its constructor.
+        match: choose the width so that the model has about so many parameters; None keeps that of ``sizes``.
+        batch: file of the batch.
+        warm: file of a small batch, for all that a first call starts up.
+        direction: forward, or train: forward, backward and Adam.
+        repeats: calls to time.
+        seconds: after which no further call is started.
+        gibibytes: memory that the measurement may take; 0 for no limit.
+        threads: of PyTorch.
+        device: cpu or cuda.
+    """
+
+    family: str
+    sizes: dict[str, Any]
+    match: int | None
+    batch: str
+    warm: str
+    direction: str
+    repeats: int
+    seconds: float
+    gibibytes: float
+    threads: int
+    device: str
+
+
+def build(family: str, sizes: dict[str, Any]) -> nn.Module:
+    """The model: ``prepare(batch)`` once, ``forward(inputs)`` gives energies."""
+    if family == "molflt":
+        from benchmarks.molflt_model import MolfltEnergy
+
+        return MolfltEnergy(**sizes)
+    if family == "schnet":
+        from benchmarks.graph_models import SchNetEnergy
+
+        return SchNetEnergy(**sizes)
+    if family == "dimenet++":
+        from benchmarks.graph_models import DimeNetEnergy
+
+        return DimeNetEnergy(**sizes)
+    from benchmarks.external_models import MACEEnergy, PaiNNEnergy
+
+    return {"painn": PaiNNEnergy, "mace": MACEEnergy}[family](**sizes)
+
+
+def with_width(family: str, sizes: dict[str, Any], width: int) -> dict[str, Any]:
+    """The same model at another width, in the proportions of its published size."""
+    match family:
+        case "schnet":
+            own: dict[str, Any] = {"hidden_channels": width, "num_filters": max(8, width // 3)}
+        case "dimenet++":
+            own = {"hidden_channels": width, "int_emb_size": width // 4, "out_emb_channels": 3 * width // 4}
+        case "painn":
+            own = {"n_atom_basis": width}
+        case _:
+            raise ValueError(f"no rule for the width of {family}")
+    return {**sizes, **own}
+
+
+WIDTHS = range(8, 1025, 4)
+
+
+def matched(target: int, count: Callable[[int], int]) -> int:
+    """The width, of :data:`WIDTHS`, whose number of parameters is nearest to ``target``; ``count`` increases."""
+    low, high = 0, len(WIDTHS) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(WIDTHS[middle]) <= target else (low, middle)
+    return min((WIDTHS[low], WIDTHS[high]), key=lambda width: abs(count(width) - target))
+
+
+def n_parameters(model: nn.Module) -> int:
+    """Trained numbers."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+class Step:
+    """What is timed: a forward pass without gradients, or a step of training.
+
+    Args:
+        model: on its device.
+        batch: a batch.
+        optimiser: None for forward passes.
+    """
+
+    def __init__(self, model: nn.Module, batch: PlainBatch, optimiser: torch.optim.Optimizer | None) -> None:
+        self.model, self.batch, self.optimiser = model, batch, optimiser
+        self.inputs = model.prepare(batch)
+
+    def __call__(self) -> None:
+        """One of them."""
+        if self.optimiser is None:
+            with torch.no_grad():
+                self.model(self.inputs)
+            return
+        self.optimiser.zero_grad(set_to_none=True)
+        self.loss().backward()
+        self.optimiser.step()
+
+    def loss(self) -> Tensor:
+        """Mean squared error of the energies, and whatever else the model learns from."""
+        if hasattr(self.model, "loss"):
+            return self.model.loss(self.inputs, self.batch)
+        return (self.model(self.inputs) - self.batch.target).square().mean()
+
+
+def measure(spec: Spec) -> dict[str, Any]:
+    """Memory of a step after one to warm up, then seconds of further ones."""
+    torch.set_num_threads(spec.threads)
+    torch.manual_seed(0)
+    device, train = torch.device(spec.device), spec.direction == "train"
+    sizes = spec.sizes
+    if spec.match is not None:
+        target = spec.match
+        width = matched(target, lambda w: n_parameters(build(spec.family, with_width(spec.family, sizes, w))))
+        sizes = with_width(spec.family, sizes, width)
+    model = build(spec.family, sizes).to(device).train(train)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4) if train else None
+    Step(model, PlainBatch.load(Path(spec.warm), device), optimiser)()
+    if optimiser is not None:
+        optimiser.zero_grad(set_to_none=True)
+    batch = PlainBatch.load(Path(spec.batch), device)
+    if spec.gibibytes and device.type == "cpu":
+        measuring.limit_memory(spec.gibibytes)
+    step = Step(model, batch, optimiser)
+    growth = measuring.peak_growth(step, device)
+    return {
+        "seconds": measuring.seconds_of(step, spec.repeats, spec.seconds, device),
+        "bytes": growth.peak,
+        "parameters": n_parameters(model),
+        "structures": batch.n_structures,
+        "atoms": len(batch.positions),
+        "edges": int(batch.edge_index.shape[1]),
+        "sizes": {key: value for key, value in sizes.items() if isinstance(value, (int, float, str))},
+    }
+
+
+if __name__ == "__main__":
+    measuring.answer(lambda: measure(Spec(**json.loads(sys.argv[1]))))

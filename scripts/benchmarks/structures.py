@@ -1,0 +1,141 @@
+"""What is measured on: atoms at the density of water in a cube or a ball, and slabs of the size of OC20's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.build import add_adsorbate, fcc111, molecule
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from molflt.data.ase_io import from_atoms
+from molflt.data.batching import collate
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.neighbours import attach_neighbours
+
+DENSITY = 0.1
+"""Atoms/Å³: that of water (0.100) and, within a tenth or so, of organic crystals."""
+
+KINDS = ("periodic", "isolated", "oc20")
+
+_JITTER = 0.1
+"""Of the lattice spacing, each way along every axis: no two distances alike, and no two atoms too close."""
+
+_METALS = ("Cu", "Ag", "Au", "Ni", "Pd", "Pt", "Al", "Rh", "Ir")
+_ADSORBATES = ("H", "O", "OH", "CO", "H2O", "NH3", "CH3", "CH3OH", "C2H4", "C2H6")
+OC20_SMALLEST, OC20_LARGEST, OC20_MEAN = 20, 250, 78
+"""Atoms of a structure of OC20; the mean is that of IS2RE."""
+
+
+def _with_elements(positions: np.ndarray, rng: np.random.Generator, cell: float | None) -> Data:
+    numbers = rng.choice([1, 6, 7, 8], size=len(positions), p=[0.5, 0.3, 0.05, 0.15])
+    box = None if cell is None else [cell] * 3
+    atoms = Atoms(numbers, positions, cell=box, pbc=cell is not None)
+    return from_atoms(atoms, f"{len(positions)} atoms", tags="oc20")
+
+
+def cube(n: int, seed: int = 0) -> Data:
+    """``n`` atoms on jittered sites of a cubic lattice that fills a periodic cube."""
+    rng = np.random.default_rng(seed)
+    side = (n / DENSITY) ** (1 / 3)
+    per_axis = int(np.ceil(round(n ** (1 / 3), 6)))
+    spacing = side / per_axis
+    sites = rng.permutation(per_axis**3)[:n]
+    lattice = np.stack(np.unravel_index(np.sort(sites), (per_axis,) * 3), axis=1) * spacing
+    return _with_elements(lattice + rng.uniform(-1, 1, lattice.shape) * _JITTER * spacing, rng, side)
+
+
+def ball(n: int, seed: int = 0) -> Data:
+    """The ``n`` sites of a jittered cubic lattice nearest to a point, without a cell."""
+    rng = np.random.default_rng(seed)
+    spacing = DENSITY ** (-1 / 3)
+    reach = int(np.ceil((3 * n / (4 * np.pi)) ** (1 / 3))) + 2
+    axis = np.arange(-reach, reach + 1)
+    lattice = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
+    lattice = lattice + rng.uniform(-0.5, 0.5, 3)
+    nearest = np.argsort((lattice**2).sum(axis=1), kind="stable")[:n]
+    points = lattice[np.sort(nearest)] * spacing
+    return _with_elements(points + rng.uniform(-1, 1, points.shape) * _JITTER * spacing, rng, None)
+
+
+def slabs(n_atoms: int, seed: int = 0) -> list[Data]:
+    """Slabs with an adsorbate, about ``n_atoms`` in all: 20 to 250 atoms each, 78 in the mean, as in OC20's IS2RE.
+
+    fcc(111) slabs, every atom moved by a tenth of an ångström or so, periodic in all directions with 20 Å of vacuum,
+    as OC20's are.
+    """
+    rng = np.random.default_rng(seed)
+    shapes = [(x, y, layers) for x in range(2, 8) for y in range(2, 8) for layers in range(3, 7)]
+    found: list[Data] = []
+    total = 0
+    while not found or total < n_atoms:
+        # Log-normal, as sizes with a lower bound tend to be; the median lies below the mean of 78.
+        wanted = float(np.clip(rng.lognormal(np.log(OC20_MEAN) - 0.1, 0.45), OC20_SMALLEST, OC20_LARGEST))
+        metal, guest = str(rng.choice(_METALS)), molecule(str(rng.choice(_ADSORBATES)))
+        off = np.array([abs(x * y * layers + len(guest) - wanted) for x, y, layers in shapes])
+        size = shapes[int(rng.choice(np.flatnonzero(off <= off.min() + 2)))]
+        slab = fcc111(metal, size, vacuum=10.0)
+        n_slab = len(slab)
+        layer_of = slab.get_tags()
+        add_adsorbate(slab, guest, height=2.0, position="ontop")
+        slab.positions += rng.normal(0, 0.05, slab.positions.shape)
+        slab.pbc = True
+        if total and total + len(slab) > n_atoms + OC20_SMALLEST:
+            break
+        tags = np.full(len(slab), 2)
+        tags[:n_slab] = layer_of == 1
+        slab.set_tags(tags)
+        found.append(from_atoms(slab, f"{slab.symbols}", tags="oc20"))
+        total += len(slab)
+    return found
+
+
+def bundled(n_atoms: int, root: Path) -> list[Data]:
+    """The first training structures of data/adsorption, up to ``n_atoms`` in all."""
+    found: list[Data] = []
+    for data in LmdbDataset(root / "data" / "adsorption" / "train.lmdb"):
+        if found and sum(len(s.positions) for s in found) + len(data.positions) > n_atoms:
+            break
+        found.append(data)
+    return found
+
+
+def make(kind: str, size: int) -> list[Data]:
+    """The structures of one point of the measurement, without neighbour lists."""
+    match kind:
+        case "periodic":
+            return [cube(size)]
+        case "isolated":
+            return [ball(size)]
+        case "oc20":
+            return slabs(size)
+    raise ValueError(f"unknown kind of structure '{kind}'; choose one of {', '.join(KINDS)}")
+
+
+def batch_with_neighbours(structures: list[Data], cutoff: float, all_pairs_if_isolated: bool = False) -> Batch:
+    """One batch; the structures get their neighbour lists."""
+    return collate([attach_neighbours(data, cutoff, all_pairs_if_isolated) for data in structures])
+
+
+def edge_vectors(batch: Batch) -> Tensor:
+    """(n_edges, 3) float32, Δ_ij = r_i − r_j − offset·cell of every edge (i, j)."""
+    receiver, sender = batch.edge_index
+    shift = torch.einsum("ek,ekl->el", batch.cell_offsets.to(torch.float64), batch.cell[batch.batch[receiver]])
+    return (batch.positions[receiver] - batch.positions[sender] - shift).to(torch.float32)
+
+
+def nearest_only(batch: Batch, most: int | None) -> Batch:
+    """Keep the ``most`` nearest neighbours of every atom, as OC20's models do; all of them for None."""
+    if most is None:
+        return batch
+    receiver = batch.edge_index[0].numpy()
+    distance = edge_vectors(batch).norm(dim=1).numpy()
+    order = np.lexsort((distance, receiver))
+    counts = np.bincount(receiver, minlength=len(batch.positions))
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = torch.from_numpy(np.sort(order[rank < most]))
+    batch.edge_index, batch.cell_offsets = batch.edge_index[:, kept], batch.cell_offsets[kept]
+    return batch

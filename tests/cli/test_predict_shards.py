@@ -1,0 +1,111 @@
+"""predict --shard and merge, as commands."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import pytest
+
+from molflt.data.ase_io import to_atoms
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tiny_data: Path, tmp_path: Path) -> Path:
+    """Three LMDBs in a folder, as in OC20."""
+    (tmp_path / "data").mkdir()
+    for k, name in enumerate(("train", "val", "other")):
+        shutil.copy(tiny_data / f"{name}.lmdb", tmp_path / "data" / f"data.{k:04d}.lmdb")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_a_folder_in_shards(suffix: str, molflt: Run, model_path: Path, folder: Path, tmp_path: Path) -> None:
+    whole, merged = tmp_path / f"whole{suffix}", tmp_path / f"merged{suffix}"
+    options = ("--max-atoms", 40)
+    assert molflt("predict", model_path, folder, "-o", whole, *options).status == 0
+    for k in (3, 1, 2):
+        result = molflt("predict", model_path, folder, "-o", merged, "--shard", f"{k}/3", *options)
+        assert (result.status, result.err) == (0, "")
+        assert f"structures in {merged}.shard-{k}-of-3" in result.out
+        assert not merged.exists()
+    again = molflt("predict", model_path, folder, "-o", merged, "--shard", "2/3", *options)
+    assert again.out.startswith("complete already: ")
+    result = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged)
+    assert result.status == 0
+    assert result.out == f"44 energies (y_relaxed, eV) of 3 shards in {merged}\n"
+    assert merged.read_bytes() == whole.read_bytes()
+    assert molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged).status == 2
+
+
+def test_a_submission(molflt: Run, model_path: Path, folder: Path, tmp_path: Path) -> None:
+    whole, merged = tmp_path / "whole.npz", tmp_path / "merged.npz"
+    molflt("predict", model_path, folder, "-o", whole, "--oc20-split", "id")
+    for k in (1, 2):
+        molflt("predict", model_path, folder, "-o", merged, "--shard", f"{k}/2")
+    shards = list(tmp_path.glob("merged.npz.shard-*"))
+    for split in ("id", "ood_ads"):
+        assert molflt("merge", *shards, "-o", merged, "--oc20-split", split).status == 0
+    with np.load(whole) as expected, np.load(merged) as found:
+        assert found["id_ids"].tolist() == expected["id_ids"].tolist() == found["ood_ads_ids"].tolist()
+        np.testing.assert_array_equal(found["id_energy"], expected["id_energy"])
+
+
+def test_skipped_structures(molflt: Run, model_path: Path, val_set: Any, tmp_path: Path) -> None:
+    frames = []
+    for i in range(6):
+        atoms = to_atoms(val_set[i])
+        atoms.calc = None
+        atoms.info.clear()
+        if i == 4:
+            atoms.positions[1] = atoms.positions[0]
+        frames.append(atoms)
+    ase.io.write(tmp_path / "in.extxyz", frames)
+    common = (tmp_path / "in.extxyz", "--on-error", "skip", "--max-atoms", 12)
+    assert molflt("predict", model_path, *common, "-o", tmp_path / "whole.csv").status == 0
+    for k in (1, 2):
+        assert molflt("predict", model_path, *common, "-o", tmp_path / "out.csv", "--shard", f"{k}/2").status == 0
+    shards = list(tmp_path.glob("out.csv.shard-*"))
+    result = molflt("merge", *shards, "-o", tmp_path / "out.csv")
+    assert "5 energies" in result.out
+    assert "1 skipped" in result.out
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    refused = molflt("merge", *shards, "-o", tmp_path / "out.npz", "--oc20-split", "id")
+    assert refused.status == 2
+    assert "a submission needs every structure" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard", "3/2", "-o", "out.csv"], "I from 1 to N"),
+        (["--shard", "1/2"], "give -o NAME.csv or NAME.npz"),
+        (["--shard", "1/2", "-o", "out.extxyz"], "give -o NAME.csv or NAME.npz"),
+        (["--shard", "1/2", "-o", "out.csv", "--calibrate", "x"], "leave out --forces and --calibrate"),
+        (["--shard", "1/2", "-o", "out.npz", "--oc20-split", "id"], "give it to 'molflt merge'"),
+    ],
+)
+def test_options_that_do_not_go_together(options: list[str], message: str, molflt: Run, model_path: Path) -> None:
+    result = molflt("predict", model_path, "CO", *options)
+    assert result.status == 2
+    assert message in result.err
+
+
+def test_merge_checks_its_output(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    molflt("predict", model_path, "CO", "-o", tmp_path / "out.csv", "--shard", "1/1")
+    shard = tmp_path / "out.csv.shard-1-of-1"
+    for name, message in {"out.txt": "must end in", "out.extxyz": "extxyz holds structures"}.items():
+        result = molflt("merge", shard, "-o", tmp_path / name)
+        assert result.status == 2
+        assert message in result.err
+        assert not (tmp_path / name).exists()
+    molflt("predict", model_path, "CO", "O", "-o", tmp_path / "two.csv", "--shard", "1/2", "--max-atoms", 1)
+    result = molflt("merge", tmp_path / "two.csv.shard-1-of-2", "-o", tmp_path / "two.csv")
+    assert result.status == 2
+    assert "1 of 2 shards is missing: 2" in result.err

@@ -1,0 +1,246 @@
+"""Every way to start several processes: one speaks, one writes, and all end as they should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from molflt.errors import InputError
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import to_yaml
+from molflt.training.processes import check_processes, cluster_plugins
+from molflt.training.rank import is_first_process
+from molflt.training.recorder import read_records
+from tests.training.processes import LAUNCHERS, TIMEOUT, environment, free_port, run, slurm_task, torchrun
+from tests.training.test_resume import assert_same_run
+
+MakeConfig = Callable[..., TrainConfig]
+MOLFLT = ("-m", "molflt.cli.main")
+N_EPOCHS = 16
+FILES = {"best.safetensors", "last.safetensors", "last.ckpt", "config.yaml", "metrics.csv", "metrics.jsonl"}
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in [*LAUNCHERS, *(key for key in os.environ if key.startswith(("SLURM_", "TORCHELASTIC_")))]:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def write(config: TrainConfig, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "c.yaml").write_text(to_yaml(config))
+    return folder / "c.yaml"
+
+
+def together(n: int, command: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    """The tasks that srun would start, in the order of their ranks."""
+    port = free_port()
+    tasks = [
+        subprocess.Popen(
+            command, env=slurm_task(rank, n, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(n)
+    ]
+    try:
+        ends = [task.communicate(timeout=TIMEOUT) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    return [
+        subprocess.CompletedProcess(command, task.returncode, out, err)
+        for task, (out, err) in zip(tasks, ends, strict=True)
+    ]
+
+
+@pytest.mark.slow
+def test_three_launchers_one_run(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Lightning, torchrun and SLURM's tasks leave the same files, and each says everything once."""
+    config = write(make_config(**{"trainer.devices": 2}), tmp_path)
+    arguments = (*MOLFLT, "train", str(config), "--no-report", "--out")
+    runs = {name: tmp_path / name for name in ("lightning", "torchrun", "slurm")}
+    ends = {
+        "lightning": [run([sys.executable, *arguments, str(runs["lightning"])])],
+        "torchrun": [run(torchrun(2, *arguments, runs["torchrun"]))],
+        "slurm": together(2, [sys.executable, *arguments, str(runs["slurm"])]),
+    }
+    for name, processes in ends.items():
+        assert [process.returncode for process in processes] == [0] * len(processes), processes
+        lines = [line.split()[0] for process in processes for line in process.stdout.splitlines()]
+        assert lines[1:] == ["epoch", "epoch", "best:"], name
+        assert {path.name for path in runs[name].iterdir()} == FILES
+        # torchrun itself warns of OMP_NUM_THREADS where it is not set, and says nothing here.
+        assert "".join(process.stderr for process in processes) == "", name
+    assert_same_run(runs["torchrun"], runs["lightning"])
+    assert_same_run(runs["slurm"], runs["lightning"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["key", "data", "taken"])
+@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
+def test_a_mistake_is_reported_once(launcher: str, mistake: str, make_config: MakeConfig, tmp_path: Path) -> None:
+    config = write(make_config(**{"trainer.devices": 2}), tmp_path)
+    out = tmp_path / "run"
+    overrides, message = {
+        "key": (["trainer.epochs=3"], "there is no such key"),
+        "data": ([f"data.train={tmp_path / 'nothing.lmdb'}"], "no such file"),
+        "taken": ([], "is not empty"),
+    }[mistake]
+    if mistake == "taken":
+        out.mkdir()
+        (out / "mine.txt").write_text("mine")
+    arguments = (*MOLFLT, "train", str(config), *overrides, "--out", str(out))
+    done = run([sys.executable, *arguments] if launcher == "lightning" else torchrun(2, *arguments))
+    # torchrun's own status, whatever a process ended with, is 1; its report has the process's.
+    assert done.returncode == (2 if launcher == "lightning" else 1)
+    assert done.stderr.count(message) == 1, done.stderr
+    if launcher == "torchrun":
+        assert "exitcode  : 2" in done.stderr
+    assert not (out / "config.yaml").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
+def test_divergence_is_reported_once(launcher: str, make_config: MakeConfig, tmp_path: Path) -> None:
+    """An error in the middle of training, which all processes have."""
+    config = write(make_config(**{"trainer.devices": 2, "optimiser.lr": 1e30, "optimiser.warmup_steps": 0}), tmp_path)
+    arguments = (*MOLFLT, "train", str(config), "--out", str(tmp_path / "run"))
+    done = run([sys.executable, *arguments] if launcher == "lightning" else torchrun(2, *arguments))
+    assert done.returncode == (2 if launcher == "lightning" else 1), done
+    assert done.stderr.count("training diverged") == 1, done.stderr
+
+
+def test_standard_input_is_for_one_process(
+    molflt: Callable, monkeypatch: pytest.MonkeyPatch, make_config: MakeConfig
+) -> None:
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(to_yaml(make_config(**{"trainer.devices": 2}))))
+    result = molflt("train", "-", "--out", "nowhere")
+    assert result.status == 2
+    assert "cannot be read by several processes" in result.err
+
+
+def test_who_is_first(no_launcher: pytest.MonkeyPatch) -> None:
+    assert is_first_process()
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
+        no_launcher.setenv(name, "0")
+        assert is_first_process()
+        no_launcher.setenv(name, "1")
+        assert not is_first_process()
+        no_launcher.setenv(name, "0")
+
+
+def test_torchrun_and_the_configuration_must_agree(no_launcher: pytest.MonkeyPatch, make_config: MakeConfig) -> None:
+    no_launcher.setenv("TORCHELASTIC_RUN_ID", "x")
+    no_launcher.setenv("WORLD_SIZE", "2")
+    check_processes(make_config(**{"trainer.devices": 2}).trainer)
+    check_processes(make_config(**{"trainer.num_nodes": 2}).trainer)
+    with pytest.raises(InputError, match=r"torchrun started 2 processes, .*trainer\.devices=1 .*--nproc-per-node 1"):
+        check_processes(make_config().trainer)
+
+
+def test_slurm_and_the_configuration_must_agree(no_launcher: pytest.MonkeyPatch, make_config: MakeConfig) -> None:
+    for name, value in slurm_task(0, 2, "1").items():
+        if name.startswith("SLURM_"):
+            no_launcher.setenv(name, value)
+    check_processes(make_config(**{"trainer.devices": 2}).trainer)
+    with pytest.raises(InputError, match=r"SLURM started 2 tasks, .*--ntasks-per-node=1 and put srun"):
+        check_processes(make_config().trainer)
+    (plugin,) = cluster_plugins()
+    assert (plugin.global_rank(), plugin.world_size(), plugin.auto_requeue) == (0, 2, False)  # type: ignore[attr-defined]
+    no_launcher.delenv("SLURM_NTASKS_PER_NODE")
+    with pytest.raises(InputError, match="ntasks-per-node"):
+        cluster_plugins()
+    # A shell in an allocation.
+    no_launcher.setenv("SLURM_JOB_NAME", "bash")
+    check_processes(make_config().trainer)
+    assert cluster_plugins() == []
+
+
+def children(pid: int) -> list[int]:
+    """Processes started by one, and by those."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue
+            if parent == pid:
+                found += [int(folder.name), *children(int(folder.name))]
+    return found
+
+
+def of_rank(pids: list[int], rank: int) -> int:
+    for pid in pids:
+        if f"LOCAL_RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return pid
+    raise AssertionError(f"no process has rank {rank}")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A configuration for two processes, and its run."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    config = write(make_config(**{"trainer.devices": 2, "trainer.max_epochs": N_EPOCHS}), folder)
+    done = run([sys.executable, *MOLFLT, "train", str(config), "--no-report", "--out", str(folder / "run")])
+    assert done.returncode == 0, done
+    return config, folder / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "rank"), [("lightning", 1), ("lightning", 0), ("torchrun", 1), ("torchrun", 0)])
+def test_a_killed_process(launcher: str, rank: int, uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
+    """The others end by themselves, say why, and the run goes on as if nothing had happened."""
+    config, whole = uninterrupted
+    out = tmp_path / "run"
+    arguments = (*MOLFLT, "train", str(config), "--no-report", "--resume", "auto", "--out")
+    command = [sys.executable, *arguments] if launcher == "lightning" else torchrun(2, *arguments)
+    process = subprocess.Popen(
+        [*command, str(out)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    family = []
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while len(read_records(out)) < 2 or not (out / "last.ckpt").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        family = children(process.pid)
+        first = launcher == "lightning" and rank == 0
+        os.kill(process.pid if first else of_rank(family, rank), signal.SIGKILL)
+        _, err = process.communicate(timeout=TIMEOUT)
+        while any(map(alive, family)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        for pid in (process.pid, *family):
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+    assert process.returncode != 0
+    if launcher == "lightning":
+        assert "another of the run's 2 processes ended" in err, err
+        assert "--resume auto" in err
+    else:
+        assert "Signal 9 (SIGKILL)" in err, err
+    # torchrun's report of the failure is a traceback of its own.
+    assert err.count("Traceback") == (launcher == "torchrun")
+    assert len(read_records(out)) < N_EPOCHS, "killed too late"
+    again = run([*command, str(out)])
+    assert again.returncode == 0, again
+    assert_same_run(out, whole)

@@ -1,0 +1,208 @@
+"""Two processes do what one does with the batches of both: losses, weights, validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import lightning
+import numpy as np
+import pytest
+import torch
+from ase.calculators.singlepoint import SinglePointCalculator
+from lightning.pytorch.callbacks import Callback
+
+from molflt.data.ase_io import to_atoms
+from molflt.data.batching import AtomBudgetSampler
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.records import to_record
+from molflt.data.sources import StructureDataset, open_dataset
+from molflt.model.model_file import load_model
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import to_yaml
+from molflt.training.data_module import EnergyDataModule
+from molflt.training.recorder import read_records
+from molflt.training.run import train
+from tests.training.processes import run, torchrun
+
+MakeConfig = Callable[..., TrainConfig]
+N_RANKS = 2
+KINDS = {
+    "displacements": {"loss.noisy_nodes": True},
+    "forces": {
+        "data.target": "energy",
+        "data.label": "energy",
+        "loss.force_weight": 10.0,
+        "loss.energy_per": "atom",
+    },
+}
+SCRIPT = """
+import sys
+from molflt.training.config_file import load_config
+from molflt.training.run import train
+from molflt.training.task import EnergyTask
+from tests.training.test_same_run import Losses
+
+config, out, mean_of_means = sys.argv[1:]
+if mean_of_means == "yes":
+    # As if every rank's mean weighed the same.
+    EnergyTask._mean_counts = lambda self, batch: (float(batch.num_graphs), float((~batch.fixed).sum()) or 1.0)
+train(load_config(config), out + "/run", callbacks=[Losses(out)])
+"""
+
+
+class Losses(Callback):
+    """Writes the losses of this process, step by step, and the sizes of its batches."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.losses: list[float] = []
+        self.sizes: list[int] = []
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.losses.append(float(outputs["loss"]))
+        self.sizes.append(int(batch.num_graphs))
+
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        content = {"losses": self.losses, "sizes": self.sizes}
+        (self.folder / f"losses-{trainer.global_rank}.json").write_text(json.dumps(content))
+
+
+class GlobalBatches(torch.utils.data.Sampler[list[int]]):
+    """For one process: what all ranks together have in a step."""
+
+    def __init__(self, shares: list[AtomBudgetSampler]) -> None:
+        self.shares = shares
+
+    def set_epoch(self, epoch: int) -> None:
+        for share in self.shares:
+            share.set_epoch(epoch)
+
+    @property
+    def sampler(self) -> GlobalBatches:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.shares[0])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([k for part in parts for k in part] for parts in zip(*self.shares, strict=True))
+
+
+def read(folder: Path, key: str) -> np.ndarray:
+    """(n_ranks, n_steps)."""
+    return np.array([json.loads(path.read_text())[key] for path in sorted(folder.glob("losses-*.json"))])
+
+
+def by_two(config: TrainConfig, folder: Path, mean_of_means: str = "no") -> Path:
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "c.yaml").write_text(to_yaml(config))
+    done = run(torchrun(N_RANKS, folder / "script.py", folder / "c.yaml", folder, mean_of_means))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def labelled_data(tiny_data: Path, tmp_path: Path) -> dict[str, str]:
+    """The tiny data with made-up forces."""
+    random = np.random.default_rng(0)
+    for name in ("train", "val"):
+        structures = open_dataset(tiny_data / f"{name}.lmdb")
+        frames = []
+        for i in range(len(structures)):
+            atoms = to_atoms(structures[i])
+            energy = float(structures[i].energy)
+            atoms.calc = None
+            atoms.info.clear()
+            atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=random.normal(size=(len(atoms), 3)))
+            frames.append(atoms)
+        ase.io.write(tmp_path / f"{name}.extxyz", frames)
+    return {"data.train": str(tmp_path / "train.extxyz"), "data.val": {"val": str(tmp_path / "val.extxyz")}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_losses_and_weights(
+    kind: str,
+    make_config: MakeConfig,
+    labelled_data: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {**KINDS[kind], "trainer.precision": "64-true", "data.max_atoms": 40, "trainer.max_epochs": 3}
+    if kind == "forces":
+        options |= labelled_data
+    shared = by_two(make_config(**options, **{"trainer.devices": N_RANKS}), tmp_path / "two")
+    sizes = read(shared, "sizes")
+    assert (sizes[0] != sizes[1]).any(), "the ranks' batches are of one size: nothing is tested"
+
+    def global_batches(self: EnergyDataModule, structures: StructureDataset, shuffle: bool) -> Any:
+        config = self.config
+        if not shuffle:
+            return AtomBudgetSampler(structures.n_atoms, config.data.max_atoms, shuffle=False, seed=0)
+        return GlobalBatches(
+            [
+                AtomBudgetSampler(
+                    structures.n_atoms,
+                    config.data.max_atoms,
+                    shuffle=True,
+                    seed=config.seed,
+                    rank=rank,
+                    n_ranks=N_RANKS,
+                )
+                for rank in range(N_RANKS)
+            ]
+        )
+
+    monkeypatch.setattr(EnergyDataModule, "_sampler", global_batches)
+    (tmp_path / "one").mkdir()
+    train(
+        make_config(**options), tmp_path / "one" / "run", say=lambda line: None, callbacks=[Losses(tmp_path / "one")]
+    )
+    losses = read(tmp_path / "one", "losses")
+    assert losses.shape == (1, sizes.shape[1])
+    np.testing.assert_allclose(read(shared, "losses").mean(axis=0), losses[0], rtol=1e-6)
+    for two, one in zip(read_records(shared / "run"), read_records(tmp_path / "one" / "run"), strict=True):
+        # What Lightning keeps over an epoch is in single precision.
+        assert two == pytest.approx(one, rel=1e-6)
+        assert {k: v for k, v in two.items() if not k.startswith("train/")} == pytest.approx(
+            {k: v for k, v in one.items() if not k.startswith("train/")}, rel=1e-9
+        )
+    weights = [
+        load_model(folder / "run" / "last.safetensors").model.state_dict() for folder in (shared, tmp_path / "one")
+    ]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-8, atol=1e-10, msg=name)
+    # Power: with the mean of the ranks' means, the same comparison fails by orders of magnitude.
+    naive = by_two(make_config(**options, **{"trainer.devices": N_RANKS}), tmp_path / "naive", "yes")
+    difference = read(naive, "losses").mean(axis=0) / losses[0] - 1
+    assert np.abs(difference).max() > 1e-3
+    wrong = load_model(naive / "run" / "last.safetensors").model.state_dict()
+    assert max(float((wrong[name] - weights[1][name]).abs().max()) for name in wrong) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_atoms", [12, 40, 10_000])
+def test_same_metrics(max_atoms: int, make_config: MakeConfig, tiny_data: Path, tmp_path: Path) -> None:
+    """Of nine structures: a sampler that pads would count one twice. The weights stay as they are."""
+    structures = open_dataset(tiny_data / "val.lmdb")
+    write_lmdb(tmp_path / "nine.lmdb", [to_record(structures[k]) for k in range(9)], progress=False)
+    options = {
+        "trainer.precision": "64-true",
+        "trainer.max_epochs": 1,
+        "optimiser.lr": 1e-30,
+        "optimiser.ema_decay": 0.0,
+        "data.max_atoms": max_atoms,
+        "data.val": {"nine": str(tmp_path / "nine.lmdb"), "other": str(tiny_data / "other.lmdb")},
+    }
+    shared = by_two(make_config(**options, **{"trainer.devices": N_RANKS}), tmp_path / "two")
+    train(make_config(**options), tmp_path / "one", say=lambda line: None)
+    two, one = read_records(shared / "run")[-1], read_records(tmp_path / "one")[-1]
+    names = [f"{split}/{name}" for split in ("nine", "other") for name in ("energy_mae", "energy_rmse", "ewt")]
+    assert {name: two[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-12, abs=0)
