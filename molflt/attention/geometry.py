@@ -143,6 +143,12 @@ class Geometry:
         return any(self.pbc[b])
 
 
+def select_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """``rows[index]`` for an index without repetitions; its derivative is a copy, where that of indexing is a sum."""
+    selected: Tensor = _Pack.apply(rows, index)
+    return selected
+
+
 class _Pad(torch.autograd.Function):
     """Rows to places of their own. Each is the other's derivative: nothing has to be added up."""
 

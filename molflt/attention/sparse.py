@@ -196,17 +196,19 @@ class _ScalarProducts(torch.autograd.Function):
 
 def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
     """An embedding bag per head is this product, on every device, without a row for every entry."""
-    out = values.new_empty((values.shape[0], pattern.n_rows, values.shape[2]))
-    for head in range(values.shape[0]):
-        out[head] = functional.embedding_bag(
+    found = [
+        functional.embedding_bag(
             pattern.columns,
-            values[head].contiguous(),
+            value.contiguous(),
             pattern.row_starts,
             mode="sum",
-            per_sample_weights=weights[head].contiguous(),
+            per_sample_weights=weight.contiguous(),
             include_last_offset=True,
         )
-    return out
+        for weight, value in zip(weights, values, strict=True)
+    ]
+    # One head stays where it is: on a mesh a copy would cost as much as the sum.
+    return found[0][None] if len(found) == 1 else torch.stack(found)
 
 
 def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:

@@ -136,6 +136,9 @@ class TrainerConfig(BaseModel):
     keep_last: int = Field(
         0, ge=0, description="model files epoch-N.safetensors of so many latest validations, to average"
     )
+    checkpoint_recycles: bool = Field(
+        False, description="keep one recycle in memory instead of all, for about a third more time"
+    )
     deterministic: bool = Field(True, description="the same numbers every time on the same machine")
     loggers: list[Literal["tensorboard", "wandb"]] = Field(
         default_factory=list, description="besides metrics.csv and metrics.jsonl; each is an extra to install"

@@ -95,6 +95,7 @@ def train(
         say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
     model = EnergyModel(model_config, config.seed)
+    model.encoder.checkpoint_recycles = config.trainer.checkpoint_recycles
     model.standardiser.load_statistics(data.training_set.statistics)
     metadata = ModelMetadata(
         config=model_config,

@@ -24,7 +24,8 @@ def run_isolated(command: Sequence[str], threads: int, limit_seconds: float) -> 
         Its answer; where it gave none, a ``status`` and a ``note`` that say why.
     """
     path = os.pathsep.join(filter(None, (str(SCRIPTS), os.environ.get("PYTHONPATH", ""))))
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+    # As the command line sets it (molflt.cli.main), for all alike.
+    environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
     # A session of its own: compilers that torch.compile started end with it.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True

@@ -15,7 +15,7 @@ import torch
 
 from molflt.atomic_file import atomic_file
 
-_PACKAGES = ("molflt", "torch", "torch-geometric", "torch-pme", "vesin", "numpy", "ase")
+_PACKAGES = ("molflt", "torch", "torch-geometric", "vesin", "numpy", "ase")
 
 
 class Results:

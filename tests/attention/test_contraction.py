@@ -99,9 +99,9 @@ def test_a_feature_dropped_shows():
 
 
 def test_order_is_chosen_per_structure_and_batch_mates_change_nothing():
-    """A molecule stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
+    """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
     layer = Layer({"frequencies": "sampled", "l_max": 2})
-    atoms = [STRUCTURES["molecule"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
+    atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
     geometry = geometry_of(atoms, CUTOFF)
     context = layer.context(geometry)
     assert [c.order for c in context.contractions] == ["quadratic", "linear", "quadratic", "linear"]

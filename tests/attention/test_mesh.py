@@ -86,6 +86,7 @@ def test_channels_at_a_time_change_nothing():
     together = method.operator(geometry, 0, rpe())(weights, values)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mesh_module, "_MESH_VALUES_AT_ONCE", 1)
+        patch.setattr(mesh_module, "_CHANNELS_AT_LEAST", 2)
         apart = method.operator(geometry, 0, rpe())(weights, values)
     torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-13)
 

@@ -46,9 +46,7 @@ def convolved(even: bool, n_points: tuple[int, int, int], values: torch.Tensor) 
     triples = zip(N_GRID, n_points, N_WAVES, strict=True)
     x, y, z = (trigonometric_matrix(n, there, k, values) for n, there, k in triples)
     waves = along_axes(values, (x, y, z))
-    field = sum(
-        (exchange(waves, axes) if axes else waves) * part[..., None] for axes, part in parts(even).items()
-    )
+    field = sum((exchange(waves, axes) if axes else waves) * part[..., None] for axes, part in parts(even).items())
     return along_axes(field, (x.T, y.T, z.T))
 
 

@@ -1,0 +1,105 @@
+"""Recycles: what depends on positions alone is made once, and checkpoints change no number."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from molflt.attention import fourier, local_rpe
+from molflt.attention.fourier import FourierAttention
+from molflt.attention.frequencies.mesh import MeshMethod
+from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.data.ase_io import from_atoms
+from molflt.data.batching import StructureCollater
+from molflt.model.config import ModelConfig
+from molflt.model.energy_model import EnergyModel
+from tests.attention.structures import STRUCTURES
+
+SIZES = {"dim": 16, "n_heads": 2, "n_layers": 2, "ffn_dim": 16, "n_rbf": 4, "cutoff": 4.0}
+
+
+def model(n_recycles: int, **attention: Any) -> EnergyModel:
+    torch.manual_seed(0)
+    return EnergyModel(ModelConfig(**SIZES, n_recycles=n_recycles, attention={"n_basis": 4, **attention})).double()
+
+
+def batch() -> Any:
+    return StructureCollater(4.0)([from_atoms(STRUCTURES[name](), name) for name in ("slab", "molecule", "atom")])
+
+
+@pytest.mark.parametrize("order", ["quadratic", "linear"])
+def test_positions_are_prepared_once_however_many_recycles(monkeypatch, order):
+    """Radial basis, what a layer makes of it and the mesh are counted; applications of the layers are not fewer."""
+    calls: dict[str, int] = {}
+
+    def counted(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[name] = calls.get(name, 0) + 1
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(GaussianDistanceBasis, "forward")
+    counted(FourierAttention, "_prepare")
+    counted(FourierAttention, "_attend")
+    counted(MeshMethod, "operator")
+    counted(MeshMethod, "blocks")
+    found = []
+    for n_recycles in (1, 4):
+        calls.clear()
+        model(n_recycles, frequencies="mesh", order=order)(batch())
+        found.append((calls.pop("_attend"), dict(calls)))
+    (once, prepared), (often, again) = found
+    assert again == prepared
+    assert often == 4 * once
+
+
+def test_checkpointed_recycles_give_the_same_gradients_and_keep_less():
+    found, kept = [], []
+    for checkpointed in (False, True):
+        one = model(3)
+        one.encoder.checkpoint_recycles = checkpointed
+        total = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            energy = one(batch()).energy.sum()
+        kept.append(total)
+        energy.backward()
+        found.append([p.grad for p in one.parameters() if p.grad is not None])
+    for plain, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, plain, rtol=1e-10, atol=1e-12)
+    assert kept[1] < 0.7 * kept[0]
+
+
+def test_a_neighbourhood_in_parts_is_the_whole(monkeypatch):
+    """Small limits on what is held at once: the same energies and gradients, and nothing of size edges × radial."""
+    expected = model(2, order="linear", frequencies="mesh")
+    energy = expected(batch()).energy
+    energy.sum().backward()
+    monkeypatch.setattr(local_rpe, "_BASIS_VALUES_KEPT", 64)
+    monkeypatch.setattr(fourier, "_EDGE_FACTORS_KEPT", 32)
+    parts = model(2, order="linear", frequencies="mesh")
+    found = parts(batch()).energy
+    found.sum().backward()
+    torch.testing.assert_close(found, energy, rtol=1e-12, atol=1e-12)
+    for one, other in zip(parts.parameters(), expected.parameters(), strict=True):
+        if other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(parts(batch()).energy, energy.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_edges_in_any_order_give_the_same():
+    one, structures = model(1, order="linear", frequencies="mesh"), batch()
+    expected = one(structures).energy
+    order = torch.randperm(structures.edge_index.shape[1], generator=torch.Generator().manual_seed(0))
+    structures.edge_index = structures.edge_index[:, order]
+    structures.cell_offsets = structures.cell_offsets[order]
+    torch.testing.assert_close(one(structures).energy, expected, rtol=1e-12, atol=1e-12)
