@@ -41,10 +41,10 @@ def test_what_is_measured(estimate: ModuleType) -> None:
     # A larger batch is hardly more operations.
     assert single.launches > 100
     assert double.launches < 1.5 * single.launches
-    # Recycles multiply what the layers keep, not the parameters.
+    # Recycles multiply what the layers keep, but neither what they make of positions alone nor the parameters.
     twice = estimate.measure(config.model_copy(update={"n_recycles": 2}), structures, indices[:1])
     assert twice.n_parameters == single.n_parameters
-    assert 1.4 * single.saved < twice.saved < 2.2 * single.saved
+    assert 1.2 * single.saved < twice.saved < 2.2 * single.saved
 
 
 def test_scaling_by_hand(estimate: ModuleType) -> None:
