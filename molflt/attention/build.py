@@ -8,7 +8,8 @@ import torch
 
 from molflt.attention.concat import ConcatAttention, ConcatPositions
 from molflt.attention.config import AttentionConfig, FrequenciesKind, OrderKind
-from molflt.attention.fourier import FourierAttention, FourierPositions
+from molflt.attention.fourier import FourierAttention
+from molflt.attention.fourier_positions import FourierPositions
 from molflt.attention.frequencies.automatic import AutomaticMethod
 from molflt.attention.frequencies.budget import BudgetQuadratureMethod
 from molflt.attention.frequencies.contraction import LayerSizes

@@ -18,51 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.config import FarRank, OrderKind
+from molflt.attention.config import FarRank
 from molflt.attention.content_kernel import BoundedProjection, Gate
-from molflt.attention.frequencies.contraction import Contraction, LayerSizes, choose_contraction
-from molflt.attention.frequencies.method import FarOperator, FrequencyMethod
+from molflt.attention.fourier_positions import FourierContext, Part
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernels.kernel import Kernel
-from molflt.attention.layer import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
-from molflt.attention.local_rpe import LocalRPE, Neighbourhood
-from molflt.attention.partition import restrict
-from molflt.attention.rpe import GaussianBasis, GaussianRPE
+from molflt.attention.layer import AttentionLayer, heads_first, split_heads
+from molflt.attention.local_rpe import LocalRPE
 from molflt.attention.sparse import scalar_products, weighted_sum
-
-
-@dataclass
-class Part:
-    """The structures of a batch that share a contraction order.
-
-    Attributes:
-        atoms: (n_part,) their atoms in the batch; None when the part is the whole batch.
-        geometry: of the part.
-        neighbourhood: radial features of its neighbour list.
-        far_basis: quadratic order: (n_structures, n_weights, n_max, n_max) basis of f̂; None without a far field.
-        operators: linear order: f̂ of every structure; empty without a far field.
-        quadratic: the order.
-    """
-
-    atoms: Tensor | None
-    geometry: Geometry
-    neighbourhood: Neighbourhood
-    far_basis: Tensor | None
-    operators: list[FarOperator]
-    quadratic: bool
-
-
-@dataclass
-class FourierContext:
-    """What every layer makes its own of.
-
-    Attributes:
-        parts: one or two.
-        contractions: how each structure of the batch is contracted.
-    """
-
-    parts: list[Part]
-    contractions: list[Contraction]
 
 
 @dataclass
@@ -70,7 +33,7 @@ class OnPairs:
     """What a layer makes of a part that is contracted on padded pairs.
 
     Attributes:
-        local: (n_structures, n_heads, n_max, n_max) exp(b_h)·env, images added.
+        local: (n_heads, n_structures, n_max, n_max) exp(b_h)·env, images added.
         far: the same shape, f̂_h; None without a far field.
     """
 
@@ -97,93 +60,31 @@ def on_pairs(local_rpe: LocalRPE, rpe_weights: Tensor, part: Part) -> OnPairs:
     local = local_rpe(part.geometry, part.neighbourhood)
     if part.far_basis is None:
         return OnPairs(local, None)
-    far = rpe_weights.transpose(0, 1) @ part.far_basis.flatten(2)
+    far = rpe_weights.transpose(0, 1) @ part.far_basis.flatten(1)
     return OnPairs(local, far.view(local.shape))
 
 
-class FourierPositions(SharedPositions):
-    """Widths of the RPE function and the numerical method that evaluates it; shared by all layers and heads.
+def to_pairs(geometry: Geometry, values: Tensor) -> Tensor:
+    """(n_atoms, n_heads, c) → (n_heads, n_structures, n_max, c), zeros where there is no atom."""
+    return geometry.pad(values).permute(2, 0, 1, 3)
 
-    Args:
-        rpe: the RPE function; None without a far field.
-        method: how it is evaluated.
-        sizes: what the layers will do with it.
-        order: ``auto`` picks the cheaper contraction order for each structure.
+
+def from_pairs(geometry: Geometry, padded: Tensor) -> Tensor:
+    """(n_heads, n_structures, n_max, c) → (n_atoms, n_heads · c)."""
+    return geometry.pack(padded.permute(1, 2, 0, 3).flatten(2))
+
+
+@dataclass
+class Prepared:
+    """What a layer makes of a batch.
+
+    Attributes:
+        context: what it is made of.
+        factors: of every part.
     """
 
-    def __init__(
-        self, rpe: GaussianRPE | None, method: FrequencyMethod | None, sizes: LayerSizes, order: OrderKind
-    ) -> None:
-        super().__init__()
-        self.rpe = rpe
-        self.method = method
-        self.sizes = sizes
-        self.order: OrderKind = order
-
-    @property
-    def n_weights(self) -> int:
-        """Weights per layer and head; 0 without a far field."""
-        return 0 if self.method is None or self.rpe is None else self.method.n_weights(self.rpe.n_basis)
-
-    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> FourierContext:
-        """See :class:`SharedPositions`."""
-        basis = None if self.rpe is None else self.rpe()
-        contractions = self.contractions(geometry, neighbourhood, basis)
-        parts = []
-        for order in ("quadratic", "linear"):
-            mine = [b for b, contraction in enumerate(contractions) if contraction.order == order]
-            if mine:
-                chosen = [contractions[b] for b in mine]
-                parts.append(_part(geometry, neighbourhood, mine, chosen, basis, order == "quadratic"))
-        return FourierContext(parts, contractions)
-
-    def contractions(
-        self, geometry: Geometry, neighbourhood: Neighbourhood, basis: GaussianBasis | None
-    ) -> list[Contraction]:
-        """Method and order for every structure of a batch."""
-        receivers = geometry.edge_index[0, neighbourhood.edges]
-        n_edges = torch.bincount(geometry.structure[receivers], minlength=geometry.n_structures).tolist()
-        return [
-            choose_contraction(self.method, self.order, self.sizes, geometry, b, n_edges[b], basis)
-            for b in range(geometry.n_structures)
-        ]
-
-
-def _part(
-    geometry: Geometry,
-    neighbourhood: Neighbourhood,
-    structures: list[int],
-    contractions: list[Contraction],
-    basis: GaussianBasis | None,
-    quadratic: bool,
-) -> Part:
-    atoms = None
-    if len(structures) < geometry.n_structures:
-        geometry, neighbourhood, atoms = restrict(geometry, neighbourhood, structures)
-    part = Part(atoms, geometry, neighbourhood, None, [], quadratic)
-    methods = [contraction.method for contraction in contractions]
-    if basis is not None and quadratic:
-        part.far_basis = _pair_basis(geometry, methods, basis)
-    elif basis is not None:
-        for b, method in enumerate(methods):
-            operator = None if method is None else method.operator(geometry, b, basis)
-            assert operator is not None
-            part.operators.append(operator)
-    return part
-
-
-def _pair_basis(geometry: Geometry, methods: list[FrequencyMethod | None], basis: GaussianBasis) -> Tensor:
-    """Structures of one method together, then back in the order of the batch."""
-    order: list[int] = []
-    found = []
-    for method in dict.fromkeys(methods):
-        assert method is not None
-        mine = [b for b, m in enumerate(methods) if m is method]
-        order += mine
-        found.append(method.blocks(geometry, mine, basis))
-    if len(found) > 1:
-        found = [torch.cat(found)[torch.tensor(order, device=found[0].device).argsort()]]
-    return found[0].movedim(-1, 1).contiguous()
+    context: FourierContext
+    factors: list[OnPairs | OnEdges]
 
 
 @dataclass
@@ -197,12 +98,12 @@ class _Inputs:
     factor_q: Tensor | None
     factor_k: Tensor | None
 
-    def of(self, atoms: Tensor | None) -> _Inputs:
-        """The same for some atoms."""
-        if atoms is None:
-            return self
+    def of_parts(self, context: FourierContext) -> list[_Inputs]:
+        """The same for the atoms of every part."""
         values = (self.query, self.key, self.value, self.far_value, self.factor_q, self.factor_k)
-        return _Inputs(*(None if t is None else t[atoms] for t in values))  # type: ignore[arg-type]
+        nothing = [None] * len(context.parts)
+        distributed = [nothing if t is None else context.distribute(t) for t in values]
+        return [_Inputs(*of_part) for of_part in zip(*distributed, strict=True)]
 
 
 class FourierAttention(AttentionLayer):
@@ -245,9 +146,9 @@ class FourierAttention(AttentionLayer):
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
         self.kernel = kernel if n_weights else None
 
-    def prepare(self, geometry: Geometry, context: FourierContext) -> list[tuple[Part, OnPairs | OnEdges]]:
+    def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
-        return [(part, self._prepare(part)) for part in context.parts]
+        return Prepared(context, [self._prepare(part) for part in context.parts])
 
     def _prepare(self, part: Part) -> OnPairs | OnEdges:
         if part.quadratic:
@@ -257,14 +158,12 @@ class FourierAttention(AttentionLayer):
         local = None if streamed else self.local_rpe.on_edges(around)
         return OnEdges(local, self.local_rpe.on_self(around))
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: list[tuple[Part, OnPairs | OnEdges]]) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
         """See :class:`AttentionLayer`."""
-        inputs = self._inputs(x, geometry)
-        if len(prepared) == 1:
-            return self.output(self._attend(inputs, *prepared[0]))
-        atoms = torch.cat([part.atoms for part, _ in prepared if part.atoms is not None])
-        found = torch.cat([self._attend(inputs.of(part.atoms), part, ready) for part, ready in prepared])
-        return self.output(found[atoms.argsort()])
+        context = prepared.context
+        inputs = self._inputs(x, geometry).of_parts(context)
+        found = map(self._attend, inputs, context.parts, prepared.factors)
+        return self.output(context.collect(list(found)))
 
     def _inputs(self, x: Tensor, geometry: Geometry) -> _Inputs:
         query, key = self.query_key(x)
@@ -279,37 +178,37 @@ class FourierAttention(AttentionLayer):
             factor_q, factor_k = (geometry.pack(heads_first(f.values())) for f in features)
         return _Inputs(query, key, value, far_value, factor_q, factor_k)
 
-    def _attend(self, inputs: _Inputs, part: Part, prepared: OnPairs | OnEdges) -> Tensor:
+    def _attend(self, inputs: _Inputs, part: Part, factors: OnPairs | OnEdges) -> Tensor:
         """(n_part, dim + far_dim)."""
-        if isinstance(prepared, OnPairs):
-            return self._on_pairs(inputs, part.geometry, prepared)
-        return self._on_edges(inputs, part, prepared)
+        if isinstance(factors, OnPairs):
+            return self._on_pairs(inputs, part.geometry, factors)
+        return self._on_edges(inputs, part, factors)
 
-    def _on_pairs(self, inputs: _Inputs, geometry: Geometry, prepared: OnPairs) -> Tensor:
+    def _on_pairs(self, inputs: _Inputs, geometry: Geometry, factors: OnPairs) -> Tensor:
         def padded(t: Tensor) -> Tensor:
-            return heads_first(geometry.pad(t))
+            return to_pairs(geometry, t)
 
-        near = (padded(inputs.query) @ padded(inputs.key).transpose(-1, -2)).exp() * prepared.local
+        near = (padded(inputs.query) @ padded(inputs.key).transpose(-1, -2)).exp() * factors.local
         denominator = near.sum(dim=-1, keepdim=True)
         # A place without an atom has an empty neighbourhood; it is dropped below and only must not give NaN.
         denominator = torch.where(denominator > 0, denominator, 1.0)
         value = padded(inputs.value)
-        far = prepared.far
+        far = factors.far
         if far is None:
-            return geometry.pack(merge_heads((near @ value) / denominator))
+            return from_pairs(geometry, (near @ value) / denominator)
         if inputs.factor_q is not None and inputs.factor_k is not None:
             far = far * (padded(inputs.factor_q) @ padded(inputs.factor_k).transpose(-1, -2))
         if inputs.far_value is None:
-            return geometry.pack(merge_heads(((near + far) @ value) / denominator))
+            return from_pairs(geometry, ((near + far) @ value) / denominator)
         both = [(near @ value) / denominator, (far @ padded(inputs.far_value)) / denominator]
-        return geometry.pack(torch.cat([merge_heads(out) for out in both], dim=-1))
+        return torch.cat([from_pairs(geometry, out) for out in both], dim=-1)
 
-    def _on_edges(self, inputs: _Inputs, part: Part, prepared: OnEdges) -> Tensor:
+    def _on_edges(self, inputs: _Inputs, part: Part, factors: OnEdges) -> Tensor:
         query, key, value = (t.transpose(0, 1) for t in (inputs.query, inputs.key, inputs.value))
-        near_self = ((query * key).sum(dim=-1).exp() * prepared.on_self)[..., None]
+        near_self = ((query * key).sum(dim=-1).exp() * factors.on_self)[..., None]
         # Numerator and denominator in one pass: the values of the latter are ones.
         values = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
-        total = near_self * values + self._near(query, key, values, part, prepared)
+        total = near_self * values + self._near(query, key, values, part, factors)
         numerator, denominator = total[..., :-1].transpose(0, 1), total[..., -1:].transpose(0, 1)
         if not part.operators:
             return (numerator / denominator).flatten(1)
@@ -318,9 +217,9 @@ class FourierAttention(AttentionLayer):
             return ((numerator + far) / denominator).flatten(1)
         return torch.cat([(numerator / denominator).flatten(1), (far / denominator).flatten(1)], dim=1)
 
-    def _near(self, query: Tensor, key: Tensor, values: Tensor, part: Part, prepared: OnEdges) -> Tensor:
+    def _near(self, query: Tensor, key: Tensor, values: Tensor, part: Part, factors: OnEdges) -> Tensor:
         """Σ over neighbours of near_ij v_j: (n_heads, n_part, ...) each → (n_heads, n_part, channels)."""
-        pattern, local = part.neighbourhood.pattern, prepared.local
+        pattern, local = part.neighbourhood.pattern, factors.local
         query, key = query.contiguous(), key.contiguous()
         if local is not None:
             return weighted_sum(pattern, scalar_products(pattern, query, key).exp() * local, values)

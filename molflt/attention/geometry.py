@@ -93,10 +93,6 @@ class Geometry:
         """(n_structures, n_max, n_max) bool: both atoms exist."""
         return self.atom_mask[:, :, None] & self.atom_mask[:, None, :]
 
-    def pair_slot(self, receiver: Tensor, sender: Tensor) -> Tensor:
-        """Place of pairs of atoms (n,), (n,) in the flattened (n_structures · n_max · n_max) layout."""
-        return self.slot[receiver] * self.n_max + self.slot[sender] % self.n_max
-
     @cached_property
     def padded_positions(self) -> Tensor:
         """(n_structures, n_max, 3) Å, float64; zero where there is no atom."""
@@ -123,15 +119,15 @@ class Geometry:
         packed: Tensor = _Pack.apply(flat, self.slot)
         return packed
 
-    def sum_on_pairs(self, receiver: Tensor, sender: Tensor, values: Tensor) -> Tensor:
-        """Values (c, n) of pairs of atoms, several for one pair added → (n_structures, c, n_max, n_max)."""
-        n_values, block = values.shape[0], self.n_max**2
-        structure, pair = self.structure[receiver], self.pair_slot(receiver, sender) % block
-        rows = torch.arange(n_values, device=pair.device)[:, None]
-        place = (structure * n_values + rows) * block + pair
-        flat = values.new_zeros(self.n_structures * n_values * block)
-        summed = flat.scatter_add(0, place.flatten(), values.flatten())
-        return summed.view(self.n_structures, n_values, self.n_max, self.n_max)
+    def pair_places(self, receiver: Tensor, sender: Tensor) -> Tensor:
+        """Places of pairs of atoms, (n,) and (n,), in the flattened (n_structures · n_max · n_max) layout."""
+        return self.slot[receiver] * self.n_max + self.slot[sender] % self.n_max
+
+    def sum_on_pairs(self, places: Tensor, values: Tensor) -> Tensor:
+        """Values (c, n) at (n,) places, several at one place added → (c, n_structures, n_max, n_max)."""
+        flat = values.new_zeros(values.shape[0], self.n_structures * self.n_max**2)
+        summed = flat.scatter_add(1, places.expand(values.shape), values)
+        return summed.view(-1, self.n_structures, self.n_max, self.n_max)
 
     def sum_over_structures(self, values: Tensor) -> Tensor:
         """(n_atoms, ...) → (n_structures, ...)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -37,6 +37,7 @@ class Neighbourhood:
     envelope: Tensor
     self_basis: Tensor
     radial: GaussianDistanceBasis
+    _pair_places: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
     def n_edges(self) -> int:
@@ -70,6 +71,15 @@ class Neighbourhood:
             found: Tensor = checkpoint(compute, self.distances[edges], use_reentrant=False)
             return found
         return compute(self.distances[edges])
+
+    def pair_places(self, geometry: Geometry) -> Tensor:
+        """(n_local + n_atoms,) places of the edges and of every atom with itself on pairs; made once."""
+        if self._pair_places is None:
+            receiver, sender = geometry.edge_index[:, self.edges]
+            atoms = torch.arange(geometry.n_atoms, device=receiver.device)
+            pairs = torch.cat([receiver, atoms]), torch.cat([sender, atoms])
+            self._pair_places = geometry.pair_places(*pairs)
+        return self._pair_places
 
     def sum_over_neighbours(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """Σ over the edges of every receiver of ``function(φ, edges)``, (n_edges, c) → (n_atoms, c)."""
@@ -141,18 +151,14 @@ class LocalRPE(nn.Module):
         first, last, _ = edges.indices(neighbourhood.n_edges)
         step = neighbourhood.edges_at_once
         parts = [slice(a, min(a + step, last)) for a in range(first, last, step)] or [slice(0, 0)]
-        return torch.cat([neighbourhood.evaluate(factor, part) for part in parts], dim=1)
+        found = [neighbourhood.evaluate(factor, part) for part in parts]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     def on_self(self, neighbourhood: Neighbourhood) -> Tensor:
         """exp(b_h) of every atom with itself, (n_heads, n_atoms)."""
         return self.bias(neighbourhood.self_basis).exp().transpose(0, 1)
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
-        """(n_structures, n_heads, n_max, n_max), zero between atoms that are not neighbours."""
-        receiver, sender = geometry.edge_index[:, neighbourhood.edges]
-        atoms = torch.arange(geometry.n_atoms, device=receiver.device)
-        return geometry.sum_on_pairs(
-            torch.cat([receiver, atoms]),
-            torch.cat([sender, atoms]),
-            torch.cat([self.on_edges(neighbourhood), self.on_self(neighbourhood)], dim=1),
-        )
+        """(n_heads, n_structures, n_max, n_max), zero between atoms that are not neighbours."""
+        factors = torch.cat([self.on_edges(neighbourhood), self.on_self(neighbourhood)], dim=1)
+        return geometry.sum_on_pairs(neighbourhood.pair_places(geometry), factors)

@@ -7,58 +7,92 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from molflt.attention.geometry import Geometry
+from molflt.attention.geometry import Geometry, select_rows
 from molflt.attention.local_rpe import Neighbourhood
 from molflt.attention.sparse import SparsePattern
 
 
-def restrict(
-    geometry: Geometry, neighbourhood: Neighbourhood, structures: Sequence[int]
-) -> tuple[Geometry, Neighbourhood, Tensor]:
-    """Some structures of a batch as a batch of their own, with the edges of the neighbourhood only.
+def split(
+    geometry: Geometry, neighbourhood: Neighbourhood, groups: Sequence[Sequence[int]]
+) -> tuple[list[tuple[Geometry, Neighbourhood]], Tensor]:
+    """Groups of structures as batches of their own, with the edges of the neighbourhood only.
 
     Args:
         geometry: the batch.
         neighbourhood: its radial features.
-        structures: ascending indices, at least one.
+        groups: indices of structures; every structure is in one group.
 
     Returns:
-        Geometry and neighbourhood of the part, and the index of its atoms in the batch, (n_part,).
+        Geometry and neighbourhood of every group, and (n_atoms,) the atoms of the batch in the order of the groups.
     """
     device = geometry.structure.device
-    chosen = torch.tensor(list(structures), device=device)
-    number = torch.full((geometry.n_structures,), -1, device=device)
-    number[chosen] = torch.arange(len(structures), device=device)
-    atoms = torch.nonzero(number[geometry.structure] >= 0).squeeze(1)
-    new_index = torch.full((geometry.n_atoms,), -1, device=device)
-    new_index[atoms] = torch.arange(len(atoms), device=device)
+    sequence = [b for group in groups for b in group]
+    chosen = torch.tensor(sequence, device=device)
+    rank = _inverse(chosen)
+    atoms = torch.argsort(rank[geometry.structure], stable=True)
+    number = _inverse(atoms)
     receivers, senders = geometry.edge_index[:, neighbourhood.edges]
-    mine = torch.nonzero(number[geometry.structure[receivers]] >= 0).squeeze(1)
-    edges = neighbourhood.edges[mine]
-    sizes = [geometry.sizes[b] for b in structures]
-    part = Geometry(
-        positions=geometry.positions[atoms],
-        centroids=geometry.centroids[chosen],
-        atomic_numbers=geometry.atomic_numbers[atoms],
-        structure=number[geometry.structure[atoms]],
-        sizes=sizes,
-        cell=geometry.cell[chosen],
-        pbc=[geometry.pbc[b] for b in structures],
-        edge_index=new_index[geometry.edge_index[:, edges]],
-        edge_displacements=geometry.edge_displacements[edges],
-        dtype=geometry.dtype,
-        n_max=max(sizes),
-    )
-    around = Neighbourhood(
-        edges=torch.arange(len(edges), device=device),
-        pattern=SparsePattern.from_rows(new_index[receivers[mine]], new_index[senders[mine]], len(atoms), len(atoms)),
-        distances=neighbourhood.distances[mine],
-        types=(neighbourhood.types[0][mine], neighbourhood.types[1][mine]),
-        envelope=neighbourhood.envelope[mine],
-        self_basis=neighbourhood.self_basis[atoms],
-        radial=neighbourhood.radial,
-    )
-    return part, around, atoms
+    order = torch.argsort(rank[geometry.structure[receivers]], stable=True)
+    receivers, senders = number[receivers[order]], number[senders[order]]
+    positions, numbers = select_rows(geometry.positions, atoms), geometry.atomic_numbers[atoms]
+    structure, cell = rank[geometry.structure[atoms]], geometry.cell[chosen]
+    displacements = select_rows(geometry.edge_displacements, neighbourhood.edges[order])
+    distances, fade = select_rows(neighbourhood.distances, order), select_rows(neighbourhood.envelope, order)
+    self_basis = select_rows(neighbourhood.self_basis, atoms)
+    basis = None if neighbourhood.is_large else select_rows(neighbourhood.basis, order)
+    n_edges = torch.bincount(structure[receivers], minlength=len(sequence)).tolist()
+    found, s, a, e = [], 0, 0, 0
+    for group in groups:
+        sizes = [geometry.sizes[b] for b in group]
+        own = slice(s, s + len(group))
+        rows, edges = slice(a, a + sum(sizes)), slice(e, e + sum(n_edges[own]))
+        index = torch.stack([receivers[edges], senders[edges]]) - a
+        part = Geometry(
+            positions=positions[rows],
+            centroids=geometry.centroids[chosen[own]],
+            atomic_numbers=numbers[rows],
+            structure=structure[rows] - s,
+            sizes=sizes,
+            cell=cell[own],
+            pbc=[geometry.pbc[b] for b in group],
+            edge_index=index,
+            edge_displacements=displacements[edges],
+            dtype=geometry.dtype,
+            n_max=max(sizes),
+        )
+        around = Neighbourhood(
+            edges=torch.arange(index.shape[1], device=device),
+            pattern=SparsePattern.from_rows(index[0], index[1], sum(sizes), sum(sizes)),
+            distances=distances[edges],
+            types=(part.atomic_numbers[index[0]], part.atomic_numbers[index[1]]),
+            envelope=fade[edges],
+            self_basis=self_basis[rows],
+            radial=neighbourhood.radial,
+        )
+        if basis is not None:
+            around.__dict__["basis"] = basis[edges]
+        found.append((part, around))
+        s, a, e = own.stop, rows.stop, edges.stop
+    return found, atoms
+
+
+def similar_sizes(sizes: Sequence[int]) -> list[list[int]]:
+    """Structures of similar size together, so that padding the smaller ones to the largest costs little.
+
+    Args:
+        sizes: atoms per structure.
+
+    Returns:
+        Indices of structures, group after group, ascending in size.
+    """
+    groups: list[list[int]] = []
+    for b in sorted(range(len(sizes)), key=lambda b: sizes[b]):
+        padding = sum(sizes[b] ** 2 - sizes[other] ** 2 for other in groups[-1]) if groups else 0
+        if groups and padding <= GROUP_COST:
+            groups[-1].append(b)
+        else:
+            groups.append([b])
+    return groups
 
 
 def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
@@ -78,3 +112,12 @@ def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
         dtype=geometry.dtype,
         n_max=len(index),
     )
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """The permutation that undoes another, (n,)."""
+    return torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+
+
+GROUP_COST = 4_000
+"""Pairs of padding that one more group of structures costs as much as: measured on CPUs."""

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from molflt.attention.config import Sampling
 from molflt.attention.content_kernel import BoundedProjection
-from molflt.attention.fourier import RPE_WEIGHT_STD, FourierContext, OnPairs, on_pairs
+from molflt.attention.fourier import RPE_WEIGHT_STD, OnPairs, Prepared, from_pairs, on_pairs, to_pairs
+from molflt.attention.fourier_positions import FourierContext
 from molflt.attention.geometry import Geometry
-from molflt.attention.layer import AttentionLayer, ContentAttention, heads_first, merge_heads, split_heads
+from molflt.attention.layer import AttentionLayer, ContentAttention, split_heads
 from molflt.attention.local_rpe import LocalRPE
 
 
@@ -151,16 +152,19 @@ class MaskedRandomisedAttention(AttentionLayer):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
 
-    def prepare(self, geometry: Geometry, context: FourierContext) -> OnPairs:
-        """See :class:`AttentionLayer`. The context holds one part, contracted on pairs."""
-        (part,) = context.parts
-        assert part.quadratic
-        return on_pairs(self.local_rpe, self.rpe_weights, part)
+    def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
+        """See :class:`AttentionLayer`. Every part is contracted on pairs."""
+        return Prepared(context, [on_pairs(self.local_rpe, self.rpe_weights, part) for part in context.parts])
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: OnPairs) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
         """See :class:`AttentionLayer`."""
         value = self.dropout(split_heads(self.value(x), self.n_heads))
-        q, k, v = (heads_first(geometry.pad(t)) for t in (*self.query_key(x), value))
-        near, far = prepared.local, prepared.far
-        out = randomised_attention(q, k, v, near, far, self.n_samples, self.sampling, self.training)
-        return self.output(geometry.pack(merge_heads(out)))
+        context, found = prepared.context, []
+        inputs = zip(*(context.distribute(t) for t in (*self.query_key(x), value)), strict=True)
+        for part, of_part, factors in zip(context.parts, inputs, prepared.factors, strict=True):
+            assert isinstance(factors, OnPairs)
+            q, k, v = (to_pairs(part.geometry, t) for t in of_part)
+            near, far = factors.local, factors.far
+            out = randomised_attention(q, k, v, near, far, self.n_samples, self.sampling, self.training)
+            found.append(from_pairs(part.geometry, out))
+        return self.output(context.collect(found))

@@ -65,7 +65,7 @@ class SoftmaxAttention(AttentionLayer):
 
     def prepare(self, geometry: Geometry, context: Neighbourhood) -> Tensor:
         """(n_structures, n_heads, n_max, n_max): the bias of every pair, −∞ where an atom does not see another."""
-        factor = self.local_rpe(geometry, context)
+        factor = self.local_rpe(geometry, context).transpose(0, 1)
         seen = factor > 0
         bias = torch.where(seen, torch.where(seen, factor, 1.0).log(), -torch.inf)
         # A place without an atom sees nobody; it is dropped below and only must not give NaN.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from molflt.attention.fourier import FourierPositions
+from molflt.attention.fourier_positions import FourierPositions
 from molflt.attention.frequencies.mesh import MeshMethod
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.local_rpe import local_neighbourhood

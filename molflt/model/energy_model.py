@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.build import build_attention
-from molflt.attention.fourier import FourierContext
+from molflt.attention.fourier_positions import FourierContext
 from molflt.attention.frequencies.contraction import Contraction
 from molflt.attention.geometry import Geometry, build_geometry
 from molflt.attention.kernels.build import redraw

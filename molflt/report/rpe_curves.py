@@ -12,7 +12,7 @@ from torch import Tensor
 
 from molflt.attention.concat import ConcatPositions
 from molflt.attention.envelope import envelope
-from molflt.attention.fourier import FourierPositions
+from molflt.attention.fourier_positions import FourierPositions
 from molflt.attention.frequencies.budget import BudgetQuadratureMethod
 from molflt.attention.frequencies.method import FrequencyMethod
 from molflt.attention.frequencies.sampled import SampledMethod

@@ -105,7 +105,7 @@ def test_order_is_chosen_per_structure_and_batch_mates_change_nothing():
     geometry = geometry_of(atoms, CUTOFF)
     context = layer.context(geometry)
     assert [c.order for c in context.contractions] == ["quadratic", "linear", "quadratic", "linear"]
-    assert len(context.parts) == 2
+    assert [part.quadratic for part in context.parts] == [True, False]
     x = torch.randn(geometry.n_atoms, DIM, dtype=torch.float64)
     together = layer.layer(x, geometry, layer.layer.prepare(geometry, context)).split(geometry.sizes)
     for one, expected, inputs in zip(atoms, together, x.split(geometry.sizes), strict=True):

@@ -37,7 +37,7 @@ def test_sum_on_pairs_adds_images_of_a_pair():
     atoms = STRUCTURES["tiny_cell"]()
     geometry = geometry_of([atoms])
     ones = torch.ones(1, geometry.edge_index.shape[1], dtype=torch.float64)
-    total = geometry.sum_on_pairs(geometry.edge_index[0], geometry.edge_index[1], ones)
+    total = geometry.sum_on_pairs(geometry.pair_places(*geometry.edge_index), ones)
     assert total.shape == (1, 1, 1, 1)
     assert float(total) == len(neighbor_list("i", atoms, 6.0))
 

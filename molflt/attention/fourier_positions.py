@@ -1,0 +1,155 @@
+"""What the layers of molflt's attention share of a batch's positions: how a structure is contracted, and with what.
+
+Structures contracted on pairs are padded to the largest of those of similar size; the others need no padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from molflt.attention.config import OrderKind
+from molflt.attention.frequencies.contraction import Contraction, LayerSizes, choose_contraction
+from molflt.attention.frequencies.method import FarOperator, FrequencyMethod
+from molflt.attention.geometry import Geometry, select_rows
+from molflt.attention.layer import SharedPositions
+from molflt.attention.local_rpe import Neighbourhood
+from molflt.attention.partition import similar_sizes, split
+from molflt.attention.rpe import GaussianBasis, GaussianRPE
+
+
+@dataclass
+class Part:
+    """Structures of a batch that are contracted together.
+
+    Attributes:
+        geometry: of the part.
+        neighbourhood: radial features of its neighbour list.
+        far_basis: quadratic order: (n_weights, n_structures, n_max, n_max) basis of f̂; None without a far field.
+        operators: linear order: f̂ of every structure; empty without a far field.
+        quadratic: the order.
+    """
+
+    geometry: Geometry
+    neighbourhood: Neighbourhood
+    far_basis: Tensor | None
+    operators: list[FarOperator]
+    quadratic: bool
+
+
+@dataclass
+class FourierContext:
+    """What every layer makes its own of.
+
+    Attributes:
+        parts: at least one.
+        contractions: how each structure of the batch is contracted.
+        order: (n_atoms,) atoms of the batch, part after part; None when the one part is the batch.
+    """
+
+    parts: list[Part]
+    contractions: list[Contraction]
+    order: Tensor | None
+
+    def distribute(self, values: Tensor) -> list[Tensor]:
+        """(n_atoms, ...) → (n_part, ...) for every part."""
+        if self.order is None:
+            return [values]
+        return list(select_rows(values, self.order).split([part.geometry.n_atoms for part in self.parts]))
+
+    def collect(self, values: Sequence[Tensor]) -> Tensor:
+        """(n_part, ...) of every part → (n_atoms, ...)."""
+        if self.order is None:
+            return values[0]
+        return select_rows(torch.cat(list(values)), self.order.argsort())
+
+
+class FourierPositions(SharedPositions):
+    """Widths of the RPE function and the numerical method that evaluates it; shared by all layers and heads.
+
+    Args:
+        rpe: the RPE function; None without a far field.
+        method: how it is evaluated.
+        sizes: what the layers will do with it.
+        order: ``auto`` picks the cheaper contraction order for each structure.
+    """
+
+    def __init__(
+        self, rpe: GaussianRPE | None, method: FrequencyMethod | None, sizes: LayerSizes, order: OrderKind
+    ) -> None:
+        super().__init__()
+        self.rpe = rpe
+        self.method = method
+        self.sizes = sizes
+        self.order: OrderKind = order
+
+    @property
+    def n_weights(self) -> int:
+        """Weights per layer and head; 0 without a far field."""
+        return 0 if self.method is None or self.rpe is None else self.method.n_weights(self.rpe.n_basis)
+
+    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> FourierContext:
+        """See :class:`SharedPositions`."""
+        basis = None if self.rpe is None else self.rpe()
+        contractions = self.contractions(geometry, neighbourhood, basis)
+        linear = [b for b, contraction in enumerate(contractions) if contraction.order == "linear"]
+        on_pairs = [b for b, contraction in enumerate(contractions) if contraction.order == "quadratic"]
+        groups = [[on_pairs[b] for b in group] for group in similar_sizes([geometry.sizes[b] for b in on_pairs])]
+        groups += [linear] if linear else []
+        order = None
+        found = [(geometry, neighbourhood)]
+        if len(groups) > 1:
+            found, order = split(geometry, neighbourhood, groups)
+        elif on_pairs:
+            groups = [on_pairs]
+        parts = [
+            _part(*of_group, [contractions[b].method for b in group], basis, group is not linear)
+            for of_group, group in zip(found, groups, strict=True)
+        ]
+        return FourierContext(parts, contractions, order)
+
+    def contractions(
+        self, geometry: Geometry, neighbourhood: Neighbourhood, basis: GaussianBasis | None
+    ) -> list[Contraction]:
+        """Method and order for every structure of a batch."""
+        receivers = geometry.edge_index[0, neighbourhood.edges]
+        n_edges = torch.bincount(geometry.structure[receivers], minlength=geometry.n_structures).tolist()
+        return [
+            choose_contraction(self.method, self.order, self.sizes, geometry, b, n_edges[b], basis)
+            for b in range(geometry.n_structures)
+        ]
+
+
+def _part(
+    geometry: Geometry,
+    neighbourhood: Neighbourhood,
+    methods: list[FrequencyMethod | None],
+    basis: GaussianBasis | None,
+    quadratic: bool,
+) -> Part:
+    part = Part(geometry, neighbourhood, None, [], quadratic)
+    if basis is not None and quadratic:
+        part.far_basis = _pair_basis(geometry, methods, basis)
+    elif basis is not None:
+        for b, method in enumerate(methods):
+            operator = None if method is None else method.operator(geometry, b, basis)
+            assert operator is not None
+            part.operators.append(operator)
+    return part
+
+
+def _pair_basis(geometry: Geometry, methods: list[FrequencyMethod | None], basis: GaussianBasis) -> Tensor:
+    """Structures of one method together, then back in the order of the part."""
+    order: list[int] = []
+    found = []
+    for method in dict.fromkeys(methods):
+        assert method is not None
+        mine = [b for b, m in enumerate(methods) if m is method]
+        order += mine
+        found.append(method.blocks(geometry, mine, basis))
+    if len(found) > 1:
+        found = [torch.cat(found)[torch.tensor(order, device=found[0].device).argsort()]]
+    return found[0].movedim(-1, 0).contiguous()
