@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -75,11 +76,13 @@ def build_attention(
             ConcatAttention(dim, n_heads, config.n_basis, kernel(width), dropout) for _ in range(n_layers)
         ]
     kernels = [kernel(head_dim) if config.far_rank == "m" else None for _ in range(n_layers)]
+    share = 1 if config.far_rank == "m" else FAR_SHARE
+    far_dim = config.far_dim or n_heads * math.ceil(head_dim / share)
     sizes = LayerSizes(
         n_applications=n_layers * n_recycles,
         n_heads=n_heads,
         dim=dim,
-        far_dim=config.far_dim or dim,
+        far_dim=far_dim,
         rank=1 if kernels[0] is None else kernels[0].n_features,
     )
     order = "quadratic" if config.mechanism == "randomised" else config.order
@@ -91,7 +94,7 @@ def build_attention(
             for _ in range(n_layers)
         ]
     return positions, [
-        FourierAttention(dim, n_heads, n_rbf, n_weights, config.far_rank, own_kernel, config.far_dim, dropout)
+        FourierAttention(dim, n_heads, n_rbf, n_weights, config.far_rank, own_kernel, far_dim, dropout)
         for own_kernel in kernels
     ]
 
@@ -142,3 +145,7 @@ def _sampled(config: AttentionConfig, rpe: GaussianRPE, seed: int) -> SampledMet
         means=config.means,
         l_max=config.l_max,
     )
+
+
+FAR_SHARE = 4
+"""The far field carries one in so many channels unless told otherwise; with random features, as in the paper, all."""

@@ -80,7 +80,11 @@ class AttentionConfig(BaseModel):
         "structures by (l_max + 1)² features each; strictly linear, and part of the model",
     )
     far_dim: int | None = Field(
-        None, ge=1, le=65_536, description="width of the far field's own values; null: it shares the near ones"
+        None,
+        ge=1,
+        le=65_536,
+        description="how much of the values the far field carries, all heads together; null: a quarter of them, "
+        "with far_rank=m all",
     )
     n_basis: int = Field(16, ge=2, le=1024, description="T, Gaussians in the RPE function f")
     sigma_min: float = Field(2.0, gt=0, description="narrowest Gaussian of f at the start, Å")

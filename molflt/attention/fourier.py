@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from molflt.attention.config import FarRank
 from molflt.attention.content_kernel import BoundedProjection, Gate
@@ -94,13 +95,12 @@ class _Inputs:
     query: Tensor
     key: Tensor
     value: Tensor
-    far_value: Tensor | None
     factor_q: Tensor | None
     factor_k: Tensor | None
 
     def of_parts(self, context: FourierContext) -> list[_Inputs]:
         """The same for the atoms of every part."""
-        values = (self.query, self.key, self.value, self.far_value, self.factor_q, self.factor_k)
+        values = (self.query, self.key, self.value, self.factor_q, self.factor_k)
         nothing = [None] * len(context.parts)
         distributed = [nothing if t is None else context.distribute(t) for t in values]
         return [_Inputs(*of_part) for of_part in zip(*distributed, strict=True)]
@@ -116,7 +116,7 @@ class FourierAttention(AttentionLayer):
         n_weights: basis functions of f̂; 0 for no far field.
         far_rank: content factor of the far field.
         kernel: feature map of the content factor, for ``far_rank="m"``; else None.
-        far_dim: width of values that the far field has for itself; None: it takes the near ones.
+        far_dim: how much of the values the far field carries, all heads together: the first channels of every head.
         dropout: on the values, which is the same in every contraction order.
     """
 
@@ -128,7 +128,7 @@ class FourierAttention(AttentionLayer):
         n_weights: int,
         far_rank: FarRank,
         kernel: Kernel | None,
-        far_dim: int | None,
+        far_dim: int,
         dropout: float,
     ) -> None:
         super().__init__()
@@ -138,9 +138,8 @@ class FourierAttention(AttentionLayer):
         self.value = nn.Linear(dim, dim)
         self.local_rpe = LocalRPE(n_rbf, n_heads)
         self.dropout = nn.Dropout(dropout)
-        own_values = far_dim if n_weights and far_dim is not None else 0
-        self.far_value = nn.Linear(dim, own_values) if own_values else None
-        self.output = nn.Linear(dim + own_values, dim)
+        self.far_channels = far_dim // n_heads
+        self.output = nn.Linear(dim, dim)
         self.rpe_weights = nn.Parameter(RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
         if n_weights and far_rank == 1:
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
@@ -168,7 +167,6 @@ class FourierAttention(AttentionLayer):
     def _inputs(self, x: Tensor, geometry: Geometry) -> _Inputs:
         query, key = self.query_key(x)
         value = self.dropout(split_heads(self.value(x), self.n_heads))
-        far_value = None if self.far_value is None else self.dropout(split_heads(self.far_value(x), self.n_heads))
         factor_q = factor_k = None
         if len(self.rpe_weights) and self.far_rank == 1:
             factor_q, factor_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]
@@ -176,10 +174,10 @@ class FourierAttention(AttentionLayer):
             padded = [heads_first(geometry.pad(t)) for t in (query, key)]
             features = self.kernel(*padded, geometry.atom_mask[:, None, :, None])
             factor_q, factor_k = (geometry.pack(heads_first(f.values())) for f in features)
-        return _Inputs(query, key, value, far_value, factor_q, factor_k)
+        return _Inputs(query, key, value, factor_q, factor_k)
 
     def _attend(self, inputs: _Inputs, part: Part, factors: OnPairs | OnEdges) -> Tensor:
-        """(n_part, dim + far_dim)."""
+        """(n_part, dim)."""
         if isinstance(factors, OnPairs):
             return self._on_pairs(inputs, part.geometry, factors)
         return self._on_edges(inputs, part, factors)
@@ -188,7 +186,7 @@ class FourierAttention(AttentionLayer):
         def padded(t: Tensor) -> Tensor:
             return to_pairs(geometry, t)
 
-        near = (padded(inputs.query) @ padded(inputs.key).transpose(-1, -2)).exp() * factors.local
+        near = (padded(inputs.query) @ padded(inputs.key).transpose(-1, -2)).exp_() * factors.local
         denominator = near.sum(dim=-1, keepdim=True)
         # A place without an atom has an empty neighbourhood; it is dropped below and only must not give NaN.
         denominator = torch.where(denominator > 0, denominator, 1.0)
@@ -198,10 +196,10 @@ class FourierAttention(AttentionLayer):
             return from_pairs(geometry, (near @ value) / denominator)
         if inputs.factor_q is not None and inputs.factor_k is not None:
             far = far * (padded(inputs.factor_q) @ padded(inputs.factor_k).transpose(-1, -2))
-        if inputs.far_value is None:
+        carried = value[..., : self.far_channels]
+        if carried.shape == value.shape:
             return from_pairs(geometry, ((near + far) @ value) / denominator)
-        both = [(near @ value) / denominator, (far @ padded(inputs.far_value)) / denominator]
-        return torch.cat([from_pairs(geometry, out) for out in both], dim=-1)
+        return from_pairs(geometry, _add_channels(near @ value, far @ carried) / denominator)
 
     def _on_edges(self, inputs: _Inputs, part: Part, factors: OnEdges) -> Tensor:
         query, key, value = (t.transpose(0, 1) for t in (inputs.query, inputs.key, inputs.value))
@@ -212,10 +210,7 @@ class FourierAttention(AttentionLayer):
         numerator, denominator = total[..., :-1].transpose(0, 1), total[..., -1:].transpose(0, 1)
         if not part.operators:
             return (numerator / denominator).flatten(1)
-        far = self._far(inputs, part)
-        if inputs.far_value is None:
-            return ((numerator + far) / denominator).flatten(1)
-        return torch.cat([(numerator / denominator).flatten(1), (far / denominator).flatten(1)], dim=1)
+        return (_add_channels(numerator, self._far(inputs, part)) / denominator).flatten(1)
 
     def _near(self, query: Tensor, key: Tensor, values: Tensor, part: Part, factors: OnEdges) -> Tensor:
         """Σ over neighbours of near_ij v_j: (n_heads, n_part, ...) each → (n_heads, n_part, channels)."""
@@ -231,7 +226,7 @@ class FourierAttention(AttentionLayer):
 
     def _far(self, inputs: _Inputs, part: Part) -> Tensor:
         """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_part, n_heads, channels): the content factor rides on the values."""
-        values = inputs.value if inputs.far_value is None else inputs.far_value
+        values = inputs.value[..., : self.far_channels]
         structures = list(zip(part.operators, part.geometry.sizes, strict=True))
 
         def apply(v: Tensor) -> Tensor:
@@ -247,6 +242,11 @@ class FourierAttention(AttentionLayer):
             expanded = (k[..., :, None] * values[..., None, :]).flatten(2)
             total = total + (q[..., :, None] * apply(expanded).unflatten(2, (q.shape[-1], -1))).sum(dim=2)
         return total
+
+
+def _add_channels(values: Tensor, some: Tensor) -> Tensor:
+    """(..., c) + (..., at most c) on the first channels."""
+    return values + functional.pad(some, (0, values.shape[-1] - some.shape[-1]))
 
 
 RPE_WEIGHT_STD = 0.5

@@ -8,9 +8,8 @@ head and channel on its own:
 so with one channel for values, whatever stands in it, the vector-Jacobian product of ``out`` with respect to them,
 its cotangent one at atom i in every head, is row i of all A^h. That is exact, never forms a matrix of n² entries
 where the layer does not, and needs to know of a mechanism only what all have in common: values pass through
-``dropout`` as (n_atoms, n_heads, head_dim), and the heads, one after the other, enter ``output``. A layer whose far
-field has values of its own (``far_dim``) sends these through ``dropout`` second and appends their heads to those of
-the near ones.
+``dropout`` as (n_atoms, n_heads, head_dim), and the heads, one after the other, enter ``output``. Where the far
+field carries only some of the channels (``far_dim``), the matrix is that of these; the others have its near part.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ def recorded_forward(model: EnergyModel, batch: Any) -> tuple[ModelOutput, list[
 def attention_row(call: LayerCall, atom: int) -> Tensor:
     """The weights with which one atom takes the values of all.
 
-    Periodic images of an atom are summed, and with values of its own the far field's weight is added to the near
-    one's. Weights of mechanisms with a far field or with features of either sign may be negative.
+    Periodic images of an atom are summed, and the far field's weight is added to the near one's. Weights of
+    mechanisms with a far field or with features of either sign may be negative.
 
     Args:
         call: of a layer in evaluation mode.
@@ -99,11 +98,12 @@ def attention_row(call: LayerCall, atom: int) -> Tensor:
     with _hooks(handles), torch.enable_grad(), full_precision(call.x.device):
         functional_call(call.layer, frozen, (call.x, call.geometry, call.prepared))
         (out,) = outputs
-        assert out.shape[1] == sum(value.shape[1] for value in values), "one number for every head of the values"
+        (value,) = values
+        assert out.shape[1] == value.shape[1], "one number for every head of the values"
         cotangent = torch.zeros_like(out)
         cotangent[atom] = 1.0
-        rows = torch.autograd.grad(out, values, cotangent)
-    return torch.cat(rows, dim=2).sum(dim=2).transpose(0, 1)
+        (row,) = torch.autograd.grad(out, value, cotangent)
+    return row.squeeze(2).transpose(0, 1)
 
 
 @contextmanager

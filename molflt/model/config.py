@@ -33,8 +33,11 @@ class ModelConfig(BaseModel):
         if self.dim % self.n_heads:
             raise ValueError(f"dim ({self.dim}) must be a multiple of n_heads ({self.n_heads})")
         far_dim = self.attention.far_dim
-        if far_dim is not None and far_dim % self.n_heads:
-            raise ValueError(f"attention.far_dim ({far_dim}) must be a multiple of n_heads ({self.n_heads})")
+        if far_dim is not None and (far_dim % self.n_heads or far_dim > self.dim):
+            raise ValueError(
+                f"attention.far_dim ({far_dim}) must be a multiple of n_heads ({self.n_heads}) and at most dim "
+                f"({self.dim})"
+            )
         return self
 
     @property

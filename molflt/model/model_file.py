@@ -24,7 +24,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 METADATA_KEY = "molflt"
 _MOST_FEATURES = 1_000_000
 """Random features are drawn in a loop: a file may not make it endless."""
@@ -189,12 +189,27 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         raise InputError(
             f"{path}: written with model schema {schema}, this molflt reads up to {SCHEMA_VERSION}; upgrade molflt"
         )
+    if schema < 3:
+        _share_far_values(path, content.get("config"))
     try:
         return ModelMetadata.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']}); {_REMEDY}") from error
+
+
+def _share_far_values(path: Path, config: Any) -> None:
+    """Before schema 3 the far field carried all values, unless ``far_dim`` gave it values of its own."""
+    attention = config.get("attention") if isinstance(config, dict) else None
+    if not isinstance(attention, dict) or attention.get("combine") == "concat":
+        return
+    if attention.get("far_dim") is not None:
+        raise InputError(
+            f"{path}: its far field has values of its own (far_dim, model schema 2), which this molflt has not; "
+            "train again"
+        )
+    attention["far_dim"] = config.get("dim")
 
 
 def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[str, torch.Tensor]:

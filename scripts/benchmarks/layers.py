@@ -26,7 +26,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "molflt": {},
     "molflt, ε = 1e-3": {"tolerance": 1e-3},
     "molflt, no far field": {"far_field": False},
-    "molflt, far_dim = 64": {"far_dim": 64},
+    "molflt, far_dim = 256": {"far_dim": 256},
     "molflt, budget l_max = 4": {"frequencies": "quadrature", "l_max": 4},
     "flt": {"far_rank": "m", "frequencies": "sampled"},
     "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},

@@ -66,7 +66,7 @@ class Layer:
         return out.detach(), [g for g in found if g is not None]
 
 
-@pytest.mark.parametrize("far_dim", [None, 6])
+@pytest.mark.parametrize("far_dim", [None, 6, 12])
 @pytest.mark.parametrize("far_rank", [0, 1, "m"])
 @pytest.mark.parametrize("method", list(METHODS))
 def test_both_orders_agree(method, far_rank, far_dim):

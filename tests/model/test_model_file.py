@@ -226,6 +226,21 @@ def test_a_file_of_the_first_schema_is_read(altered: Altered) -> None:
     assert load_model(altered(change)).metadata.labels is None
 
 
+def test_before_the_third_schema_the_far_field_carried_all_values(altered: Altered) -> None:
+    def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
+        metadata.update(schema_version=2)
+        metadata["config"]["attention"].pop("far_dim")
+
+    config = load_model(altered(change)).metadata.config
+    assert config.attention.far_dim == config.dim
+
+    def own_values(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
+        change(tensors, metadata)
+        metadata["config"]["attention"]["far_dim"] = 8
+
+    _refuses(altered(own_values), "far_dim", "train again")
+
+
 def test_tensors_missing_surplus_or_misshapen(altered: Altered) -> None:
     _refuses(altered(lambda t, m: t.pop("energy_head.factor")), "missing: energy_head.factor", "train again")
     _refuses(altered(lambda t, m: t.update(extra=torch.zeros(1))), "unknown: extra", "train again")
@@ -346,4 +361,4 @@ def test_model_without_far_field_refuses_a_method(attention: dict[str, Any], fre
 
 def test_schema_number_is_written_down() -> None:
     # Whoever changes the layout of the file changes this number, and keeps reading the old one.
-    assert model_file.SCHEMA_VERSION == 2
+    assert model_file.SCHEMA_VERSION == 3

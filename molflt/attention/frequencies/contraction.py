@@ -27,7 +27,7 @@ class LayerSizes:
         n_applications: layers times recycles.
         n_heads: heads.
         dim: width of the near values, all heads together.
-        far_dim: width of the far values, all heads together.
+        far_dim: width of the values that the far field carries, all heads together.
         rank: of the content factor: 1, or m.
     """
 
