@@ -38,6 +38,7 @@ SIDE, CLOSEST = 16.0, 1.8
 
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "molflt": {},
+    "molflt, all channels": {"far_dim": 96},
     "molflt, sigma_max=6": {"sigma_max": 6.0},
     "molflt, free budget r=8 l=8": {
         "frequencies": "sampled",
