@@ -170,8 +170,7 @@ class _WeightedSum(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             to_weights = scalar_products(ctx.pattern, gradient, values)
         if ctx.needs_input_grad[2]:
-            turned, order = ctx.pattern.transposed
-            to_values = weighted_sum(turned, weights[:, order], gradient)
+            to_values = _weighted_sum_of_rows(ctx.pattern, weights, gradient)
         return None, to_weights, to_values
 
 
@@ -189,9 +188,14 @@ class _ScalarProducts(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             to_left = weighted_sum(ctx.pattern, gradient, right)
         if ctx.needs_input_grad[2]:
-            turned, order = ctx.pattern.transposed
-            to_right = weighted_sum(turned, gradient[:, order], left)
+            to_right = _weighted_sum_of_rows(ctx.pattern, gradient, left)
         return None, to_left, to_right
+
+
+def _weighted_sum_of_rows(pattern: SparsePattern, weights: Tensor, rows: Tensor) -> Tensor:
+    """Σ_e w_e x_row(e) over the entries of every column: (n_heads, n_rows, c) → (n_heads, n_columns, c)."""
+    turned, order = pattern.transposed
+    return weighted_sum(turned, weights[:, order], rows)
 
 
 def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -21,10 +20,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from molflt.errors import InputError
+from molflt.file_lock import lock
 from molflt.prediction.predictor import Prediction
-
-if sys.platform != "win32":
-    import fcntl
 
 
 class ShardHeader(BaseModel):
@@ -116,7 +113,8 @@ def open_shard(path: Path, header: ShardHeader, overwrite: bool = False) -> Iter
     path.parent.mkdir(parents=True, exist_ok=True)
     # Neither "w", which empties the file, nor "a", which cannot cut off what is damaged.
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as handle:
-        _lock(path, handle)
+        if not lock(handle.fileno()):
+            raise InputError(f"{path}: another process is writing it; wait for it, or end it")
         begin = _line(header.model_dump())
         # Killed before its first line was whole.
         if overwrite or begin.startswith(handle.read(len(begin) + 1)):
@@ -156,18 +154,6 @@ class ShardWriter:
         self._handle.write(_line(_to_json(part)))
         self._handle.flush()
         self.content.parts.append(part)
-
-
-def _lock(path: Path, handle: BinaryIO) -> None:
-    """The lock ends with the process, however it ends."""
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"{path}: another process is writing it; wait for it, or end it") from None
-    except OSError:
-        pass  # a file system without locks
 
 
 def _read(path: Path, handle: BinaryIO) -> ShardContent:

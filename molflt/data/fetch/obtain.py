@@ -19,9 +19,7 @@ from molflt.data.fetch.splits import Splits, find_splits, missing_splits
 from molflt.data.fetch.transport import check_url
 from molflt.data.fetch.unpack import unpack
 from molflt.errors import InputError
-
-if sys.platform != "win32":
-    import fcntl
+from molflt.file_lock import lock
 
 _BLOCK = 1 << 20
 
@@ -202,16 +200,13 @@ def _verify(plan: Plan, file: Path) -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """Keep a second process from writing to the same files; the lock ends with the process."""
     if sys.platform == "win32":
+        # A folder cannot be opened there.
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder}: another molflt fetch is at work there; wait for it") from None
-        except OSError:
-            pass  # a file system without locks
+        if not lock(handle):
+            raise InputError(f"{folder}: another molflt fetch is at work there; wait for it")
         yield
     finally:
         os.close(handle)
