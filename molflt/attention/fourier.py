@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from molflt.attention.config import FarRank
 from molflt.attention.content_kernel import BoundedProjection, Gate
@@ -199,18 +198,21 @@ class FourierAttention(AttentionLayer):
         carried = value[..., : self.far_channels]
         if carried.shape == value.shape:
             return from_pairs(geometry, ((near + far) @ value) / denominator)
-        return from_pairs(geometry, _add_channels(near @ value, far @ carried) / denominator)
+        out = near @ value
+        out[..., : self.far_channels] += far @ carried
+        return from_pairs(geometry, out / denominator)
 
     def _on_edges(self, inputs: _Inputs, part: Part, factors: OnEdges) -> Tensor:
         query, key, value = (t.transpose(0, 1) for t in (inputs.query, inputs.key, inputs.value))
         near_self = ((query * key).sum(dim=-1).exp() * factors.on_self)[..., None]
         # Numerator and denominator in one pass: the values of the latter are ones.
         values = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
-        total = near_self * values + self._near(query, key, values, part, factors)
+        total = torch.addcmul(self._near(query, key, values, part, factors), near_self, values)
         numerator, denominator = total[..., :-1].transpose(0, 1), total[..., -1:].transpose(0, 1)
-        if not part.operators:
-            return (numerator / denominator).flatten(1)
-        return (_add_channels(numerator, self._far(inputs, part)) / denominator).flatten(1)
+        out = numerator / denominator
+        if part.operators:
+            out[..., : self.far_channels] += self._far(inputs, part) / denominator
+        return out.flatten(1)
 
     def _near(self, query: Tensor, key: Tensor, values: Tensor, part: Part, factors: OnEdges) -> Tensor:
         """Σ over neighbours of near_ij v_j: (n_heads, n_part, ...) each → (n_heads, n_part, channels)."""
@@ -242,11 +244,6 @@ class FourierAttention(AttentionLayer):
             expanded = (k[..., :, None] * values[..., None, :]).flatten(2)
             total = total + (q[..., :, None] * apply(expanded).unflatten(2, (q.shape[-1], -1))).sum(dim=2)
         return total
-
-
-def _add_channels(values: Tensor, some: Tensor) -> Tensor:
-    """(..., c) + (..., at most c) on the first channels."""
-    return values + functional.pad(some, (0, values.shape[-1] - some.shape[-1]))
 
 
 RPE_WEIGHT_STD = 0.5

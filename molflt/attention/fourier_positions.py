@@ -115,8 +115,8 @@ class FourierPositions(SharedPositions):
         self, geometry: Geometry, neighbourhood: Neighbourhood, basis: GaussianBasis | None
     ) -> list[Contraction]:
         """Method and order for every structure of a batch."""
-        receivers = geometry.edge_index[0, neighbourhood.edges]
-        n_edges = torch.bincount(geometry.structure[receivers], minlength=geometry.n_structures).tolist()
+        ends = torch.tensor([*geometry.starts, geometry.n_atoms], device=geometry.structure.device)
+        n_edges = neighbourhood.pattern.row_starts[ends].diff().tolist()
         return [
             choose_contraction(self.method, self.order, self.sizes, geometry, b, n_edges[b], basis)
             for b in range(geometry.n_structures)

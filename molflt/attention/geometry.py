@@ -207,9 +207,10 @@ def build_geometry(
     sums = positions.new_zeros((n_structures, 3)).index_add(0, structure, positions)
     centroids = sums / counts.clamp(min=1)[:, None]
     centred = positions - centroids[structure]
-    receiver, sender = edge_index
-    shift = torch.einsum("ek,ekl->el", cell_offsets.to(torch.float64), cell[structure[receiver]])
-    displacements = centred[receiver] - centred[sender] - shift
+    displacements = [
+        _displacements(centred, cell, structure, *few).to(dtype)
+        for few in zip(edge_index.split(_EDGES_AT_ONCE, dim=1), cell_offsets.split(_EDGES_AT_ONCE), strict=True)
+    ]
     return Geometry(
         positions=centred,
         centroids=centroids,
@@ -219,7 +220,20 @@ def build_geometry(
         cell=cell,
         pbc=[(bool(x), bool(y), bool(z)) for x, y, z in pbc.tolist()],
         edge_index=edge_index,
-        edge_displacements=displacements.to(dtype),
+        edge_displacements=displacements[0] if len(displacements) == 1 else torch.cat(displacements),
         dtype=dtype,
         n_max=n_max,
     )
+
+
+def _displacements(
+    positions: Tensor, cell: Tensor, structure: Tensor, edge_index: Tensor, cell_offsets: Tensor
+) -> Tensor:
+    """(n_edges, 3) Å: r_i − r_j − offset·cell."""
+    receiver, sender = edge_index
+    shift = torch.einsum("ek,ekl->el", cell_offsets.to(positions.dtype), cell[structure[receiver]])
+    return positions[receiver] - positions[sender] - shift
+
+
+_EDGES_AT_ONCE = 1 << 22
+"""Edges of which the cells are held at once; bounds memory, changes no result."""

@@ -24,7 +24,7 @@ class Neighbourhood:
         edges: indices into the geometry's edge list of those within the local cutoff, (n_local,), by receiver.
         pattern: receivers as rows, senders as columns.
         distances: (n_local,) Å.
-        types: (n_local,), (n_local,) atomic numbers of receiver and sender.
+        types: (n_local,), (n_local,) atomic numbers of receiver and sender, uint8.
         envelope: (n_local,), 1 at distance zero, smoothly 0 at the cutoff.
         self_basis: (n_atoms, n_rbf) φ of distance zero and an atom's own type.
         radial: φ.
@@ -47,17 +47,25 @@ class Neighbourhood:
     @cached_property
     def basis(self) -> Tensor:
         """(n_local, n_rbf) φ of each edge."""
-        return self.radial(self.distances, *self.types)
+        if torch.is_grad_enabled() or self.n_edges <= self.edges_at_once:
+            return self.radial(self.distances, *self.types)
+        out = self.distances.new_empty((self.n_edges, self.self_basis.shape[1]))
+        step = _VALUES_AT_ONCE // out.shape[1]
+        for first in range(0, self.n_edges, step):
+            few = slice(first, first + step)
+            out[few] = self.radial(self.distances[few], self.types[0][few], self.types[1][few])
+        return out
 
     @property
     def is_large(self) -> bool:
         """Whether φ of all edges at once would take too much memory."""
-        return self.n_edges * self.self_basis.shape[1] > _BASIS_VALUES_KEPT
+        kept = _VALUES_KEPT_FOR_GRADIENT if torch.is_grad_enabled() else _VALUES_KEPT
+        return self.n_edges * self.self_basis.shape[1] > kept
 
     @property
     def edges_at_once(self) -> int:
-        """How many edges' φ may be held."""
-        return max(1, _BASIS_VALUES_KEPT // self.self_basis.shape[1]) if self.is_large else max(1, self.n_edges)
+        """Of how many edges something as wide as φ may be made."""
+        return max(1, _VALUES_AT_ONCE // self.self_basis.shape[1])
 
     def evaluate(self, function: Callable[[Tensor, slice], Tensor], edges: slice) -> Tensor:
         """``function(φ, edges)`` of some edges; of a large neighbourhood nothing but its result is kept."""
@@ -90,8 +98,12 @@ class Neighbourhood:
         return torch.cat(found)
 
 
-_BASIS_VALUES_KEPT = 1 << 27
-"""Edges times radial functions, 512 MiB in float32."""
+_VALUES_AT_ONCE = 1 << 25
+"""Edges times radial functions of which intermediates are held, 128 MiB in float32 each."""
+
+_VALUES_KEPT = 1 << 30
+_VALUES_KEPT_FOR_GRADIENT = 1 << 27
+"""Edges times radial functions up to which φ is kept, 4 GiB in float32; less where a derivative keeps more."""
 
 
 def local_neighbourhood(geometry: Geometry, radial: GaussianDistanceBasis, cutoff: float) -> Neighbourhood:
@@ -109,7 +121,7 @@ def neighbourhood_of(
 ) -> Neighbourhood:
     """Radial features on some edges, (n_local,) each, by receiver."""
     receiver, sender = geometry.edge_index[0, edges], geometry.edge_index[1, edges]
-    z = geometry.atomic_numbers
+    z = geometry.atomic_numbers.to(torch.uint8)
     return Neighbourhood(
         edges=edges,
         pattern=SparsePattern.from_rows(receiver, sender, geometry.n_atoms, geometry.n_atoms),

@@ -37,6 +37,7 @@ def split(
     positions, numbers = select_rows(geometry.positions, atoms), geometry.atomic_numbers[atoms]
     structure, cell = rank[geometry.structure[atoms]], geometry.cell[chosen]
     displacements = select_rows(geometry.edge_displacements, neighbourhood.edges[order])
+    types = neighbourhood.types[0][order], neighbourhood.types[1][order]
     distances, fade = select_rows(neighbourhood.distances, order), select_rows(neighbourhood.envelope, order)
     self_basis = select_rows(neighbourhood.self_basis, atoms)
     basis = None if neighbourhood.is_large else select_rows(neighbourhood.basis, order)
@@ -64,7 +65,7 @@ def split(
             edges=torch.arange(index.shape[1], device=device),
             pattern=SparsePattern.from_rows(index[0], index[1], sum(sizes), sum(sizes)),
             distances=distances[edges],
-            types=(part.atomic_numbers[index[0]], part.atomic_numbers[index[1]]),
+            types=(types[0][edges], types[1][edges]),
             envelope=fade[edges],
             self_basis=self_basis[rows],
             radial=neighbourhood.radial,

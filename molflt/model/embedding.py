@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from molflt.attention.geometry import Geometry
@@ -33,7 +34,7 @@ class AtomEmbedding(nn.Module):
         z = geometry.atomic_numbers
 
         def messages(basis: Tensor, edges: slice) -> Tensor:
-            weights = self.neighbour_element(neighbourhood.types[1][edges])
+            weights = self.neighbour_element(neighbourhood.types[1][edges].to(torch.int64))
             return basis * weights * neighbourhood.envelope[edges, None]
 
         summed = neighbourhood.sum_over_neighbours(messages)

@@ -1,0 +1,139 @@
+"""The data sets of the accuracy benchmark, and how each is divided."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.io import iread
+
+from molflt.data.labels import Target
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.progress import track
+
+N_FOLDS = 5
+MATBENCH_SEED = 18012019
+"""Of matbench's KFold(5, shuffle=True)."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set.
+
+    Attributes:
+        file: below MOLFLT_DATA; empty for the bundled set.
+        n_folds: 1 for a fixed division.
+        epochs: of the common budget.
+        max_atoms: of a batch.
+        cutoff: Å, of the local RPE.
+        unit: of the errors that are reported.
+        model: what differs from the common model.
+    """
+
+    file: str
+    n_folds: int
+    epochs: int
+    max_atoms: int
+    cutoff: float
+    unit: str
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+DATA_SETS = {
+    "qm7": DataSet("qm7/qm7_train.extxyz.gz", 1, 60, 384, 5.0, "eV"),
+    "is2re": DataSet("", 1, 40, 512, 5.0, "eV", {"auxiliary_head": True}),
+    "perovskites": DataSet("perovskites/perovskites.extxyz.gz", N_FOLDS, 15, 320, 5.0, "eV per cell"),
+    "atoms": DataSet("adsorption/atomic_adsorption_882.extxyz.gz", N_FOLDS, 60, 256, 5.0, "eV"),
+}
+QM7_TRAIN = 5000
+
+
+@dataclass(frozen=True)
+class Split:
+    """Files of a division.
+
+    Attributes:
+        train: to train on.
+        held_out: by name; the first is the one that is reported first.
+        target: label.
+    """
+
+    train: str
+    held_out: dict[str, str]
+    target: Target
+
+
+def available(name: str) -> bool:
+    """Whether the data set is there."""
+    return not DATA_SETS[name].file or (
+        "MOLFLT_DATA" in os.environ and (Path(os.environ["MOLFLT_DATA"]) / DATA_SETS[name].file).exists()
+    )
+
+
+def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
+    """Write the files of a division, unless they are there.
+
+    Args:
+        name: of :data:`DATA_SETS`.
+        fold: which.
+        folder: for the files.
+        most: structures to train on at most, and half as many to judge by; None for all.
+    """
+    data = DATA_SETS[name]
+    if not data.file:
+        base = "bundled:adsorption/"
+        names = ("val", "test", "val_ood_metal", "val_ood_adsorbate")
+        return Split(f"{base}train.lmdb", {n: f"{base}{n}.lmdb" for n in names}, "y_relaxed")
+    label = f"{name}-{fold}" if most is None else f"{name}-{fold}-{most}"
+    train, test = folder / f"{label}-train.lmdb", folder / f"{label}-test.lmdb"
+    if not (train.exists() and test.exists()):
+        frames = list(track(iread(Path(os.environ["MOLFLT_DATA"]) / data.file), f"reading {name}", None))
+        first, second = divide(len(frames), fold, data.n_folds)
+        if most is not None:
+            first, second = first[:most], second[: max(1, most // 2)]
+        write(train, frames, first)
+        write(test, frames, second)
+    return Split(str(train), {"test": str(test)}, "energy")
+
+
+def divide(n: int, fold: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices to train on and held out.
+
+    Folds are those of scikit-learn's KFold(5, shuffle=True, random_state=18012019), as in matbench; one fold is 5,000
+    of a shuffle by the same generator, and the rest.
+    """
+    order = np.arange(n)
+    np.random.RandomState(MATBENCH_SEED).shuffle(order)
+    if n_folds == 1:
+        return order[:QM7_TRAIN], order[QM7_TRAIN:]
+    sizes = np.full(n_folds, n // n_folds)
+    sizes[: n % n_folds] += 1
+    start = int(sizes[:fold].sum())
+    held_out = np.sort(order[start : start + sizes[fold]])
+    return np.setdiff1d(np.arange(n), held_out), held_out
+
+
+def write(path: Path, frames: Sequence[Atoms], chosen: Iterable[int]) -> None:
+    """Some structures as LMDB."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    indices = list(chosen)
+    write_lmdb(path, (record(frames[i], int(i)) for i in indices), progress=False)
+
+
+def record(atoms: Atoms, index: int) -> dict[str, Any]:
+    """A structure and its energy as OC20 stores them."""
+    return {
+        "pos": atoms.get_positions(),
+        "cell": np.asarray(atoms.cell),
+        "pbc": np.asarray(atoms.pbc),
+        "atomic_numbers": atoms.get_atomic_numbers(),
+        "tags": atoms.get_tags() if atoms.has("tags") else np.full(len(atoms), 2),
+        "natoms": len(atoms),
+        "sid": index,
+        "energy": atoms.get_potential_energy(),
+    }

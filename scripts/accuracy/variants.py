@@ -1,0 +1,86 @@
+"""The rows of the accuracy table that molflt trains: each names what it changes of the default."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from accuracy.data_sets import DATA_SETS, Split
+from molflt.training.config import TrainConfig
+
+MODEL: dict[str, Any] = {
+    "dim": 128,
+    "n_heads": 8,
+    "n_layers": 4,
+    "ffn_dim": 256,
+    "n_rbf": 32,
+    "auxiliary_head": False,
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "molflt": {},
+    "flt": {"attention": {"far_rank": "m", "frequencies": "sampled"}},
+    "no far field": {"attention": {"far_field": False}},
+    "no local RPE": {},
+    "performer": {"attention": {"mechanism": "kernelised"}},
+    "concat, turned at random": {
+        "attention": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
+    },
+    "softmax": {"attention": {"mechanism": "softmax"}},
+    "far_rank = 1": {"attention": {"far_rank": 1}},
+    "far_rank = m": {"attention": {"far_rank": "m"}},
+    "all channels": {"attention": {"far_dim": MODEL["dim"]}},
+    "sampled": {"attention": {"frequencies": "sampled"}},
+    "4 recycles": {"n_recycles": 4},
+    "no auxiliary head": {"auxiliary_head": False},
+}
+"""What each row changes of the model."""
+
+TURNED = ("concat, turned at random",)
+"""Rows that see every structure in another orientation in every epoch."""
+
+UNBIASED = ("no local RPE",)
+"""Rows whose neighbours count by content and envelope alone."""
+
+ONLY_RELAXED = ("no auxiliary head",)
+"""Rows that differ from the default where relaxed positions are known."""
+
+
+def run_config(
+    name: str, data: str, split: Split, seed: int, epochs: int, options: dict[str, Any] | None = None
+) -> TrainConfig:
+    """The common trainer with the model of a row.
+
+    Args:
+        name: of :data:`VARIANTS`.
+        data: of :data:`accuracy.data_sets.DATA_SETS`.
+        split: its files.
+        seed: of everything.
+        epochs: of training.
+        options: further settings, for trials.
+    """
+    chosen = DATA_SETS[data]
+    model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **deepcopy(VARIANTS[name])}
+    values: dict[str, Any] = {
+        "seed": seed,
+        "data": {
+            "train": split.train,
+            "val": split.held_out,
+            "target": split.target,
+            "standardise": "element",
+            "max_atoms": chosen.max_atoms,
+        },
+        "model": model,
+        "optimiser": {"lr": 2e-3, "warmup_steps": 200},
+        "trainer": {"max_epochs": epochs, "val_every": max(1, epochs // 10)},
+    }
+    return TrainConfig.model_validate(merged(values, options or {}))
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Nested mappings, the second over the first."""
+    found = dict(values)
+    for key, change in changes.items():
+        nested = isinstance(change, dict) and isinstance(found.get(key), dict)
+        found[key] = merged(found[key], change) if nested else change
+    return found

@@ -1,0 +1,165 @@
+"""Accuracy of molflt, of what becomes of it when a part is taken away, and of its peers: one table.
+
+The same trainer, divisions, budget and seeds for all rows; the peers are given the wall-clock time that molflt's
+default took on the same data. Every run that is finished is kept in FOLDER and not repeated, an interrupted one goes
+on from its last epoch.
+
+    python scripts/benchmark_accuracy.py --out runs/accuracy                       # days on two cores: everything
+    python scripts/benchmark_accuracy.py --out runs/accuracy --data qm7 --rows molflt softmax SchNet --seeds 0
+    python scripts/benchmark_accuracy.py --out /tmp/miniature --miniature           # two minutes
+    python scripts/benchmark_accuracy.py --out runs/accuracy --report --page docs/accuracy.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accuracy.callbacks import RandomRotations, WithoutLocalRPE
+from accuracy.data_sets import DATA_SETS, Split, available, split
+from accuracy.peers import PEERS, train_peer
+from accuracy.report import tables
+from accuracy.variants import ONLY_RELAXED, TURNED, UNBIASED, VARIANTS, run_config
+from lightning.pytorch.callbacks import Callback
+from literature.tables import insert, write_record
+
+from molflt.atomic_file import atomic_file
+from molflt.data.labels import LabelSpec
+from molflt.data.sources import open_dataset
+from molflt.model.model_file import load_model
+from molflt.prediction.metrics import energy_metrics
+from molflt.prediction.predictor import predict
+from molflt.training.config_file import resolve_path
+from molflt.training.datasets import labels
+from molflt.training.run import train
+
+MINIATURE, MINIATURE_EPOCHS, MINIATURE_ROWS = 60, 2, ("molflt", "softmax", "concat, turned at random", "SchNet")
+SECONDS = "seconds.json"
+
+
+def wanted(row: str, data: str) -> bool:
+    """Whether a row says anything about a data set."""
+    return row not in ONLY_RELAXED or bool(DATA_SETS[data].model.get("auxiliary_head"))
+
+
+def run_variant(
+    row: str, data: str, files: Split, seed: int, options: argparse.Namespace, run: Path
+) -> dict[str, Any]:
+    """Train and judge a row of molflt's own: the moving average after the last step, chosen by nothing."""
+    epochs = options.epochs or (MINIATURE_EPOCHS if options.miniature else DATA_SETS[data].epochs)
+    config = run_config(row, data, files, seed, epochs)
+    callbacks: list[Callback] = [RandomRotations(seed)] if row in TURNED else []
+    callbacks += [WithoutLocalRPE()] if row in UNBIASED else []
+    spent = run.parent / f"{run.name}-{SECONDS}"
+    before = json.loads(spent.read_text()) if spent.exists() else 0.0
+    start = time.perf_counter()
+    try:
+        train(config, run, resume=True, say=lambda line: None, callbacks=callbacks)
+    finally:
+        seconds = before + time.perf_counter() - start
+        with atomic_file(spent) as temporary:
+            temporary.write_text(json.dumps(seconds))
+    loaded = load_model(run / "last.safetensors")
+    errors = {}
+    for name, path in files.held_out.items():
+        spec = LabelSpec(target=config.data.target)
+        structures = open_dataset(resolve_path(path), labels=spec)
+        prediction, _ = predict(loaded, structures)
+        errors[name] = energy_metrics(prediction.energies, labels(structures, spec, name)).energy_mae
+    return {"mae": errors, "epochs": epochs, "seconds": seconds, "parameters": loaded.model.n_parameters()}
+
+
+def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train and judge a peer for as long as molflt's default took."""
+    took = [r["seconds"] for r in results(options.out) if r["row"] == "molflt" and r["data"] == data]
+    if not took:
+        return {"status": "waiting", "note": f"its time is that of molflt on {data}, which has not been run"}
+    molecules = data == "qm7"
+    seconds, python = float(np.median(took)), options.peers_python
+    folder = options.out / "plain"
+    folder.mkdir(exist_ok=True)
+    return train_peer(row, files, molecules, seconds, seed, torch.get_num_threads(), folder, python)
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    """Every finished run."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*.json")) if SECONDS not in path.name]
+
+
+def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespace) -> None:
+    """One run, unless it is finished."""
+    name = "-".join([data, row, str(seed), str(fold)]).replace(" ", "_").replace(",", "").replace("=", "").lower()
+    path = options.out / "runs" / f"{name}.json"
+    if path.exists():
+        return
+    files = split(data, fold, options.out / "data", MINIATURE if options.miniature else None)
+    if row in PEERS:
+        found = run_peer(row, data, files, seed, options)
+        if "mae" not in found:
+            print(f"{data:<12}{row:<26}{found['status']}: {found.get('note', '')}", flush=True)
+            return
+    else:
+        found = run_variant(row, data, files, seed, options, options.out / "runs" / name)
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps({"data": data, "row": row, "seed": seed, "fold": fold, **found}))
+    errors = "  ".join(f"{split_name} {error:.4f}" for split_name, error in found["mae"].items())
+    print(f"{data:<12}{row:<26}seed {seed} fold {fold}  {errors} eV  {found['seconds']:.0f} s", flush=True)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = [*VARIANTS, *PEERS]
+    parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and the table")
+    parser.add_argument("--data", nargs="+", choices=list(DATA_SETS), default=list(DATA_SETS))
+    parser.add_argument("--rows", nargs="+", choices=every, help="default: all, on folds molflt, softmax and peers")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--folds", type=int, nargs="+", help="of the sets that have any; default: all")
+    parser.add_argument("--epochs", type=int, help="instead of each data set's own")
+    parser.add_argument("--peers-python", help="interpreter with SchNetPack (scripts/bench_peers_environment.sh)")
+    parser.add_argument("--miniature", action="store_true", help="a few structures and epochs: shows that all runs")
+    parser.add_argument("--report", action="store_true", help="only the table, from what is finished")
+    parser.add_argument("--page", type=Path, help="write the tables into this page, between its marks")
+    return parser
+
+
+def main() -> None:
+    """Train what is missing, then report."""
+    options = arguments().parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    every = [*VARIANTS, *PEERS]
+    for data in [] if options.report else options.data:
+        if not available(data):
+            print(f"{data}: MOLFLT_DATA is not set or has no {DATA_SETS[data].file}; left out")
+            continue
+        folds = options.folds or range(DATA_SETS[data].n_folds)
+        for fold in [f for f in folds if f < DATA_SETS[data].n_folds][: 1 if options.miniature else None]:
+            # Folds are spread enough: each has one seed.
+            seeds = options.seeds if DATA_SETS[data].n_folds == 1 and not options.miniature else options.seeds[:1]
+            for seed in seeds:
+                for row in options.rows or (MINIATURE_ROWS if options.miniature else default_rows(data)):
+                    if wanted(row, data):
+                        run_one(row, data, seed, fold, options)
+    found = results(options.out)
+    if not found:
+        print("no run is finished")
+        return
+    text = tables(found, every)
+    write_record(options.out / "accuracy.json", runs=found, threads=torch.get_num_threads())
+    if options.page:
+        insert(options.page, "accuracy", text)
+    print(text)
+
+
+def default_rows(data: str) -> list[str]:
+    """Ablations where there is one division, the contest where there are folds."""
+    return [*VARIANTS, *PEERS] if DATA_SETS[data].n_folds == 1 else ["molflt", "softmax", *PEERS]
+
+
+if __name__ == "__main__":
+    main()

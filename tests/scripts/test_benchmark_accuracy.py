@@ -1,0 +1,126 @@
+"""The accuracy benchmark: divisions, what peers are fed, rotations, and a miniature of the whole."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from accuracy.callbacks import WithoutLocalRPE, turn  # noqa: E402
+from accuracy.data_sets import DATA_SETS, MATBENCH_SEED, QM7_TRAIN, divide, split  # noqa: E402
+from accuracy.peer_worker import PeerSpec, train  # noqa: E402
+from accuracy.peers import plain_files, plain_set  # noqa: E402
+from accuracy.plain_set import PlainSet  # noqa: E402
+from accuracy.report import tables  # noqa: E402
+from accuracy.variants import VARIANTS, merged, run_config  # noqa: E402
+from benchmarks import structures  # noqa: E402
+
+from molflt.data.neighbours import attach_neighbours  # noqa: E402
+from molflt.model.energy_model import EnergyModel  # noqa: E402
+
+
+def test_folds_are_those_of_scikit_learn():
+    kfold = pytest.importorskip("sklearn.model_selection").KFold(5, shuffle=True, random_state=MATBENCH_SEED)
+    for n in (18_928, 882, 23):
+        for fold, (train_indices, test_indices) in enumerate(kfold.split(np.arange(n))):
+            first, second = divide(n, fold, 5)
+            np.testing.assert_array_equal(first, train_indices)
+            np.testing.assert_array_equal(second, test_indices)
+
+
+def test_one_division_of_qm7():
+    first, second = divide(6000, 0, 1)
+    assert len(first) == QM7_TRAIN
+    assert sorted([*first, *second]) == list(range(6000))
+
+
+def test_every_row_is_a_configuration(tmp_path):
+    for name in VARIANTS:
+        for data in DATA_SETS:
+            config = run_config(name, data, split("is2re", 0, tmp_path), 0, 1)
+            EnergyModel(config.model, 0)
+    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}, "d": 4}) == {"a": {"b": 1, "c": 3}, "d": 4}
+
+
+def test_a_batch_of_plain_tensors_is_that_of_the_collater():
+    """Against bench_model's batches, whose peers are checked against their own graphs."""
+    import bench_model as bench
+
+    found = [structures.ball(12), structures.cube(8), structures.ball(9, seed=1)]
+    expected = bench.plain_batch([found[2], found[0]], 4.0, None, False)
+    prepared = [attach_neighbours(data.clone(), 4.0) for data in found]
+    for data in prepared:
+        data.tags = torch.full_like(data.atomic_numbers, 2)
+    batch = plain_set(prepared, torch.arange(3.0), 1.0).batch([2, 0])
+    for name in ("positions", "atomic_numbers", "batch", "cell", "edge_index", "cell_offsets", "edge_vectors"):
+        torch.testing.assert_close(getattr(batch, name), getattr(expected, name), check_dtype=False)
+    assert batch.target.tolist() == [2.0, 0.0]
+
+
+def test_turning_keeps_distances_and_moves_everything():
+    from torch_geometric.data import Batch
+
+    batch = Batch.from_data_list([structures.cube(8), structures.ball(12)])
+    before, cell = batch.positions.clone(), batch.cell.clone()
+    turn(batch, torch.Generator().manual_seed(0))
+    distances = [torch.cdist(positions, positions) for positions in (before, batch.positions)]
+    same = batch.batch[:, None] == batch.batch
+    torch.testing.assert_close(distances[0][same], distances[1][same], rtol=1e-5, atol=1e-5)
+    fractional = [
+        p[batch.batch == 0].double() @ torch.linalg.inv(c[0].double())
+        for p, c in ((before, cell), (batch.positions, batch.cell))
+    ]
+    torch.testing.assert_close(*fractional, rtol=1e-5, atol=1e-5)
+    assert float((before - batch.positions).abs().max()) > 0.1
+
+
+def test_without_local_rpe_distances_of_neighbours_do_not_count(tmp_path):
+    config = run_config("no local RPE", "qm7", split("is2re", 0, tmp_path), 0, 1)
+    module = torch.nn.ModuleDict({"model": EnergyModel(config.model, 0)})
+    WithoutLocalRPE().setup(None, module, "fit")
+    biases = [p for name, p in module.named_parameters() if "local_rpe" in name]
+    assert biases
+    assert all(not p.requires_grad and not p.any() for p in biases)
+
+
+def test_a_peer_learns(tmp_path):
+    """SchNet for a few seconds on the bundled set: better than the mean, and judged in eV."""
+    train_file, held_out = plain_files(split("is2re", 0, tmp_path), 4.0, tmp_path)
+    sizes = {"hidden_channels": 16, "num_filters": 16, "num_interactions": 1, "num_gaussians": 10, "cutoff": 4.0}
+    spec = PeerSpec("schnet", sizes, train_file, {"val": held_out["val"]}, 6.0, 5e-3, 16, 0, 1)
+    found = train(spec)
+    data = PlainSet.load(Path(held_out["val"]))
+    mean = data.scale * float(data.target.abs().mean())
+    assert found["mae"]["val"] < 0.9 * mean
+    assert found["steps"] > 10
+
+
+def test_the_table_names_rows_and_spread():
+    run = {"data": "qm7", "row": "molflt", "epochs": 3, "seconds": 60.0, "parameters": 1234}
+    runs = [{**run, "seed": seed, "mae": {"test": mae}} for seed, mae in enumerate((0.1, 0.2))]
+    text = tables(runs, list(VARIANTS))
+    assert "| molflt | 0.1500 ± 0.0707 | 2 | 3 | 1.0 | 1,234 |" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MOLFLT_DATA" not in os.environ, reason="MOLFLT_DATA is not set")
+def test_a_miniature_of_the_whole(tmp_path):
+    """Every data set, molflt, softmax, concat and SchNet; a second call repeats nothing."""
+    command = [sys.executable, str(SCRIPTS / "benchmark_accuracy.py"), "--out", str(tmp_path), "--miniature"]
+    first = subprocess.run(command, check=True, capture_output=True, text=True)
+    runs = json.loads((tmp_path / "accuracy.json").read_text())["runs"]
+    assert {(run["data"], run["row"]) for run in runs} == {
+        (data, row) for data in DATA_SETS for row in ("molflt", "softmax", "concat, turned at random", "SchNet")
+    }
+    assert all(np.isfinite(list(run["mae"].values())).all() for run in runs)
+    second = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "seed" in first.stdout
+    assert "seed 0" not in second.stdout
+    assert second.stdout.strip() in first.stdout
