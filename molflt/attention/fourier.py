@@ -207,7 +207,7 @@ class FourierAttention(AttentionLayer):
         near_self = ((query * key).sum(dim=-1).exp() * factors.on_self)[..., None]
         # Numerator and denominator in one pass: the values of the latter are ones.
         values = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
-        total = torch.addcmul(self._near(query, key, values, part, factors), near_self, values)
+        total = self._near(query, key, values, part, factors).addcmul_(near_self, values)
         numerator, denominator = total[..., :-1].transpose(0, 1), total[..., -1:].transpose(0, 1)
         out = numerator / denominator
         if part.operators:
@@ -217,14 +217,15 @@ class FourierAttention(AttentionLayer):
     def _near(self, query: Tensor, key: Tensor, values: Tensor, part: Part, factors: OnEdges) -> Tensor:
         """Σ over neighbours of near_ij v_j: (n_heads, n_part, ...) each → (n_heads, n_part, channels)."""
         pattern, local = part.neighbourhood.pattern, factors.local
-        query, key = query.contiguous(), key.contiguous()
+        key = key.contiguous()
         if local is not None:
-            return weighted_sum(pattern, scalar_products(pattern, query, key).exp() * local, values)
-        found = []
+            return weighted_sum(pattern, scalar_products(pattern, query.contiguous(), key).exp() * local, values)
+        out = torch.empty_like(values)
         for atoms, edges, few in pattern.parts(_EDGE_FACTORS_KEPT // self.n_heads):
-            content = scalar_products(few, query[:, atoms].contiguous(), key).exp_()
-            found.append(weighted_sum(few, content.mul_(self.local_rpe.on_edges(part.neighbourhood, edges)), values))
-        return torch.cat(found, dim=1)
+            weights = scalar_products(few, query[:, atoms].contiguous(), key).exp_()
+            weights *= self.local_rpe.on_edges(part.neighbourhood, edges)
+            out[:, atoms] = weighted_sum(few, weights, values)
+        return out
 
     def _far(self, inputs: _Inputs, part: Part) -> Tensor:
         """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_part, n_heads, channels): the content factor rides on the values."""

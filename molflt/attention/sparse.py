@@ -36,6 +36,7 @@ class SparsePattern:
         self.row_starts = row_starts.to(index)
         self.columns = columns.to(index)
         self.n_columns = n_columns
+        self._origin: tuple[SparsePattern, Tensor] | None = None
 
     @classmethod
     def from_rows(cls, rows: Tensor, columns: Tensor, n_rows: int, n_columns: int) -> SparsePattern:
@@ -62,12 +63,14 @@ class SparsePattern:
     @cached_property
     def transposed(self) -> tuple[SparsePattern, Tensor]:
         """The pattern with rows and columns exchanged, and the (n_entries,) entries of this one in its order."""
-        order = torch.argsort(self.columns, stable=True)
-        starts = _starts(self.columns, self.n_columns)
-        turned = SparsePattern(starts, self.rows[order], self.n_rows)
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
-        turned.__dict__["transposed"] = (self, back)
+        if self._origin is not None:
+            origin, order = self._origin
+            back = torch.empty_like(order)
+            back[order] = torch.arange(len(order), dtype=order.dtype, device=order.device)
+            return origin, back
+        order = torch.argsort(self.columns, stable=True).to(self.columns.dtype)
+        turned = SparsePattern(_starts(self.columns, self.n_columns), self.rows[order], self.n_rows)
+        turned._origin = (self, order)
         return turned, order
 
     def parts(self, n_entries: int) -> Iterator[tuple[slice, slice, SparsePattern]]:
@@ -195,7 +198,7 @@ class _ScalarProducts(torch.autograd.Function):
 def _weighted_sum_of_rows(pattern: SparsePattern, weights: Tensor, rows: Tensor) -> Tensor:
     """Σ_e w_e x_row(e) over the entries of every column: (n_heads, n_rows, c) → (n_heads, n_columns, c)."""
     turned, order = pattern.transposed
-    return weighted_sum(turned, weights[:, order], rows)
+    return weighted_sum(turned, weights.index_select(1, order), rows)
 
 
 def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
