@@ -136,6 +136,11 @@ class TrainerConfig(BaseModel):
     keep_last: int = Field(
         0, ge=0, description="model files epoch-N.safetensors of so many latest validations, to average"
     )
+    on_bad_batch: Literal["stop", "skip"] = Field(
+        "stop",
+        description="a batch whose loss or gradient is no number: stop, or leave it out and count it (one process "
+        "only); bad_batches.jsonl in the run folder tells which",
+    )
     checkpoint_recycles: bool = Field(
         False, description="keep one recycle in memory instead of all, for about a third more time"
     )
@@ -143,6 +148,12 @@ class TrainerConfig(BaseModel):
     loggers: list[Literal["tensorboard", "wandb"]] = Field(
         default_factory=list, description="besides metrics.csv and metrics.jsonl; each is an extra to install"
     )
+
+    @model_validator(mode="after")
+    def _skips_alone(self) -> TrainerConfig:
+        if self.on_bad_batch == "skip" and self.devices * self.num_nodes > 1:
+            raise ValueError("on_bad_batch=skip is for one process: set devices=1, or on_bad_batch=stop")
+        return self
 
     @field_validator("max_steps")
     @classmethod

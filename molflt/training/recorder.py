@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
 from molflt.model.model_file import ModelMetadata, save_model
+from molflt.training.bad_batches import FILE as BAD
 from molflt.training.epoch_bar import EpochBar
 from molflt.training.task import EnergyTask, diverged
 
@@ -101,7 +102,9 @@ class RunRecorder(Callback):
     ) -> None:
         """A sign of life where no progress bar gives one; at ``max_steps``, stop and validate."""
         has_bar = any(isinstance(callback, EpochBar) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        if not has_bar and time.monotonic() - self._last_sign > HEARTBEAT_SECONDS:
+        due = time.monotonic() - self._last_sign > HEARTBEAT_SECONDS
+        # A batch that was left out has no loss.
+        if due and not has_bar and "loss" in outputs:
             self._last_sign = time.monotonic()
             total, loss = trainer.num_training_batches, float(outputs["loss"])
             self.say(f"epoch {trainer.current_epoch + 1}: batch {batch_idx + 1} of {total}, loss {loss:.4f}")
@@ -115,9 +118,14 @@ class RunRecorder(Callback):
         Raises:
             InputError: a metric is not a number; the files of the last good epoch stay.
         """
+        assert isinstance(pl_module, EnergyTask)
+        if pl_module.n_left_out:
+            self.say(
+                f"{pl_module.n_left_out} batches left out, their loss or gradient no number: {self.run_dir / BAD}"
+            )
+            pl_module.n_left_out = 0
         if not self._validated:
             return
-        assert isinstance(pl_module, EnergyTask)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | pl_module.validated
         for name, value in metrics.items():
             if not math.isfinite(value):

@@ -9,7 +9,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from molflt.atomic_file import atomic_file
 from molflt.data.progress import visible
 from molflt.errors import InputError
+from molflt.file_lock import alone
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, read_metadata
 from molflt.training.config import TrainConfig
@@ -37,6 +38,7 @@ from molflt.training.recorder import RunRecorder
 from molflt.training.task import EnergyTask
 
 CONFIG, CHECKPOINT = "config.yaml", "last.ckpt"
+_OCCUPIED = "another process is training there; wait for it, end it, or choose another '--out'"
 
 
 @dataclass
@@ -81,6 +83,20 @@ def train(
     """
     check_processes(config.trainer)
     run_dir = Path(run_dir)
+    with ExitStack() as until_the_end:
+        if is_first_process() and run_dir.is_dir():
+            until_the_end.enter_context(alone(run_dir, _OCCUPIED))
+        return _train(config, run_dir, resume, say, callbacks or [], until_the_end)
+
+
+def _train(
+    config: TrainConfig,
+    run_dir: Path,
+    resume: bool,
+    say: Callable[[str], None],
+    callbacks: list[Callback],
+    until_the_end: ExitStack,
+) -> TrainResult:
     first = is_first_process()
     if first:
         check_run_dir(run_dir, config, resume)
@@ -117,10 +133,13 @@ def train(
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
     recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience, config.trainer.keep_last)
-    trainer = _trainer(config, run_dir, recorder, callbacks or [])
+    trainer = _trainer(config, run_dir, recorder, callbacks)
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
+        if not run_dir.is_dir():
+            run_dir.mkdir(parents=True)
+            until_the_end.enter_context(alone(run_dir, _OCCUPIED))
         write_config(run_dir, config)
     with _interrupts(trainer), losing_no_process(config.trainer.devices * config.trainer.num_nodes):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
@@ -302,6 +321,8 @@ def _quiet_lightning() -> None:
         ".*Checkpoint directory.*exists.*",
         ".*number of training batches.*",
         ".*LeafSpec.*",
+        # A batch that is left out on purpose.
+        ".*training_step. returned .None.*",
         # Metrics of torchmetrics are summed across ranks before they are logged.
         ".*sync_dist=True.*",
         # Its successor is unknown to torch before 2.13.

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
+from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
 
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel, ModelOutput
 from molflt.prediction.metrics import EWT_THRESHOLD
+from molflt.training.bad_batches import MOST_IN_A_ROW, record_bad_batch
 from molflt.training.config import TrainConfig
 from molflt.training.datasets import TrainingSet
 from molflt.training.schedule import auxiliary_weight, learning_rate_factor, moving_average
@@ -31,6 +35,7 @@ class EnergyTask(lightning.LightningModule):
 
     Attributes:
         validated: metrics of the last validation in double precision, in which loggers do not keep them.
+        n_left_out: batches that were left out because their loss or gradient was no number.
     """
 
     def __init__(
@@ -42,6 +47,10 @@ class EnergyTask(lightning.LightningModule):
         self.forces = config.loss.force_weight > 0
         self.model = model
         self.validated: dict[str, float] = {}
+        self.n_left_out = 0
+        self._in_a_row = 0
+        self._left_out = False
+        self._last: tuple[Any, Tensor]
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
             self.average = copy.deepcopy(model).requires_grad_(False)
@@ -63,6 +72,7 @@ class EnergyTask(lightning.LightningModule):
 
         Per step, not per epoch: loaders draw from the same generator, and not at the same moment after a resume.
         """
+        self._left_out = False
         every = self.config.model.attention.redraw_every
         if every and self.global_step and self.global_step % every == 0:
             for model in (self.model, self.average):
@@ -70,11 +80,14 @@ class EnergyTask(lightning.LightningModule):
                     model.redraw_features(hash((self.config.seed, self.global_step)) % 2**63)
         torch.manual_seed(hash((self.config.seed, self.global_step, self.global_rank)) % 2**63)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """L1 on the standardised energy, the force loss, and the scheduled displacement loss.
 
         Each is a mean over the batches of all ranks: the ranks' losses, of which DDP takes the mean, are sums over
-        this rank's batch divided by what a rank has on average.
+        this rank's batch divided by what a rank has on average. None leaves a batch out.
+
+        Raises:
+            InputError: the loss is no number.
         """
         output, forces = self._evaluate(self.model, batch)
         n_structures, n_free = self._mean_counts(batch)
@@ -99,16 +112,66 @@ class EnergyTask(lightning.LightningModule):
             loss = loss + weight * displacement_loss
         logged["loss"] = loss.detach()
         values = self._mean_over_ranks(torch.stack([value.to(torch.float64) for value in logged.values()]))
+        self._last = batch, output.energy.detach()
+        # The same number on all ranks, which thus stop together: one alone would leave the others waiting.
+        if not torch.isfinite(values[-1]):
+            self._leave_out("the loss", float(values[-1]))
+            return None
         for name, value in zip(logged, values, strict=True):
             # The mean over an epoch counts structures, of which all ranks together had so many.
             self._log(f"train/{name}", value, round(n_structures * self.trainer.world_size))
-        # The same number on all ranks, which thus stop together: one alone would leave the others waiting.
-        if not torch.isfinite(values[-1]):
-            raise InputError(diverged("the loss", float(values[-1]), self.trainer))
         return loss.to(torch.float32)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm, which is logged; a gradient that is no number is not followed."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        if not parameters:
+            return
+        norm = nn.utils.clip_grad_norm_(parameters, gradient_clip_val or math.inf)
+        if not torch.isfinite(norm):
+            optimizer.zero_grad(set_to_none=True)
+            self._leave_out("the gradient", float(norm))
+            return
+        self.log("train/grad_norm", norm, on_step=False, on_epoch=True, batch_size=1)
+        self.log("train/grad_norm_max", norm, on_step=False, on_epoch=True, reduce_fx="max")
+
+    def _leave_out(self, name: str, value: float) -> None:
+        """Write down which batch it was; go on without it if that is wanted.
+
+        Raises:
+            InputError: it is not, or one batch after another is bad.
+        """
+        batch, energy = self._last
+        self._left_out = True
+        self.n_left_out += 1
+        self._in_a_row += 1
+        path = record_bad_batch(
+            Path(self.trainer.default_root_dir),
+            batch,
+            energy,
+            batch[self.config.data.target],
+            self.config.seed,
+            self.trainer.current_epoch + 1,
+            self.global_step,
+            self.global_rank,
+            f"{name} became {value}",
+        )
+        if self.config.trainer.on_bad_batch == "stop":
+            raise InputError(f"{diverged(name, value, self.trainer)}. The batch is in {path}")
+        if self._in_a_row >= MOST_IN_A_ROW:
+            message = diverged(name, value, self.trainer)
+            raise InputError(f"{message}. {MOST_IN_A_ROW} batches in a row were bad; they are in {path}")
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the average towards the new weights."""
+        if self._left_out:
+            return
+        self._in_a_row = 0
         if self.average is None:
             return
         decay = self.config.optimiser.ema_decay

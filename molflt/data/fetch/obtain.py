@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from molflt.data.fetch.splits import Splits, find_splits, missing_splits
 from molflt.data.fetch.transport import check_url
 from molflt.data.fetch.unpack import unpack
 from molflt.errors import InputError
-from molflt.file_lock import lock
+from molflt.file_lock import alone
 
 _BLOCK = 1 << 20
 
@@ -152,7 +150,7 @@ def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None
             "room or give a folder on another disk by --to"
         )
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with _alone(plan.folder):
+    with alone(plan.folder, "another molflt fetch is at work there; wait for it"):
         file = plan.local or plan.part
         if plan.local is None:
             download(archive, plan.url, plan.part, sleep)
@@ -194,19 +192,3 @@ def _verify(plan: Plan, file: Path) -> None:
         f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
         f"{plan.part} and run the command without --archive: it goes on from there"
     )
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second process from writing to the same files; the lock ends with the process."""
-    if sys.platform == "win32":
-        # A folder cannot be opened there.
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        if not lock(handle):
-            raise InputError(f"{folder}: another molflt fetch is at work there; wait for it")
-        yield
-    finally:
-        os.close(handle)
