@@ -1,0 +1,65 @@
+"""Nothing but ``molflt fetch`` uses the network: whole jobs where every socket refuses to open."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import to_yaml
+
+BLOCK = """
+import socket
+
+def refuse(*args, **kwargs):
+    raise RuntimeError("NETWORK USED")
+
+for name in ("connect", "connect_ex", "bind", "sendto"):
+    setattr(socket.socket, name, refuse)
+socket.create_connection = socket.getaddrinfo = socket.gethostbyname = refuse
+"""
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> dict[str, str]:
+    """An environment whose interpreters refuse sockets; also those that a command starts."""
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def run(offline: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from molflt.cli.main import main; main()", *map(str, arguments)]
+    return subprocess.run(command, env=offline, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_train_evaluate_predict_without_a_network(
+    offline: dict[str, str], make_config: Callable[..., TrainConfig], tiny_data: Path, tmp_path: Path
+) -> None:
+    """With reports, which hold all they show."""
+    data, out, config = tiny_data / "val.lmdb", tmp_path / "run", tmp_path / "config.yaml"
+    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1}), "A test."))
+    jobs = [
+        ("train", config, "--out", out),
+        ("evaluate", out, data, "--report", tmp_path / "report.html"),
+        ("predict", out, data, "--out", tmp_path / "energies.csv"),
+        ("info", out),
+        ("check-invariance", out, data, "--limit", 1, "--draws", 1),
+    ]
+    for job in jobs:
+        done = run(offline, *job)
+        assert "NETWORK USED" not in done.stdout + done.stderr, (job, done.stderr)
+        assert done.returncode == 0, (job, done.stderr)
+
+
+def test_the_block_blocks(offline: dict[str, str]) -> None:
+    """Power: a connection under it fails, whatever the machine."""
+    code = "import urllib.request; urllib.request.urlopen('http://localhost:9')"
+    done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
+    assert "NETWORK USED" in done.stderr
