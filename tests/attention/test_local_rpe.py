@@ -166,7 +166,7 @@ def test_sum_over_images_is_that_over_the_neighbour_list_of_ase(name):
     radial, rpe = learnt()
     geometry = geometry_of([atoms], cutoff=6.0)
     with torch.no_grad():
-        found = rpe(geometry, local_neighbourhood(geometry, radial, CUTOFF))[0].permute(1, 2, 0).numpy()
+        found = rpe(geometry, local_neighbourhood(geometry, radial, CUTOFF))[:, 0].permute(1, 2, 0).numpy()
     np.testing.assert_allclose(found, oracle(atoms, CUTOFF), rtol=1e-10, atol=1e-12)
     if name in ("triclinic", "tiny_cell", "wire", "slab"):
         # power: with one image of each pair, as in a minimum-image convention, the sums are others
@@ -188,7 +188,7 @@ def test_batch_mates_do_not_enter_a_structures_sums():
         for b, name in enumerate(names):
             alone = geometry_of([STRUCTURES[name]()])
             n = alone.sizes[0]
-            expected = rpe(alone, local_neighbourhood(alone, radial, CUTOFF))[0]
-            torch.testing.assert_close(found[b, :, :n, :n], expected, rtol=1e-12, atol=1e-14)
-            assert not found[b, :, n:].any()
-            assert not found[b, :, :, n:].any()
+            expected = rpe(alone, local_neighbourhood(alone, radial, CUTOFF))[:, 0]
+            torch.testing.assert_close(found[:, b, :n, :n], expected, rtol=1e-12, atol=1e-14)
+            assert not found[:, b, n:].any()
+            assert not found[:, b, :, n:].any()

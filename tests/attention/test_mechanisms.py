@@ -84,7 +84,7 @@ def test_fourier_attention_is_its_formula(name, far_rank):
         for j in range(n):
             near = local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z)
             denominator = denominator + near
-            weight = near
+            weight = near[:, None].expand_as(v[j])
             if far_rank is not None:
                 rpe = shared.rpe
                 shifts = torch.from_numpy(np.array(images(atoms, 20.0)))
@@ -100,8 +100,10 @@ def test_fourier_attention_is_its_formula(name, far_rank):
                     phi_q = (q[i] @ omega.T - (q[i] ** 2).sum(-1, keepdim=True) / 2).exp()
                     phi_k = (k[j] @ omega.T - (k[j] ** 2).sum(-1, keepdim=True) / 2).exp()
                     content = (phi_q * phi_k).mean(-1)
-                weight = weight + f * content
-            numerator = numerator + weight[:, None] * v[j]
+                # the far field carries the first channels of a head
+                carried = torch.arange(v.shape[-1]) < (v.shape[-1] if far_rank == "m" else math.ceil(v.shape[-1] / 4))
+                weight = weight + (f * content)[:, None] * carried
+            numerator = numerator + weight * v[j]
         out[i] = numerator / denominator[:, None]
     torch.testing.assert_close(found, layer.output(out.reshape(n, DIM)), rtol=1e-9, atol=1e-10)
 
