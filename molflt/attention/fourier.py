@@ -5,7 +5,8 @@
     out_i   = (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij
 
 The denominator is local and positive: results do not depend on the number of atoms far away, and an n-fold
-supercell gives every atom the output it has in the unit cell.
+supercell gives every atom the output it has in the unit cell. The far field is added to the first channels of every
+head only (``far_dim``), which is what it costs.
 
 Small structures are contracted on padded pairs, large ones along the neighbour list and through position features
 or a mesh; both orders compute the same sums.
