@@ -38,7 +38,7 @@ from molflt.training.config_file import resolve_path
 from molflt.training.datasets import labels
 from molflt.training.run import train
 
-MINIATURE, MINIATURE_EPOCHS, MINIATURE_ROWS = 60, 2, ("molflt", "softmax", "concat, turned at random", "SchNet")
+MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("molflt", "softmax", "concat, turned at random", "SchNet")
 SECONDS = "seconds.json"
 
 
@@ -51,8 +51,8 @@ def run_variant(
     row: str, data: str, files: Split, seed: int, options: argparse.Namespace, run: Path
 ) -> dict[str, Any]:
     """Train and judge a row of molflt's own: the moving average after the last step, chosen by nothing."""
-    epochs = options.epochs or (MINIATURE_EPOCHS if options.miniature else DATA_SETS[data].epochs)
-    config = run_config(row, data, files, seed, epochs)
+    epochs = options.epochs or DATA_SETS[data].epochs
+    config = run_config(row, data, files, seed, epochs, MINIATURE_STEPS if options.miniature else -1)
     callbacks: list[Callback] = [RandomRotations(seed)] if row in TURNED else []
     callbacks += [WithoutLocalRPE()] if row in UNBIASED else []
     spent = run.parent / f"{run.name}-{SECONDS}"

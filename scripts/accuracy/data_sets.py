@@ -82,20 +82,19 @@ def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
         name: of :data:`DATA_SETS`.
         fold: which.
         folder: for the files.
-        most: structures to train on at most, and half as many to judge by; None for all.
+        most: structures to take, the first of the file, and one split of the bundled set; None for all.
     """
     data = DATA_SETS[name]
     if not data.file:
         base = "bundled:adsorption/"
-        names = ("val", "test", "val_ood_metal", "val_ood_adsorbate")
+        names = ("val", "test", "val_ood_metal", "val_ood_adsorbate")[: None if most is None else 1]
         return Split(f"{base}train.lmdb", {n: f"{base}{n}.lmdb" for n in names}, "y_relaxed")
     label = f"{name}-{fold}" if most is None else f"{name}-{fold}-{most}"
     train, test = folder / f"{label}-train.lmdb", folder / f"{label}-test.lmdb"
     if not (train.exists() and test.exists()):
-        frames = list(track(iread(Path(os.environ["MOLFLT_DATA"]) / data.file), f"reading {name}", None))
+        path = Path(os.environ["MOLFLT_DATA"]) / data.file
+        frames = list(track(iread(path, index=":" if most is None else f":{most}"), f"reading {name}"))
         first, second = divide(len(frames), fold, data.n_folds)
-        if most is not None:
-            first, second = first[:most], second[: max(1, most // 2)]
         write(train, frames, first)
         write(test, frames, second)
     return Split(str(train), {"test": str(test)}, "energy")
@@ -105,12 +104,13 @@ def divide(n: int, fold: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices to train on and held out.
 
     Folds are those of scikit-learn's KFold(5, shuffle=True, random_state=18012019), as in matbench; one fold is 5,000
-    of a shuffle by the same generator, and the rest.
+    of a shuffle by the same generator (of fewer structures two thirds), and the rest.
     """
     order = np.arange(n)
     np.random.RandomState(MATBENCH_SEED).shuffle(order)
     if n_folds == 1:
-        return order[:QM7_TRAIN], order[QM7_TRAIN:]
+        n_train = QM7_TRAIN if n > QM7_TRAIN else 2 * n // 3
+        return order[:n_train], order[n_train:]
     sizes = np.full(n_folds, n // n_folds)
     sizes[: n % n_folds] += 1
     start = int(sizes[:fold].sum())

@@ -46,9 +46,7 @@ ONLY_RELAXED = ("no auxiliary head",)
 """Rows that differ from the default where relaxed positions are known."""
 
 
-def run_config(
-    name: str, data: str, split: Split, seed: int, epochs: int, options: dict[str, Any] | None = None
-) -> TrainConfig:
+def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_steps: int = -1) -> TrainConfig:
     """The common trainer with the model of a row.
 
     Args:
@@ -57,7 +55,7 @@ def run_config(
         split: its files.
         seed: of everything.
         epochs: of training.
-        options: further settings, for trials.
+        max_steps: optimiser steps at most; -1 for no limit.
     """
     chosen = DATA_SETS[data]
     model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **deepcopy(VARIANTS[name])}
@@ -72,15 +70,6 @@ def run_config(
         },
         "model": model,
         "optimiser": {"lr": 2e-3, "warmup_steps": 200},
-        "trainer": {"max_epochs": epochs, "val_every": max(1, epochs // 10)},
+        "trainer": {"max_epochs": epochs, "max_steps": max_steps, "val_every": max(1, epochs // 10)},
     }
-    return TrainConfig.model_validate(merged(values, options or {}))
-
-
-def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Nested mappings, the second over the first."""
-    found = dict(values)
-    for key, change in changes.items():
-        nested = isinstance(change, dict) and isinstance(found.get(key), dict)
-        found[key] = merged(found[key], change) if nested else change
-    return found
+    return TrainConfig.model_validate(values)

@@ -22,7 +22,7 @@ from accuracy.peer_worker import PeerSpec, train  # noqa: E402
 from accuracy.peers import plain_files, plain_set  # noqa: E402
 from accuracy.plain_set import PlainSet  # noqa: E402
 from accuracy.report import tables  # noqa: E402
-from accuracy.variants import VARIANTS, merged, run_config  # noqa: E402
+from accuracy.variants import VARIANTS, run_config  # noqa: E402
 from benchmarks import structures  # noqa: E402
 
 from molflt.data.neighbours import attach_neighbours  # noqa: E402
@@ -49,7 +49,6 @@ def test_every_row_is_a_configuration(tmp_path):
         for data in DATA_SETS:
             config = run_config(name, data, split("is2re", 0, tmp_path), 0, 1)
             EnergyModel(config.model, 0)
-    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}, "d": 4}) == {"a": {"b": 1, "c": 3}, "d": 4}
 
 
 def test_a_batch_of_plain_tensors_is_that_of_the_collater():
