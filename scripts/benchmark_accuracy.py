@@ -36,6 +36,7 @@ from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
 from molflt.training.config_file import resolve_path
 from molflt.training.datasets import labels
+from molflt.training.recorder import read_records
 from molflt.training.run import train
 
 MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("molflt", "softmax", "concat, turned at random", "SchNet")
@@ -71,7 +72,8 @@ def run_variant(
         structures = open_dataset(resolve_path(path), labels=spec)
         prediction, _ = predict(loaded, structures)
         errors[name] = energy_metrics(prediction.energies, labels(structures, spec, name)).energy_mae
-    return {"mae": errors, "epochs": epochs, "seconds": seconds, "parameters": loaded.model.n_parameters()}
+    done = read_records(run)[-1]["epoch"] + 1
+    return {"mae": errors, "epochs": done, "seconds": seconds, "parameters": loaded.model.n_parameters()}
 
 
 def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
