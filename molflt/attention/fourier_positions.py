@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,6 +55,12 @@ class FourierContext:
     contractions: list[Contraction]
     order: Tensor | None
 
+    @cached_property
+    def _back(self) -> Tensor:
+        """(n_atoms,): the order undone. Every layer and recycle needs it."""
+        assert self.order is not None
+        return self.order.argsort()
+
     def distribute(self, values: Tensor) -> list[Tensor]:
         """(n_atoms, ...) → (n_part, ...) for every part."""
         if self.order is None:
@@ -64,7 +71,7 @@ class FourierContext:
         """(n_part, ...) of every part → (n_atoms, ...)."""
         if self.order is None:
             return values[0]
-        return select_rows(torch.cat(list(values)), self.order.argsort())
+        return select_rows(torch.cat(list(values)), self._back)
 
 
 class FourierPositions(SharedPositions):
@@ -103,8 +110,6 @@ class FourierPositions(SharedPositions):
         found = [(geometry, neighbourhood)]
         if len(groups) > 1:
             found, order = split(geometry, neighbourhood, groups)
-        elif on_pairs:
-            groups = [on_pairs]
         parts = [
             _part(*of_group, [contractions[b].method for b in group], basis, group is not linear)
             for of_group, group in zip(found, groups, strict=True)

@@ -50,9 +50,8 @@ class Neighbourhood:
         if torch.is_grad_enabled() or self.n_edges <= self.edges_at_once:
             return self.radial(self.distances, *self.types)
         out = self.distances.new_empty((self.n_edges, self.self_basis.shape[1]))
-        step = _VALUES_AT_ONCE // out.shape[1]
-        for first in range(0, self.n_edges, step):
-            few = slice(first, first + step)
+        for first in range(0, self.n_edges, self.edges_at_once):
+            few = slice(first, first + self.edges_at_once)
             out[few] = self.radial(self.distances[few], self.types[0][few], self.types[1][few])
         return out
 

@@ -84,7 +84,7 @@ def similar_sizes(sizes: Sequence[int]) -> list[list[int]]:
         sizes: atoms per structure.
 
     Returns:
-        Indices of structures, group after group, ascending in size.
+        Ascending indices of structures, group after group, groups ascending in size.
     """
     groups: list[list[int]] = []
     for b in sorted(range(len(sizes)), key=lambda b: sizes[b]):
@@ -93,7 +93,7 @@ def similar_sizes(sizes: Sequence[int]) -> list[list[int]]:
             groups[-1].append(b)
         else:
             groups.append([b])
-    return groups
+    return [sorted(group) for group in groups]
 
 
 def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
