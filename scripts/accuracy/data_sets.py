@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 from ase import Atoms
 from ase.io import iread
 
+from molflt.data.ase_io import from_atoms
 from molflt.data.labels import Target
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
+from molflt.data.records import to_record
 
 N_FOLDS = 5
 MATBENCH_SEED = 18012019
@@ -92,12 +95,17 @@ def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
     label = f"{name}-{fold}" if most is None else f"{name}-{fold}-{most}"
     train, test = folder / f"{label}-train.lmdb", folder / f"{label}-test.lmdb"
     if not (train.exists() and test.exists()):
-        path = Path(os.environ["MOLFLT_DATA"]) / data.file
-        frames = list(track(iread(path, index=":" if most is None else f":{most}"), f"reading {name}"))
+        frames = read(Path(os.environ["MOLFLT_DATA"]) / data.file, most)
         first, second = divide(len(frames), fold, data.n_folds)
         write(train, frames, first)
         write(test, frames, second)
     return Split(str(train), {"test": str(test)}, "energy")
+
+
+@cache
+def read(path: Path, most: int | None) -> list[Atoms]:
+    """The structures of a file, once for all folds."""
+    return list(track(iread(path, index=":" if most is None else f":{most}"), f"reading {path.name}"))
 
 
 def divide(n: int, fold: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
@@ -119,21 +127,6 @@ def divide(n: int, fold: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(path: Path, frames: Sequence[Atoms], chosen: Iterable[int]) -> None:
-    """Some structures as LMDB."""
+    """Some structures as LMDB, named by their place in the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    indices = list(chosen)
-    write_lmdb(path, (record(frames[i], int(i)) for i in indices), progress=False)
-
-
-def record(atoms: Atoms, index: int) -> dict[str, Any]:
-    """A structure and its energy as OC20 stores them."""
-    return {
-        "pos": atoms.get_positions(),
-        "cell": np.asarray(atoms.cell),
-        "pbc": np.asarray(atoms.pbc),
-        "atomic_numbers": atoms.get_atomic_numbers(),
-        "tags": atoms.get_tags() if atoms.has("tags") else np.full(len(atoms), 2),
-        "natoms": len(atoms),
-        "sid": index,
-        "energy": atoms.get_potential_energy(),
-    }
+    write_lmdb(path, (to_record(from_atoms(frames[i], str(i))) for i in chosen), progress=False)

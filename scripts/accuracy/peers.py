@@ -109,11 +109,16 @@ def train_peer(
 
 def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[str, str]]:
     """Files of :class:`PlainSet` for the training set and those held out, made if they are not there."""
+    sources = {"train": split.train, **split.held_out}
+    paths = {
+        name: folder / f"{Path(source.replace(':', '-')).stem}-{name}-{cutoff:g}.pt"
+        for name, source in sources.items()
+    }
+    held_out = {name: str(paths[name]) for name in split.held_out}
+    if all(path.exists() for path in paths.values()):
+        return str(paths["train"]), held_out
     statistics: Statistics | None = None
-    found = {}
-    for name, source in {"train": split.train, **split.held_out}.items():
-        stem = Path(source.replace(":", "-")).stem
-        path = folder / f"{stem}-{name}-{cutoff:g}.pt"
+    for name, source in sources.items():
         read = open_dataset(resolve_path(source), labels=LabelSpec(target=split.target))
         structures = [attach_neighbours(read[i], cutoff) for i in range(len(read))]
         composition = torch.stack(
@@ -126,11 +131,8 @@ def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[st
         for z, energy in statistics.references.items():
             references[z] = energy
         target = (energies - composition.double() @ references) / statistics.std
-        if not path.exists():
-            plain_set(structures, target, statistics.std).save(path)
-        found[name] = str(path)
-    train = found.pop("train")
-    return train, found
+        plain_set(structures, target, statistics.std).save(paths[name])
+    return str(paths["train"]), held_out
 
 
 def plain_set(structures: list[Any], target: torch.Tensor, scale: float) -> PlainSet:

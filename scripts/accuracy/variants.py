@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 from accuracy.data_sets import DATA_SETS, Split
@@ -19,14 +18,12 @@ MODEL: dict[str, Any] = {
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "molflt": {},
-    "flt": {"attention": {"far_rank": "m", "frequencies": "sampled"}},
+    "flt": {"attention": "flt"},
     "no far field": {"attention": {"far_field": False}},
     "no local RPE": {},
-    "performer": {"attention": {"mechanism": "kernelised"}},
-    "concat, turned at random": {
-        "attention": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
-    },
-    "softmax": {"attention": {"mechanism": "softmax"}},
+    "performer": {"attention": "performer"},
+    "concat, turned at random": {"attention": "flt-concat"},
+    "softmax": {"attention": "softmax"},
     "far_rank = 1": {"attention": {"far_rank": 1}},
     "far_rank = m": {"attention": {"far_rank": "m"}},
     "all channels": {"attention": {"far_dim": MODEL["dim"]}},
@@ -58,7 +55,7 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
         max_steps: optimiser steps at most; -1 for no limit.
     """
     chosen = DATA_SETS[data]
-    model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **deepcopy(VARIANTS[name])}
+    model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **VARIANTS[name]}
     values: dict[str, Any] = {
         "seed": seed,
         "data": {
