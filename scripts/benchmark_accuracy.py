@@ -1,6 +1,6 @@
 """Accuracy of molflt, of what becomes of it when a part is taken away, and of its peers: one table.
 
-The same trainer, divisions, budget and seeds for all rows; the peers are given the wall-clock time that molflt's
+The same trainer, divisions, budget and seeds for all rows; the peers are given the processor time that molflt's
 default took on the same data. Every run that is finished is kept in FOLDER and not repeated, an interrupted one goes
 on from its last epoch.
 
@@ -52,11 +52,11 @@ def run_variant(
     callbacks += [WithoutLocalRPE()] if row in UNBIASED else []
     spent = run.parent / f"{run.name}-{SECONDS}"
     before = json.loads(spent.read_text()) if spent.exists() else 0.0
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         train(config, run, resume=True, say=lambda line: None, callbacks=callbacks)
     finally:
-        seconds = before + time.perf_counter() - start
+        seconds = before + time.process_time() - start
         with atomic_file(spent) as temporary:
             temporary.write_text(json.dumps(seconds))
     # The last epoch is always validated, by the model that is saved.
@@ -78,7 +78,7 @@ def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Nam
     seconds, python = float(np.median(took)), options.peers_python
     folder = options.out / "plain"
     folder.mkdir(exist_ok=True)
-    return train_peer(row, files, molecules, seconds, seed, torch.get_num_threads(), folder, python)
+    return train_peer(row, files, molecules, seconds, seed, options.threads, folder, python)
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
@@ -115,6 +115,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rows", nargs="+", choices=every, help="default: all, on folds molflt, softmax and peers")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folds", type=int, nargs="+", help="of the sets that have any; default: all")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each run")
     parser.add_argument("--epochs", type=int, help="instead of each data set's own")
     parser.add_argument("--peers-python", help="interpreter with SchNetPack (scripts/bench_peers_environment.sh)")
     parser.add_argument("--miniature", action="store_true", help="a few structures and epochs: shows that all runs")
@@ -126,6 +127,7 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     """Train what is missing, then report."""
     options = arguments().parse_args()
+    torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     every = [*VARIANTS, *PEERS]
     for data in [] if options.report else options.data:
@@ -145,7 +147,7 @@ def main() -> None:
         print("no run is finished")
         return
     text = tables(found, every)
-    write_record(options.out / "accuracy.json", runs=found, threads=torch.get_num_threads())
+    write_record(options.out / "accuracy.json", runs=found, threads=options.threads)
     if options.page:
         insert(options.page, "accuracy", text)
     print(text)

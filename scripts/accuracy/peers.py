@@ -85,7 +85,7 @@ def train_peer(
         name: of :data:`PEERS`.
         split: files of the division.
         molecules: which of its cutoffs to take.
-        seconds: to train for.
+        seconds: of processor time to train for.
         seed: of weights and batches.
         threads: of PyTorch.
         folder: for the data in the form that it reads.
@@ -104,7 +104,7 @@ def train_peer(
     )
     interpreter = python if peer.elsewhere and python else sys.executable
     command = [interpreter, "-m", "accuracy.peer_worker", json.dumps(asdict(spec))]
-    return run_isolated(command, threads, 2 * seconds + 600)
+    return run_isolated(command, threads, 4 * seconds + 600)
 
 
 def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[str, str]]:

@@ -1,0 +1,117 @@
+"""What the long-range pilots share: files of ions with known energies, one run per attention and seed, the table."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from molflt import __version__
+from molflt.atomic_file import atomic_file
+from molflt.data.labels import LabelSpec
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.progress import track
+from molflt.data.sources import open_dataset
+from molflt.model.model_file import load_model
+from molflt.prediction.metrics import energy_metrics
+from molflt.prediction.predictor import predict
+from molflt.training.config import TrainConfig
+from molflt.training.datasets import labels
+from molflt.training.run import train
+
+SODIUM, CHLORINE = 11, 17
+
+
+@dataclass(frozen=True)
+class Ions:
+    """Positions (n, 3) in Å, charges (n,) in units of e, and the energy in eV to learn."""
+
+    positions: NDArray[np.float64]
+    charges: NDArray[np.float64]
+    energy: float
+
+
+def write_ions(path: Path, structures: Iterable[Ions], count: int, what: str) -> None:
+    """An LMDB file of ions, Na where the charge is positive and Cl elsewhere; kept if it is there."""
+    if path.exists():
+        return
+    records = (
+        {
+            "pos": ions.positions.astype(np.float32),
+            "cell": np.zeros((1, 3, 3), dtype=np.float32),
+            "pbc": np.zeros((1, 3), dtype=bool),
+            "atomic_numbers": np.where(ions.charges > 0, SODIUM, CHLORINE).astype(np.uint8),
+            "tags": np.full(len(ions.charges), 2, dtype=np.uint8),
+            "natoms": len(ions.charges),
+            "sid": index,
+            "y_relaxed": ions.energy,
+        }
+        for index, ions in enumerate(track(structures, what, total=count))
+    )
+    write_lmdb(path, records, progress=False)
+
+
+def config(
+    train_file: Path, val_file: Path, attention: Mapping[str, Any], seed: int, epochs: int, max_atoms: int
+) -> TrainConfig:
+    """The same model and trainer for every attention of a pilot; a local cutoff of 4 Å."""
+    return TrainConfig.model_validate(
+        {
+            "seed": seed,
+            "data": {
+                "train": str(train_file),
+                "val": {"val": str(val_file)},
+                "standardise": "element",
+                "max_atoms": max_atoms,
+            },
+            "model": {
+                "dim": 96,
+                "n_heads": 8,
+                "n_layers": 3,
+                "ffn_dim": 192,
+                "cutoff": 4.0,
+                "n_rbf": 16,
+                "auxiliary_head": False,
+                "attention": attention,
+            },
+            "optimiser": {"lr": 2e-3},
+            "trainer": {"max_epochs": epochs},
+        }
+    )
+
+
+def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path]) -> dict[str, Any]:
+    """Train, or go on, and measure on each test file: mean absolute error and deviation, eV."""
+    train(chosen, run, resume=True, say=print)
+    loaded = load_model(run / "best.safetensors")
+    row: dict[str, Any] = {"attention": name, "seed": chosen.seed}
+    for label, path in tests.items():
+        data = open_dataset(path)
+        prediction, _ = predict(loaded, data)
+        metrics = energy_metrics(prediction.energies, labels(data, LabelSpec(target="y_relaxed"), label))
+        row[label] = {"mae": metrics.energy_mae, "mad": metrics.mad}
+    print(f"{name}, seed {chosen.seed}: " + "  ".join(f"{label}: {row[label]['mae']:.4f}" for label in tests), flush=True)
+    return row
+
+
+def report(rows: Sequence[Mapping[str, Any]], labels_of_tests: Iterable[str], path: Path, **settings: Any) -> None:
+    """Print the table, and write it with settings and versions as JSON."""
+    tests = list(labels_of_tests)
+    print(f"\n{'MAE in eV':<32}" + "".join(f"{label:>10}" for label in tests))
+    for row in rows:
+        print(f"{row['attention']:<32}" + "".join(f"{row[label]['mae']:>10.4f}" for label in tests))
+    print(f"{'mean absolute deviation':<32}" + "".join(f"{rows[0][label]['mad']:>10.4f}" for label in tests))
+    record = {
+        **settings,
+        "versions": {"molflt": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "rows": list(rows),
+    }
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(record, indent=1))
