@@ -97,7 +97,8 @@ def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path])
         prediction, _ = predict(loaded, data)
         metrics = energy_metrics(prediction.energies, labels(data, LabelSpec(target="y_relaxed"), label))
         row[label] = {"mae": metrics.energy_mae, "mad": metrics.mad}
-    print(f"{name}, seed {chosen.seed}: " + "  ".join(f"{label}: {row[label]['mae']:.4f}" for label in tests), flush=True)
+    found = "  ".join(f"{label}: {row[label]['mae']:.4f}" for label in tests)
+    print(f"{name}, seed {chosen.seed}: {found}", flush=True)
     return row
 
 

@@ -1,12 +1,13 @@
 """The long-range pilot across a vacuum: two dipoles so far apart that no local branch sees one from the other.
 
-Each fragment is a rigid pair of ions ±1 (Na and Cl) 2.4 Å apart; between the nearest ions of the two lie at least 6 Å of
-vacuum, and the local cutoff is 4 Å. The energy is the Coulomb energy between the fragments, 14.3996 eV Å Σ q_i q_j / d_ij.
+Each fragment is a rigid pair of ions ±1 (Na and Cl) 2.4 Å apart; between the nearest ions of the two lie at least 6 Å
+of vacuum, and the local cutoff is 4 Å. The energy is the Coulomb energy between the fragments,
+14.3996 eV Å Σ q_i q_j / d_ij.
 
 Without the Fourier RPE this cannot be learned, however long one trains: every fragment is the same pair at the same
-distance, so neighbours, displacements and hence all invariant features of an atom are the same in every structure, the
-content attention sums the same numbers, and the prediction is one constant. The test checks that: the spread of the
-predictions without a far field is rounding. What a constant can reach is the mean absolute deviation, printed below.
+distance, so neighbours and hence all invariant features of an atom are the same in every structure, the content
+attention sums the same numbers, and the prediction is one constant. What a constant can reach is the mean absolute
+deviation, printed below the errors.
 
     python scripts/pilot_dipoles.py --out runs/dipoles --epochs 30
 """
@@ -78,7 +79,7 @@ def main() -> None:
     for name in options.attention:
         for seed in options.seeds:
             run = options.out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-            chosen = config(train_file, tests["test"], ATTENTIONS[name], seed, options.epochs, max_atoms=400)
+            chosen = config(train_file, tests["test"], ATTENTIONS[name], seed, options.epochs, max_atoms=100)
             rows.append(errors(name, chosen, run, tests))
     report(rows, tests, options.out / "dipoles.json", epochs=options.epochs, n_train=options.train)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 def learning_rate_factor(step: int, warmup_steps: int, total_steps: int, shape: Literal["linear", "cosine"]) -> float:
@@ -23,11 +25,11 @@ def auxiliary_weight(step: int, total_steps: int, start: float, end: float) -> f
     return start + (end - start) * done
 
 
-def moving_average(average: Tensor, weight: Tensor, n_averaged: Tensor | int, decay: float) -> Tensor:
-    """One step of the exponential moving average, with a decay that rises to ``decay``.
+def move_averages(averages: Iterable[Tensor], weights: Iterable[Tensor], n_averaged: int, decay: float) -> None:
+    """One step of the exponential moving average, in place, with a decay that rises to ``decay``.
 
     A short run would otherwise still remember its first weights: (1+n)/(10+n) is the warm-up of TensorFlow's
     ``ExponentialMovingAverage``.
     """
-    n = float(n_averaged)
-    return average.lerp(weight, 1 - min(decay, (1 + n) / (10 + n)))
+    update = get_ema_multi_avg_fn(min(decay, (1 + n_averaged) / (10 + n_averaged)))
+    update(list(averages), list(weights), n_averaged)

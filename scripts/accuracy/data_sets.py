@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ase import Atoms
-from ase.io import iread
+from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.labels import Target
+from molflt.data.labels import LabelSpec, Target
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.records import to_record
+from molflt.data.sources import open_dataset
 
 N_FOLDS = 5
 MATBENCH_SEED = 18012019
@@ -103,9 +102,11 @@ def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
 
 
 @cache
-def read(path: Path, most: int | None) -> list[Atoms]:
+def read(path: Path, most: int | None) -> list[Data]:
     """The structures of a file, once for all folds."""
-    return list(track(iread(path, index=":" if most is None else f":{most}"), f"reading {path.name}"))
+    found = open_dataset(path, labels=LabelSpec(target="energy"))
+    count = len(found) if most is None else min(most, len(found))
+    return [found[i] for i in track(range(count), f"reading {path.name}", total=count)]
 
 
 def divide(n: int, fold: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
@@ -126,7 +127,7 @@ def divide(n: int, fold: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(np.arange(n), held_out), held_out
 
 
-def write(path: Path, frames: Sequence[Atoms], chosen: Iterable[int]) -> None:
-    """Some structures as LMDB, named by their place in the file."""
+def write(path: Path, frames: Sequence[Data], chosen: Iterable[int]) -> None:
+    """Some structures as LMDB."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_lmdb(path, (to_record(from_atoms(frames[i], str(i))) for i in chosen), progress=False)
+    write_lmdb(path, (to_record(frames[i]) for i in chosen), progress=False)

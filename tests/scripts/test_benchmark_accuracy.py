@@ -95,7 +95,7 @@ def test_without_local_rpe_distances_of_neighbours_do_not_count(tmp_path):
 def test_a_peer_learns(tmp_path, monkeypatch):
     """SchNet on the bundled set, by a clock that ticks once a step: better than the mean, and judged in eV."""
     ticks = itertools.count()
-    monkeypatch.setattr(peer_worker, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(peer_worker, "time", SimpleNamespace(process_time=lambda: float(next(ticks))))
     train_file, held_out = plain_files(split("is2re", 0, tmp_path), 4.0, tmp_path)
     sizes = {"hidden_channels": 16, "num_filters": 16, "num_interactions": 1, "num_gaussians": 10, "cutoff": 4.0}
     spec = PeerSpec("schnet", sizes, train_file, {"val": held_out["val"]}, 400.0, 1e-2, 16, 0, 1)

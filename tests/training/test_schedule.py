@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from molflt.training.schedule import auxiliary_weight, learning_rate_factor, moving_average
+from molflt.training.schedule import auxiliary_weight, learning_rate_factor, move_averages
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
@@ -46,7 +46,7 @@ def test_moving_average_by_hand() -> None:
         # The decay rises as (1+n)/(10+n) until it reaches its value: 2/11, 3/12, ... 9/18 = 0.5
         d = min(decay, (1 + n) / (10 + n))
         expected = d * expected + (1 - d) * weight
-        average = moving_average(average, torch.tensor([weight], dtype=torch.float64), n, decay)
+        move_averages([average], [torch.tensor([weight], dtype=torch.float64)], n, decay)
         assert float(average) == pytest.approx(expected, rel=1e-12)
 
 
@@ -54,5 +54,5 @@ def test_moving_average_of_a_constant_is_that_constant() -> None:
     weight = torch.tensor([0.3, -2.0])
     average = weight.clone()
     for n in range(1, 200):
-        average = moving_average(average, weight, n, 0.999)
+        move_averages([average], [weight], n, 0.999)
     torch.testing.assert_close(average, weight, rtol=0, atol=0)
