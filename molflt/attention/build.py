@@ -70,7 +70,7 @@ def build_attention(
             RandomisedAttention(dim, n_heads, config.n_samples, config.sampling, dropout) for _ in range(n_layers)
         ]
     if config.combine == "concat":
-        rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max)
+        rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms)
         width = head_dim + 2 * config.n_frequencies
         return ConcatPositions(rpe, _sampled(config, rpe, seed)), [
             ConcatAttention(dim, n_heads, config.n_basis, kernel(width), dropout) for _ in range(n_layers)
@@ -122,7 +122,7 @@ def interchangeable_method(kind: FrequenciesKind, tolerance: float) -> Frequency
 def _fourier_positions(config: AttentionConfig, order: OrderKind, sizes: LayerSizes, seed: int) -> FourierPositions:
     if not config.far_field:
         return FourierPositions(None, None, sizes, order)
-    rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max)
+    rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms)
     if config.frequencies == "sampled":
         method: FrequencyMethod = _sampled(config, rpe, seed)
     elif config.frequencies == "quadrature" and config.l_max is not None:

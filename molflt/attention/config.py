@@ -89,6 +89,12 @@ class AttentionConfig(BaseModel):
     n_basis: int = Field(16, ge=2, le=1024, description="T, Gaussians in the RPE function f")
     sigma_min: float = Field(2.0, gt=0, description="narrowest Gaussian of f at the start, Å")
     sigma_max: float = Field(12.0, gt=0, description="widest Gaussian of f at the start, Å")
+    isolated_atoms: float | None = Field(
+        None,
+        ge=1,
+        description="atoms of a structure that is not periodic, which scales wide Gaussians of f; null: the mean of "
+        "the training set if none in it is periodic, else no bound",
+    )
     n_frequencies: int = Field(16, ge=2, le=65_536, description="r, frequencies of the sampled estimator")
     directions: Directions = Field(
         "averaged", description="sampled: averaged is exactly rotation-invariant; concat always uses random"

@@ -16,20 +16,25 @@ REFERENCE_DENSITY = 0.05
 class GaussianRPE(nn.Module):
     """f(Δ) = Σ_t w_t n_t exp(−|Δ|²/2σ_t²), g(ξ) = Σ_t w_t n_t (2πσ_t²)^{3/2} exp(−2π²σ_t²|ξ|²).
 
-    The widths σ_t are shared by all layers and heads and held here; the weights w_t belong to each. The factor
-    n_t = 1/(1 + ρ₀(2πσ_t²)^{3/2}) keeps wide Gaussians, which sum over many atoms, from swamping the rest.
+    The widths σ_t are shared by all layers and heads and held here; the weights w_t belong to each. The factor n_t
+    keeps wide Gaussians, which sum over many atoms, from swamping the rest: it is one over the number of atoms that
+    one counts, c_t = ρ₀(2πσ_t²)^{3/2} others and the atom itself. An isolated structure of N atoms has no more than
+    N − 1 others, so there 1/n_t = 1 + c_t (N − 1)/(c_t + N − 1); dividing by atoms that are not there would leave the
+    far field too weak to learn from.
 
     Args:
         n_basis: T, the number of Gaussians.
         sigma_min: Å, the narrowest width at the start.
         sigma_max: Å, the widest width at the start.
+        n_atoms: N, of an isolated structure; None where structures have no end, being periodic.
     """
 
     MARGIN = 1.25
 
-    def __init__(self, n_basis: int, sigma_min: float, sigma_max: float) -> None:
+    def __init__(self, n_basis: int, sigma_min: float, sigma_max: float, n_atoms: float | None = None) -> None:
         super().__init__()
         self.n_basis = n_basis
+        self.n_atoms = n_atoms
         # Bounds by construction: the cost and the guard of every numerical method follow from them.
         self.sigma_low = sigma_min / self.MARGIN
         self.sigma_high = sigma_max * self.MARGIN
@@ -44,7 +49,7 @@ class GaussianRPE(nn.Module):
 
     def forward(self) -> GaussianBasis:
         """The basis functions at the present widths; computed once per batch."""
-        return GaussianBasis(self.widths)
+        return GaussianBasis(self.widths, self.n_atoms)
 
 
 class GaussianBasis:
@@ -52,13 +57,18 @@ class GaussianBasis:
 
     Attributes:
         widths: σ_t, (n_basis,) Å.
+        n_atoms: of an isolated structure, see :class:`GaussianRPE`.
         amplitudes: n_t, (n_basis,): the amplitude of f that a weight of one gives.
         narrowest, widest: smallest and largest σ_t as numbers, Å.
     """
 
-    def __init__(self, widths: Tensor) -> None:
+    def __init__(self, widths: Tensor, n_atoms: float | None = None) -> None:
         self.widths = widths
-        self.amplitudes = 1 / (1 + REFERENCE_DENSITY * (2 * math.pi * widths**2) ** 1.5)
+        self.n_atoms = n_atoms
+        others = REFERENCE_DENSITY * (2 * math.pi * widths**2) ** 1.5
+        if n_atoms is not None:
+            others = others * (n_atoms - 1) / (others + (n_atoms - 1))
+        self.amplitudes = 1 / (1 + others)
         self.narrowest, self.widest = (float(x) for x in torch.aminmax(widths.detach()))
 
     def __len__(self) -> int:
@@ -66,7 +76,7 @@ class GaussianBasis:
 
     def some(self, chosen: Tensor) -> GaussianBasis:
         """The basis functions of the given indices."""
-        return GaussianBasis(self.widths[chosen])
+        return GaussianBasis(self.widths[chosen], self.n_atoms)
 
     def values(self, squared_distances: Tensor) -> Tensor:
         """n_t exp(−d²/2σ_t²): (...) Å² → (..., n_basis)."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_invariance_command(
-    model: Path = typer.Argument(..., help="Model file or run directory.", show_default=False),
+    model: Path = typer.Argument(..., help="Model file, run directory, or pretrained:NAME.", show_default=False),
     inputs: list[str] = typer.Argument(
         None, help="Files, folders, globs or SMILES; left out: molecules, slabs and crystals of known elements."
     ),

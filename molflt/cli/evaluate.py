@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def evaluate_command(
-    model: Path = typer.Argument(..., help="Model file, run directory, or ensemble.", show_default=False),
+    model: Path = typer.Argument(
+        ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
+    ),
     data: str = typer.Argument(
         ..., help="LMDB file or folder, or any file of labelled structures.", show_default=False
     ),

@@ -23,7 +23,7 @@ _ROWS = 20
 
 
 def explain_command(
-    model: Path = typer.Argument(..., help="Model file or run directory.", show_default=False),
+    model: Path = typer.Argument(..., help="Model file, run directory, or pretrained:NAME.", show_default=False),
     structure: str = typer.Argument(..., help="A file, or a SMILES.", show_default=False),
     atom: int = typer.Option(
         None, "--atom", help="Whose attention, counted from 0; left out: the one that stands out."

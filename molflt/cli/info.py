@@ -14,7 +14,9 @@ from molflt.cli.terminal import answer
 
 def info_command(
     path: str = typer.Argument(
-        ..., help="A model file, a run directory, or structures in any readable form.", show_default=False
+        ...,
+        help="A model file, a run directory, pretrained:NAME, or structures in any readable form.",
+        show_default=False,
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
@@ -23,11 +25,12 @@ def info_command(
     Example: molflt info runs/tiny/best.safetensors
     """
     from molflt.prediction.members import BEST, MEMBER, member_paths
+    from molflt.prediction.pretrained import PRETRAINED_PREFIX
 
     folder = Path(path)
     is_run = folder.is_dir() and ((folder / BEST).exists() or any(folder.glob(f"{MEMBER}*")))
-    if is_run or folder.suffix == ".safetensors":
-        members = [_model_info(member) for member in member_paths(folder)]
+    if is_run or folder.suffix == ".safetensors" or path.startswith(PRETRAINED_PREFIX):
+        members = [_model_info(member) for member in member_paths(path)]
         content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
     else:
         content = _data_info(path)
@@ -45,7 +48,8 @@ def _model_info(path: Path) -> dict[str, Any]:
     loaded = load_model(path)
     metadata = loaded.metadata.model_dump(mode="json")
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
-    return {"model": str(path), "parameters": loaded.model.n_parameters(), "elements": symbols, **metadata}
+    card = {"card": str(path.with_suffix(".md"))} if path.with_suffix(".md").exists() else {}
+    return {"model": str(path), **card, "parameters": loaded.model.n_parameters(), "elements": symbols, **metadata}
 
 
 def _data_info(path: str) -> dict[str, Any]:

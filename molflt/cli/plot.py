@@ -19,7 +19,7 @@ def plot_command(
         help="curves, parity, residuals, elements, adsorbates, sizes, rpe or spectrum.",
         show_default=False,
     ),
-    model: Path = typer.Argument(..., help="Model file or run directory.", show_default=False),
+    model: Path = typer.Argument(..., help="Model file, run directory, or pretrained:NAME.", show_default=False),
     data: str = typer.Argument(None, help="Labelled structures, for plots of errors.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="NAME.png, NAME.svg or NAME.pdf.", show_default=False),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing figure."),

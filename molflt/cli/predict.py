@@ -21,7 +21,9 @@ _SHOWN = 5
 
 
 def predict_command(
-    model: Path = typer.Argument(..., help="Model file, run directory, or ensemble.", show_default=False),
+    model: Path = typer.Argument(
+        ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
+    ),
     inputs: list[str] = typer.Argument(
         ..., help="Files, folders, globs or SMILES; - for standard input.", show_default=False
     ),

@@ -24,7 +24,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 METADATA_KEY = "molflt"
 _MOST_FEATURES = 1_000_000
 """Random features are drawn in a loop: a file may not make it endless."""

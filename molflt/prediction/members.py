@@ -9,6 +9,7 @@ from pathlib import Path
 from molflt.attention.config import FrequenciesKind
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, load_model
+from molflt.prediction.pretrained import PRETRAINED_PREFIX, pretrained_model
 
 BEST, MEMBER = "best.safetensors", "member-"
 
@@ -18,9 +19,15 @@ ModelPath = str | os.PathLike[str]
 def member_paths(path: ModelPath) -> list[Path]:
     """A model file itself, the best model of a run directory, or those of an ensemble's members.
 
+    Args:
+        path: of a file or folder, or ``pretrained:NAME`` for a model that comes with the package.
+
     Raises:
-        InputError: a folder that is no finished run, or an ensemble of which members are missing.
+        InputError: no such pretrained model, a folder that is no finished run, or an ensemble of which members are
+            missing.
     """
+    if str(path).startswith(PRETRAINED_PREFIX):
+        return [pretrained_model(str(path).removeprefix(PRETRAINED_PREFIX))]
     path = Path(path)
     if not path.is_dir() or (path / BEST).exists():
         return [path / BEST if path.is_dir() else path]
@@ -42,7 +49,8 @@ def load_members(
     """Load a model or an ensemble.
 
     Args:
-        paths: a model file, a run directory, the directory of an ensemble, or several of them: one ensemble.
+        paths: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, or several of them:
+            one ensemble.
         frequencies: see :func:`molflt.model.model_file.load_model`.
 
     Raises:

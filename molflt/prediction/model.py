@@ -170,7 +170,8 @@ def load(
     """Load a model for use; nothing is unpickled and no code from the file is run.
 
     Args:
-        path: a model file, a run directory, the directory of an ensemble, or a list of them: one ensemble.
+        path: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, or a list of them:
+            one ensemble.
         device: auto (a GPU where there is one), cpu or cuda.
         dtype: ``torch.float64`` computes in double precision; None: as trained.
         frequencies: evaluate the far field by this method, among those that compute the same function.

@@ -82,7 +82,7 @@ def far_curves(model: EnergyModel) -> FarCurves | None:
         return None
     layers: Any = model.encoder.layers
     weights = torch.stack([layer.attention.rpe_weights for layer in layers]).double().cpu()
-    basis = GaussianBasis(positions.rpe.widths.double().cpu())
+    basis = GaussianBasis(positions.rpe.widths.double().cpu(), positions.rpe.n_atoms)
     distances = torch.linspace(0, min(3 * basis.widest, _MOST_DISTANCE), _N_POINTS, dtype=torch.float64)
     # Where the narrowest Gaussian's transform has fallen to a thousandth.
     xi = torch.linspace(0, math.sqrt(math.log(1e3) / 2) / (math.pi * basis.narrowest), _N_POINTS, dtype=torch.float64)
@@ -129,7 +129,9 @@ def _nodes(method: FrequencyMethod | None, basis: GaussianBasis) -> tuple[Tensor
     """|ξ_k| (r,) and their coefficients per weight (r, n_weights), of methods that are part of the model."""
     if isinstance(method, SampledMethod):
         length = method.frequencies().norm(dim=1).double().cpu()
-        return length, method.coefficients(GaussianBasis(basis.widths.to(method.epsilon))).double().cpu()
+        return length, method.coefficients(
+            GaussianBasis(basis.widths.to(method.epsilon), basis.n_atoms)
+        ).double().cpu()
     if isinstance(method, BudgetQuadratureMethod):
         return method.nodes(basis, basis.widths.new_zeros(()), method.tolerance)
     return None

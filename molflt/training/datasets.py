@@ -127,6 +127,7 @@ class TrainingSet:
         relaxed: whether every structure has relaxed positions.
         force_std: eV/Å, root mean square component of the forces on atoms free to move; 1 without forces.
         mean_n_atoms: atoms per structure.
+        isolated: whether no structure is periodic.
     """
 
     statistics: Statistics
@@ -134,6 +135,7 @@ class TrainingSet:
     relaxed: bool
     force_std: float
     mean_n_atoms: float
+    isolated: bool
 
 
 def read_training_set(
@@ -161,7 +163,7 @@ def read_training_set(
     target = labels.target
     energies, compositions = [], []
     missing = _Missing(labels, source)
-    square, count, relaxed = 0.0, 0, True
+    square, count, relaxed, isolated = 0.0, 0, True, True
     force_square, force_count = 0.0, 0
     for data in track((structures[i] for i in range(len(structures))), "reading labels", len(structures)):
         missing.look(data, forces)
@@ -171,6 +173,7 @@ def read_training_set(
             free_forces = data.forces[~data.fixed]
             force_square += float((free_forces * free_forces).sum())
             force_count += free_forces.numel()
+        isolated = isolated and not bool(data.pbc.any())
         energies.append(float(data[target]))
         compositions.append(torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1))
         if "positions_relaxed" in data:
@@ -188,7 +191,8 @@ def read_training_set(
         kind, torch.tensor(energies, dtype=torch.float64), composition, squared_displacement, given
     )
     force_std = (force_square / force_count) ** 0.5 if force_count else 0.0
-    return TrainingSet(statistics, elements, relaxed, force_std or 1.0, float(composition.sum()) / len(composition))
+    mean_n_atoms = float(composition.sum()) / len(composition)
+    return TrainingSet(statistics, elements, relaxed, force_std or 1.0, mean_n_atoms, isolated)
 
 
 def labels(structures: StructureDataset, spec: LabelSpec, source: str, forces: bool = False) -> np.ndarray:

@@ -110,6 +110,8 @@ def _train(
     if model_config.auxiliary_head and not data.training_set.relaxed:
         say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
+    if data.training_set.isolated and model_config.attention.isolated_atoms is None:
+        model_config.attention.isolated_atoms = data.training_set.mean_n_atoms
     model = EnergyModel(model_config, config.seed)
     model.encoder.checkpoint_recycles = config.trainer.checkpoint_recycles
     model.standardiser.load_statistics(data.training_set.statistics)

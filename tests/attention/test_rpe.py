@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from molflt.attention.rpe import GaussianRPE
@@ -32,3 +33,16 @@ def test_amplitude_keeps_a_wide_gaussian_from_swamping_the_rest():
     integral = 0.05 * rpe().amplitudes * (2 * math.pi * rpe.widths**2) ** 1.5
     assert bool((integral < 1).all())
     assert float(integral[-1]) > 0.99
+
+
+def test_amplitude_of_an_isolated_structure_counts_the_atoms_there_are():
+    """One over them all for a wide Gaussian, one over those within reach for a narrow one."""
+    rpe = GaussianRPE(6, 0.5, 200.0, n_atoms=8.0)
+    inverse = 1 / rpe().amplitudes.detach()
+    assert float(inverse[-1]) == pytest.approx(8, rel=1e-3)
+    unbounded = 1 / GaussianRPE(6, 0.5, 200.0)().amplitudes.detach()
+    assert float(inverse[0]) == pytest.approx(float(unbounded[0]), rel=1e-2)
+    assert bool((inverse <= unbounded).all())
+    assert bool((inverse.diff() > 0).all())
+    assert float(GaussianRPE(2, 0.5, 200.0, n_atoms=1.0)().amplitudes.min()) == 1.0
+    assert rpe().some(torch.tensor([5])).amplitudes == rpe().amplitudes[5]

@@ -31,6 +31,6 @@ def test_stored_models_predict_for_ever_what_they_predicted(name):
 def test_there_is_a_stored_model_of_every_schema():
     for schema in range(1, SCHEMA_VERSION + 1):
         assert f"schema-{schema}-molflt" in STORED
-    # Power: models of the same weights whose far field carries other channels are told apart.
-    newest, before = STORED["schema-3-molflt"], STORED["schema-2-molflt"]
-    assert newest != pytest.approx(before, rel=2e-6)
+    # Power: models of the same weights whose far field carries other channels, or has another scale, are told apart.
+    for newer, older in ((4, 3), (3, 2)):
+        assert STORED[f"schema-{newer}-molflt"] != pytest.approx(STORED[f"schema-{older}-molflt"], rel=2e-6)

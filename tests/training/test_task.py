@@ -23,7 +23,7 @@ from molflt.training.task import EnergyTask
 
 MakeConfig = Callable[..., TrainConfig]
 
-TRAINING_SET = TrainingSet(Statistics("structure", 0.0, 1.0, {}, 1.0), [1], False, 1.0, 1.0)
+TRAINING_SET = TrainingSet(Statistics("structure", 0.0, 1.0, {}, 1.0), [1], False, 1.0, 1.0, True)
 
 
 def quiet(line: str) -> None:
