@@ -19,7 +19,7 @@ from molflt.cli.info import info_command
 from molflt.cli.merge import merge_command
 from molflt.cli.plot import plot_command
 from molflt.cli.predict import predict_command
-from molflt.cli.terminal import Verbosity, errors
+from molflt.cli.terminal import Verbosity, errors, system_error
 from molflt.cli.train import train_command
 from molflt.errors import InputError
 
@@ -90,7 +90,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        errors.print("Error:", str(error), style="red", markup=False)
+        if Verbosity.verbose:
+            errors.print_exception()
+        errors.print("Error:", system_error(error), style="red", markup=False)
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("Interrupted.", style="yellow")

@@ -46,6 +46,10 @@ def train_command(
         raise InputError(f"in a process that is not the first: {error}") from error
     except ConnectionError as error:
         raise ConnectionError(f"{error}; repeat the command with --resume auto (run directory {out})") from error
+    except OSError as error:
+        if out.is_dir():
+            error.add_note(f"then repeat the command with --resume auto (run directory {out})")
+        raise
     except (KeyboardInterrupt, SystemExit) as stop:
         code = stop.code if isinstance(stop, SystemExit) else 130
         if first:
