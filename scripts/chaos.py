@@ -4,8 +4,8 @@ Three ways of striking, in turn: a signal (SIGKILL, SIGTERM) after a random time
 of the calls that sync or rename a file; and a power cut, which is SIGKILL and one file of the output cut off at a
 random byte. One point in four is struck a second time while it goes on. Then the same command is repeated, which is
 all that the guide asks for, and everything that it leaves must be the same, bit by bit: weights, EMA, optimiser,
-scheduler and loops of a training, its records and report; every record of a conversion; every prediction. After a power
-cut, a refusal that names the file is as good, if doing what it says then leads to the same.
+scheduler and loops of a training, its records and report; every record of a conversion; every prediction. After a
+power cut, a refusal that names the file is as good, if doing what it says then leads to the same.
 
     python scripts/chaos.py --command train --points 50 --seed 0
 

@@ -25,7 +25,8 @@ def train_command(
     """Train an energy model.
 
     The run directory gets best.safetensors and last.safetensors (models), report.html, metrics.csv and
-    metrics.jsonl (one record per validated epoch), config.yaml, and last.ckpt (to continue from).
+    metrics.jsonl (one record per validated epoch), config.yaml, last.ckpt and previous.ckpt (to
+    continue from).
 
     With trainer.devices=N there is one process for each device; torchrun and srun may start them as well.
 

@@ -150,9 +150,16 @@ class ShardWriter:
         self.content = content
 
     def append(self, part: Prediction) -> None:
-        """Keep a batch: from here on, no signal to this process loses it."""
-        self._handle.write(_line(_to_json(part)))
-        self._handle.flush()
+        """Keep a batch: from here on, no signal to this process loses it.
+
+        Raises:
+            OSError: the system refuses; what was kept before stays.
+        """
+        try:
+            self._handle.write(_line(_to_json(part)))
+            self._handle.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._handle.name) from error
         self.content.parts.append(part)
 
 
