@@ -56,7 +56,8 @@ _REMEDIES = {
     errno.EROFS: "choose a place that can be written to",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "choose a place where you may read and write"),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of this path is a file; choose another place"),
-    errno.EIO: "the disk reports an error; check it, or choose another",
+    # What LMDB calls a write that came to an end early, too.
+    errno.EIO: "the disk is full or reports an error; make room, or choose another",
 }
 
 

@@ -70,16 +70,25 @@ class RunRecorder(Callback):
             "best": self.best,
             "best_epoch": self.best_epoch,
             "without_improvement": self.without_improvement,
-            "n_epochs": self._n_epochs,
             # Not read back from metrics.jsonl, which may have been written since, or damaged.
             "records": self._records,
         }
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """How far the run had come; called before the state is loaded."""
+        self._n_epochs = int(checkpoint["epoch"]) + 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
         self.without_improvement = int(state_dict["without_improvement"])
-        self._n_epochs, self._records = int(state_dict["n_epochs"]), list(state_dict["records"])
+        if "records" in state_dict:
+            self._records = list(state_dict["records"])
+        else:
+            # Of a run begun when checkpoints did not hold them.
+            self._records = [r for r in read_records(self.run_dir) if r["epoch"] < self._n_epochs]
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Drop records of epochs that are about to be repeated.
@@ -134,7 +143,6 @@ class RunRecorder(Callback):
             InputError: a metric is not a number; the files of the last good epoch stay.
         """
         assert isinstance(pl_module, EnergyTask)
-        self._n_epochs = trainer.current_epoch + 1
         if pl_module.n_left_out:
             self.say(
                 f"{pl_module.n_left_out} batches left out, their loss or gradient no number: {self.run_dir / BAD}"

@@ -285,6 +285,20 @@ def test_records_come_from_the_checkpoint(reference: Path, make_config: MakeConf
     assert_same_run(run_dir, reference)
 
 
+@pytest.mark.slow
+def test_a_checkpoint_without_records(reference: Path, make_config: MakeConfig, tmp_path: Path) -> None:
+    """As they were written before; here between an epoch's records and its checkpoint."""
+    config, run_dir = make_config(**EVERYTHING_RANDOM), tmp_path / "run"
+    with pytest.raises(RuntimeError):
+        train(config, run_dir, say=quiet, callbacks=[KillBetweenFiles(2)])
+    checkpoint = torch.load(run_dir / "last.ckpt", weights_only=True)
+    (recorder,) = (state for name, state in checkpoint["callbacks"].items() if "RunRecorder" in name)
+    assert len(recorder.pop("records")) == 2
+    torch.save(checkpoint, run_dir / "last.ckpt")
+    train(config, run_dir, resume=True, say=quiet)
+    assert_same_run(run_dir, reference)
+
+
 def test_what_a_killed_process_leaves_is_cleared_away(make_config: MakeConfig, tmp_path: Path) -> None:
     """Killed while it wrote its first file: the folder is no other's, and holds nothing in the end."""
     for name in (".config.0123abcd.partial.yaml", ".last.89abcdef.partial.ckpt"):
