@@ -45,6 +45,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="check requirements.lock instead of writing it")
     options = parser.parse_args()
     if options.check:
+        if not LOCK.exists():
+            sys.exit(f"{LOCK}: no such file; run scripts/make_lock.py")
         wrong = mismatches(LOCK.read_text(), requirements(), (ROOT / "constraints.txt").read_text())
         sys.exit("\n".join([*wrong, "run scripts/make_lock.py"]) if wrong else None)
     versions = installed(requirements())
