@@ -1,6 +1,10 @@
-"""The error a user can mend: bad input, a bad config, a wrong file."""
+"""The error a user can mend: bad input, a bad config, a wrong file; and the names of files in those of the system."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -9,3 +13,18 @@ class InputError(ValueError):
     The message names the file, the record where there is one, and the remedy. The command line prints it
     without a traceback and exits with status 2; in Python it is an ordinary ``ValueError``.
     """
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name a file in errors of the system that name none, as those of a write do.
+
+    Raises:
+        OSError: with the file's name.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error

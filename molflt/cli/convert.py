@@ -41,5 +41,9 @@ def convert_command(
         raise InputError(f"--force-unit {force_unit}: choose one of {', '.join(FORCE_UNITS)}")
     given = {"label": label, "unit": unit, "per": per, "force_label": force_label, "force_unit": force_unit}
     spec = LabelSpec.model_validate({"target": target, **given})
-    count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec)
+    try:
+        count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec)
+    except OSError as error:
+        error.add_note("then repeat the command: it goes on where it stopped")
+        raise
     say(f"{count} structures in {out}")

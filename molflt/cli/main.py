@@ -19,7 +19,7 @@ from molflt.cli.info import info_command
 from molflt.cli.merge import merge_command
 from molflt.cli.plot import plot_command
 from molflt.cli.predict import predict_command
-from molflt.cli.terminal import Verbosity, errors
+from molflt.cli.terminal import Verbosity, errors, system_error
 from molflt.cli.train import train_command
 from molflt.errors import InputError
 
@@ -86,15 +86,26 @@ def main() -> None:
         errors.print("Error:", str(error), style="red", markup=False)
         sys.exit(2)
     except BrokenPipeError:
-        # The reader, such as head, has what it wanted; the interpreter must not try to flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader, such as head, has what it wanted.
+        _forget_output()
         sys.exit(0)
     except OSError as error:
-        errors.print("Error:", str(error), style="red", markup=False)
+        if Verbosity.verbose:
+            errors.print_exception()
+        errors.print("Error:", system_error(error), style="red", markup=False)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _forget_output()
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("Interrupted.", style="yellow")
         sys.exit(130)
+
+
+def _forget_output() -> None:
+    """The interpreter must not try to write the rest at its end: it would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

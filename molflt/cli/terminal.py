@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from rich.console import Console
@@ -47,3 +48,23 @@ def detail(message: str) -> None:
     """What only ``--verbose`` wants to know, on standard error."""
     if Verbosity.verbose:
         errors.print(message, style="dim", markup=False)
+
+
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, or choose a place on another disk"),
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "choose a place that can be written to",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "choose a place where you may read and write"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of this path is a file; choose another place"),
+    # What LMDB calls a write that came to an end early, too.
+    errno.EIO: "the disk is full or reports an error; make room, or choose another",
+}
+
+
+def system_error(error: OSError) -> str:
+    """What the system refused, in a line: the file, the reason, what to do about it, and notes on the error."""
+    text = str(error) if error.strerror is None else error.strerror
+    if error.strerror is not None and error.filename is not None:
+        text = f"{error.filename}: {text}"
+    remedy = _REMEDIES.get(error.errno or 0)
+    return "; ".join([text, *([remedy] if remedy else []), *getattr(error, "__notes__", ())])

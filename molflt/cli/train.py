@@ -25,7 +25,8 @@ def train_command(
     """Train an energy model.
 
     The run directory gets best.safetensors and last.safetensors (models), report.html, metrics.csv and
-    metrics.jsonl (one record per validated epoch), config.yaml, and last.ckpt (to continue from).
+    metrics.jsonl (one record per validated epoch), config.yaml, last.ckpt and previous.ckpt (to
+    continue from).
 
     With trainer.devices=N there is one process for each device; torchrun and srun may start them as well.
 
@@ -46,6 +47,10 @@ def train_command(
         raise InputError(f"in a process that is not the first: {error}") from error
     except ConnectionError as error:
         raise ConnectionError(f"{error}; repeat the command with --resume auto (run directory {out})") from error
+    except OSError as error:
+        if out.is_dir():
+            error.add_note(f"then repeat the command with --resume auto (run directory {out})")
+        raise
     except (KeyboardInterrupt, SystemExit) as stop:
         code = stop.code if isinstance(stop, SystemExit) else 130
         if first:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import pickle
@@ -15,6 +16,7 @@ import lmdb
 import numpy as np
 import torch
 
+from molflt.atomic_file import sync_folder
 from molflt.data.lmdb_environment import close_readonly
 from molflt.data.progress import track
 from molflt.errors import InputError
@@ -57,6 +59,7 @@ def write_lmdb(
     Raises:
         InputError: the file exists, a record holds something else than numbers and text, there are no records,
             or not as many as ``total``.
+        OSError: the system refuses: no room, no permission. What is committed stays, to go on from.
     """
     final, partial = Path(path), Path(os.fspath(path) + ".partial")
     if final.exists() and not overwrite:
@@ -87,7 +90,7 @@ def write_lmdb(
     # this process may have the file that is being replaced open
     close_readonly(final)
     os.replace(partial, final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
     return done
 
 
@@ -101,8 +104,8 @@ class _Writer:
             # LMDB maps map_size but on disk the file is only as long as its pages
             self._environment = lmdb.open(os.fspath(path), subdir=False, map_size=map_size, lock=True)
         except (lmdb.Error, OSError) as error:
-            raise InputError(f"{path}: cannot be written: {error}") from error
-        self._map_size = map_size
+            raise _refused(error, path) from error
+        self._path, self._map_size = path, map_size
 
     def commit(self, items: Sequence[tuple[bytes, bytes]], remove: Sequence[bytes] = ()) -> None:
         """Write all items or none, durably, in as large a map as that takes."""
@@ -117,10 +120,25 @@ class _Writer:
             except lmdb.MapFullError:
                 self._map_size *= 2
                 self._environment.set_mapsize(self._map_size)
+            except lmdb.Error as error:
+                raise _refused(error, self._path) from error
 
     def close(self) -> None:
-        self._environment.sync(True)
-        self._environment.close()
+        try:
+            self._environment.sync(True)
+        except lmdb.Error as error:
+            raise _refused(error, self._path) from error
+        finally:
+            self._environment.close()
+
+
+def _refused(error: Exception, path: Path) -> OSError:
+    """What the system refused, as the system says it; LMDB has exceptions of its own."""
+    if isinstance(error, OSError):
+        return error
+    text = str(error)
+    code = next((code for code in errno.errorcode if text.endswith(os.strerror(code))), errno.EIO)
+    return OSError(code, os.strerror(code), os.fspath(path))
 
 
 def _peek(records: Iterable[Mapping[str, Any]], final: Path) -> tuple[Mapping[str, Any], Iterable[Mapping[str, Any]]]:
@@ -190,13 +208,3 @@ def _identity(source: str, total: int | None, first: Mapping[str, Any]) -> bytes
         value = np.asarray(_plain(first[key], f"record 0, field '{key}'"))
         digest.update(f"{key} {value.dtype.str} {value.shape}\n".encode() + value.tobytes())
     return digest.hexdigest().encode()
-
-
-def _sync_folder(folder: Path) -> None:
-    # makes the new name durable; not every platform can open a folder
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from molflt.errors import InputError
+from molflt.errors import InputError, naming
 from molflt.file_lock import lock
 from molflt.prediction.predictor import Prediction
 
@@ -109,6 +109,7 @@ def open_shard(path: Path, header: ShardHeader, overwrite: bool = False) -> Iter
 
     Raises:
         InputError: another process writes it; or the file holds something else, or a shard of something else.
+        OSError: the system refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Neither "w", which empties the file, nor "a", which cannot cut off what is damaged.
@@ -118,10 +119,8 @@ def open_shard(path: Path, header: ShardHeader, overwrite: bool = False) -> Iter
         begin = _line(header.model_dump())
         # Killed before its first line was whole.
         if overwrite or begin.startswith(handle.read(len(begin) + 1)):
-            handle.truncate(0)
-            handle.seek(0)
-            handle.write(begin)
-            handle.flush()
+            _cut(handle, 0)
+            _append(handle, path, begin)
             content = ShardContent(header, length=len(begin))
         else:
             handle.seek(0)
@@ -131,11 +130,10 @@ def open_shard(path: Path, header: ShardHeader, overwrite: bool = False) -> Iter
                     f"{path}: was made with {reason or 'another division of the inputs'}; repeat it as it was, give "
                     "--overwrite to begin again, or choose another --out"
                 )
-        handle.seek(content.length)
-        handle.truncate()
-        yield ShardWriter(handle, content)
-        handle.flush()
-        os.fsync(handle.fileno())
+        _cut(handle, content.length)
+        yield ShardWriter(handle, path, content)
+        with naming(path):
+            os.fsync(handle.fileno())
 
 
 class ShardWriter:
@@ -145,14 +143,17 @@ class ShardWriter:
         content: what is there.
     """
 
-    def __init__(self, handle: BinaryIO, content: ShardContent) -> None:
-        self._handle = handle
+    def __init__(self, handle: BinaryIO, path: Path, content: ShardContent) -> None:
+        self._handle, self._path = handle, path
         self.content = content
 
     def append(self, part: Prediction) -> None:
-        """Keep a batch: from here on, no signal to this process loses it."""
-        self._handle.write(_line(_to_json(part)))
-        self._handle.flush()
+        """Keep a batch: from here on, no signal to this process loses it.
+
+        Raises:
+            OSError: the system refuses; what was kept before stays.
+        """
+        _append(self._handle, self._path, _line(_to_json(part)))
         self.content.parts.append(part)
 
 
@@ -171,6 +172,19 @@ def _read(path: Path, handle: BinaryIO) -> ShardContent:
         content.parts.append(part)
         content.length += len(line)
     return content
+
+
+def _cut(handle: BinaryIO, length: int) -> None:
+    """Drop what follows, and stand there."""
+    os.ftruncate(handle.fileno(), length)
+    os.lseek(handle.fileno(), length, os.SEEK_SET)
+
+
+def _append(handle: BinaryIO, path: Path, line: bytes) -> None:
+    """Write without a buffer, which would be written again, and fail again, when the file is closed."""
+    with naming(path):
+        while line:
+            line = line[os.write(handle.fileno(), line) :]
 
 
 def _line(value: dict[str, Any]) -> bytes:

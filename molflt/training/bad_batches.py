@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from molflt.atomic_file import atomic_file
+
 FILE = "bad_batches.jsonl"
 MOST_IN_A_ROW = 20
 """Bad batches one after another with which training stops though it was told to leave them out."""
@@ -46,3 +48,24 @@ def record_bad_batch(
     with open(path, "a", encoding="utf-8") as handle:
         handle.write(json.dumps(line) + "\n")
     return path
+
+
+def forget_from(run_dir: Path, epoch: int) -> None:
+    """Drop the lines of epochs that are about to be repeated, and one that was cut short.
+
+    Args:
+        run_dir: of the run.
+        epoch: the first to be repeated, counted from one.
+    """
+    path = run_dir / FILE
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            if json.loads(line)["epoch"] < epoch:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

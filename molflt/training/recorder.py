@@ -15,8 +15,9 @@ from lightning.pytorch.callbacks import Callback
 
 from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
-from molflt.model.model_file import ModelMetadata, save_model
+from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.training.bad_batches import FILE as BAD
+from molflt.training.bad_batches import forget_from
 from molflt.training.epoch_bar import EpochBar
 from molflt.training.task import EnergyTask, diverged
 
@@ -58,6 +59,8 @@ class RunRecorder(Callback):
         self.best = math.inf
         self.best_epoch = -1
         self.without_improvement = 0
+        self._n_epochs = 0
+        self._records: list[dict[str, Any]] = []
         self._validated = False
         self._last_sign = time.monotonic()
 
@@ -67,18 +70,39 @@ class RunRecorder(Callback):
             "best": self.best,
             "best_epoch": self.best_epoch,
             "without_improvement": self.without_improvement,
+            # Not read back from metrics.jsonl, which may have been written since, or damaged.
+            "records": self._records,
         }
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """How far the run had come; called before the state is loaded."""
+        self._n_epochs = int(checkpoint["epoch"]) + 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
         self.without_improvement = int(state_dict["without_improvement"])
+        if "records" in state_dict:
+            self._records = list(state_dict["records"])
+        else:
+            # Of a run begun when checkpoints did not hold them.
+            self._records = [r for r in read_records(self.run_dir) if r["epoch"] < self._n_epochs]
+
+    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Drop records of epochs that are about to be repeated.
+
+        Raises:
+            InputError: the best model is damaged, which may not be written again.
+        """
+        self._check_best()
+        if trainer.is_global_zero:
+            forget_from(self.run_dir, self._n_epochs + 1)
+            self._write_records(self._records)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Drop records of epochs that are about to be repeated; stay stopped if the run had stopped."""
-        if trainer.is_global_zero:
-            kept = [record for record in read_records(self.run_dir) if record["epoch"] < trainer.current_epoch]
-            self._write_records(kept)
+        """Stay stopped if the run had stopped."""
         if self._out_of_patience():
             trainer.should_stop = True
 
@@ -135,8 +159,9 @@ class RunRecorder(Callback):
         if improved:
             self.best, self.best_epoch = metrics[self.monitor], trainer.current_epoch
         self.without_improvement = 0 if improved else self.without_improvement + 1
+        self._records = [*self._records, record]
         if trainer.is_global_zero:
-            self._write_records([*read_records(self.run_dir), record])
+            self._write_records(self._records)
             validation = {k: v for k, v in metrics.items() if not k.startswith("train/")}
             metadata = self.metadata.model_copy(update={"validation": validation, "epoch": trainer.current_epoch})
             save_model(self.run_dir / "last.safetensors", pl_module.evaluated_model, metadata)
@@ -151,6 +176,33 @@ class RunRecorder(Callback):
             self.say(f"no improvement in {self.patience} validations: stopping (trainer.patience)")
             trainer.should_stop = True
         self._last_sign = time.monotonic()
+
+    def check_models(self) -> None:
+        """Check the model files of a run that is over.
+
+        Raises:
+            InputError: one is damaged.
+        """
+        self._check_best()
+        self._check_model("last.safetensors", 0)
+
+    def _check_best(self) -> None:
+        if self.best_epoch >= 0:
+            self._check_model("best.safetensors", self.best_epoch)
+
+    def _check_model(self, name: str, epoch: int) -> None:
+        """The file must be there, whole, and not older than ``epoch``."""
+        path = self.run_dir / name
+        try:
+            if read_metadata(path).epoch >= epoch:
+                return
+            reason = "is older than what the run goes on from"
+        except InputError:
+            reason = "is missing or damaged"
+        raise InputError(
+            f"{path}: {reason}, and this run does not write it again; start again with another '--out', or remove "
+            f"{self.run_dir} and start again"
+        )
 
     def _out_of_patience(self) -> bool:
         return 0 < self.patience <= self.without_improvement

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import threading
 import warnings
@@ -22,12 +21,14 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from molflt.atomic_file import atomic_file
+from molflt.atomic_file import atomic_file, is_leftover, remove_leftovers
 from molflt.data.progress import visible
 from molflt.errors import InputError
 from molflt.file_lock import alone
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, read_metadata
+from molflt.training.bad_batches import FILE as BAD
+from molflt.training.checkpoints import CHECKPOINT, PREVIOUS, DurableCheckpoints, find_checkpoint
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.data_module import EnergyDataModule
@@ -37,7 +38,8 @@ from molflt.training.rank import is_first_process
 from molflt.training.recorder import RunRecorder
 from molflt.training.task import EnergyTask
 
-CONFIG, CHECKPOINT = "config.yaml", "last.ckpt"
+CONFIG = "config.yaml"
+_FILES = (CONFIG, "metrics.*", "*.safetensors", CHECKPOINT, PREVIOUS, BAD)
 _OCCUPIED = "another process is training there; wait for it, end it, or choose another '--out'"
 
 
@@ -69,7 +71,8 @@ def train(
 
     Args:
         config: everything about the run.
-        run_dir: gets config.yaml, metrics.csv, metrics.jsonl, best.safetensors, last.safetensors and last.ckpt.
+        run_dir: gets config.yaml, metrics.csv, metrics.jsonl, best.safetensors, last.safetensors, last.ckpt
+            and previous.ckpt.
         resume: continue the run in ``run_dir`` from its last finished epoch, as if it had never stopped; start it
             if there is none.
         say: prints a line.
@@ -102,7 +105,11 @@ def _train(
         check_run_dir(run_dir, config, resume)
     else:
         say = _say_nothing
-    checkpoint = _checkpoint(run_dir) if resume else None
+    if first and run_dir.is_dir():
+        remove_leftovers(run_dir, _FILES)
+    checkpoint, damaged = find_checkpoint(run_dir) if resume else (None, [])
+    for path in damaged:
+        say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
     _quiet_lightning()
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = EnergyDataModule(config)
@@ -145,6 +152,8 @@ def _train(
         write_config(run_dir, config)
     with _interrupts(trainer), losing_no_process(config.trainer.devices * config.trainer.num_nodes):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+    if first:
+        recorder.check_models()
     mad = data.mad[next(iter(data.mad))]
     return TrainResult(run_dir / "best.safetensors", recorder.best, recorder.best_epoch, mad)
 
@@ -200,36 +209,21 @@ def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
             )
     elif run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"{run_dir}: is a file; choose another '--out'")
-    elif run_dir.exists() and any(run_dir.iterdir()):
+    elif run_dir.exists() and not all(map(is_leftover, run_dir.iterdir())):
         raise InputError(f"{run_dir}: is not empty and not a run of molflt; choose another '--out'")
 
 
 def _check_same_data(run_dir: Path, data: TrainingData) -> None:
     last = run_dir / "last.safetensors"
-    if last.exists() and read_metadata(last).training_data.fingerprint != data.fingerprint:
+    try:
+        known = read_metadata(last).training_data.fingerprint if last.exists() else data.fingerprint
+    except InputError:
+        # It will be written again; where it would not, that is refused later.
+        return
+    if known != data.fingerprint:
         raise InputError(
             f"{run_dir}: {data.path} has changed since the run was started; restore it, or choose another '--out'"
         )
-
-
-def _checkpoint(run_dir: Path) -> str | None:
-    """Where to continue from, if there is anything.
-
-    Raises:
-        InputError: the checkpoint is damaged.
-    """
-    path = run_dir / CHECKPOINT
-    if not path.exists():
-        return None
-    try:
-        # Tensors and plain values only: a run directory may come from elsewhere.
-        torch.load(path, map_location="meta", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{path}: is damaged and cannot be continued from; start again with another '--out', or remove "
-            f"{run_dir} (its model files can still be used)"
-        ) from error
-    return str(path)
 
 
 def _changed_keys(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
@@ -258,7 +252,7 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
     try:
         return lightning.Trainer(
             strategy=_strategy(settings.devices * settings.num_nodes),
-            plugins=list(cluster_plugins()),
+            plugins=[*cluster_plugins(), DurableCheckpoints()],
             default_root_dir=run_dir,
             accelerator=accelerator,
             devices=settings.devices,

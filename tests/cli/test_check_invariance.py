@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 Run = Callable[..., Any]
 
 
@@ -30,6 +33,24 @@ def test_json(molflt: Run, model_path: Path) -> None:
     wrapping = next(r for r in content["results"] if r["name"] == "image wrapping")
     assert wrapping["verdict"] == "not applicable"
     assert wrapping["worst"] is None
+
+
+def test_drift_between_precisions(molflt: Run, model_path: Path) -> None:
+    """Against the energies themselves, by the calls that a user would make."""
+    import molflt as package
+
+    atoms = ["CCO", "O", "c1ccccc1"]
+    single = package.load(model_path).predict(atoms)
+    double = package.load(model_path, dtype=torch.float64).predict(atoms)
+    result = molflt("check-invariance", model_path, *atoms, "--json", "--draws", 1)
+    assert result.status == 0, result
+    drift = json.loads(result.out)["float32_drift"]
+    assert 0 < drift["median"] <= drift["worst"] < 1e-4
+    assert drift["worst"] == pytest.approx(abs(single - double).max(), rel=0.5)
+    text = molflt("check-invariance", model_path, *atoms, "--draws", 1).out
+    assert f"energies move by {drift['worst']:.1e} eV at worst" in text
+    alone = molflt("check-invariance", model_path, *atoms, "--json", "--draws", 1, "--dtype", "float64")
+    assert json.loads(alone.out)["float32_drift"] is None
 
 
 def test_a_failure_is_status_one(molflt: Run, model_path: Path, monkeypatch) -> None:

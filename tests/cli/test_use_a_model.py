@@ -305,7 +305,9 @@ def test_what_the_system_refuses_is_one_line(
     monkeypatch.setattr("os.replace", full)
     result = molflt("predict", model_path, tiny_data / "other.lmdb", "-o", tmp_path / "out.csv")
     assert result.status == 1
-    assert result.err.strip() == "Error: [Errno 28] No space left on device"
+    assert result.err.strip() == (
+        f"Error: {tmp_path}/out.csv: No space left on device; make room, or choose a place on another disk"
+    )
 
 
 @pytest.mark.parametrize("command", [pytest.param("predict", marks=pytest.mark.slow), "config"])

@@ -24,7 +24,15 @@ from tests.training.test_resume import assert_same_run
 MakeConfig = Callable[..., TrainConfig]
 MOLFLT = ("-m", "molflt.cli.main")
 N_EPOCHS = 16
-FILES = {"best.safetensors", "last.safetensors", "last.ckpt", "config.yaml", "metrics.csv", "metrics.jsonl"}
+FILES = {
+    "best.safetensors",
+    "last.safetensors",
+    "last.ckpt",
+    "previous.ckpt",
+    "config.yaml",
+    "metrics.csv",
+    "metrics.jsonl",
+}
 
 
 @pytest.fixture

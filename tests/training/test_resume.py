@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,12 +249,62 @@ def test_changed_data_is_refused(make_config: MakeConfig, tiny_data: Path, tmp_p
 def test_damaged_checkpoint(
     damage: Callable[[bytes], bytes], make_config: MakeConfig, tiny_run: Path, tmp_path: Path
 ) -> None:
-    for path in tiny_run.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    checkpoint = tmp_path / "last.ckpt"
+    run_dir = tmp_path / "run"
+    shutil.copytree(tiny_run, run_dir)
+    checkpoint, previous = run_dir / "last.ckpt", run_dir / "previous.ckpt"
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    (run_dir / "last.safetensors").unlink()
+    said: list[str] = []
+    train(make_config(), run_dir, resume=True, say=said.append)
+    assert any("last.ckpt: is damaged; going on from" in line for line in said)
+    assert_same_run(run_dir, tiny_run)
+    for path in (checkpoint, previous):
+        path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(InputError, match=r"last\.ckpt: is damaged"):
-        train(make_config(), tmp_path, resume=True, say=quiet)
+        train(make_config(), run_dir, resume=True, say=quiet)
+
+
+@pytest.mark.parametrize("name", ["best.safetensors", "last.safetensors"])
+def test_a_damaged_model_of_a_finished_run_is_refused(
+    name: str, make_config: MakeConfig, tiny_run: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(tiny_run, run_dir)
+    os.truncate(run_dir / name, (run_dir / name).stat().st_size - 1)
+    with pytest.raises(InputError, match=rf"{name}: is missing or damaged, .*remove .*run and start again"):
+        train(make_config(), run_dir, resume=True, say=quiet)
+
+
+def test_records_come_from_the_checkpoint(reference: Path, make_config: MakeConfig, tmp_path: Path) -> None:
+    config, run_dir = make_config(**EVERYTHING_RANDOM), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run_dir, say=quiet, callbacks=[Interrupt(2, 1)])
+    os.truncate(run_dir / "metrics.jsonl", 100)
+    os.truncate(run_dir / "last.safetensors", 1000)
+    train(config, run_dir, resume=True, say=quiet)
+    assert_same_run(run_dir, reference)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_records(reference: Path, make_config: MakeConfig, tmp_path: Path) -> None:
+    """As they were written before; here between an epoch's records and its checkpoint."""
+    config, run_dir = make_config(**EVERYTHING_RANDOM), tmp_path / "run"
+    with pytest.raises(RuntimeError):
+        train(config, run_dir, say=quiet, callbacks=[KillBetweenFiles(2)])
+    checkpoint = torch.load(run_dir / "last.ckpt", weights_only=True)
+    (recorder,) = (state for name, state in checkpoint["callbacks"].items() if "RunRecorder" in name)
+    assert len(recorder.pop("records")) == 2
+    torch.save(checkpoint, run_dir / "last.ckpt")
+    train(config, run_dir, resume=True, say=quiet)
+    assert_same_run(run_dir, reference)
+
+
+def test_what_a_killed_process_leaves_is_cleared_away(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Killed while it wrote its first file: the folder is no other's, and holds nothing in the end."""
+    for name in (".config.0123abcd.partial.yaml", ".last.89abcdef.partial.ckpt"):
+        (tmp_path / name).write_text("half")
+    train(make_config(**{"trainer.max_epochs": 1}), tmp_path, resume=True, say=quiet)
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_checkpoints_are_not_trusted(make_config: MakeConfig, tiny_run: Path, tmp_path: Path) -> None:
@@ -265,6 +316,7 @@ def test_checkpoints_are_not_trusted(make_config: MakeConfig, tiny_run: Path, tm
             return (Path.touch, (tmp_path / "attacked",))
 
     torch.save({"state_dict": Payload()}, tmp_path / "last.ckpt")
+    (tmp_path / "previous.ckpt").unlink()
     with pytest.raises(InputError, match=r"last\.ckpt"):
         train(make_config(), tmp_path, resume=True, say=quiet)
     assert not (tmp_path / "attacked").exists()

@@ -70,6 +70,7 @@ def test_run_directory(tiny_run: Path) -> None:
         "best.safetensors",
         "last.safetensors",
         "last.ckpt",
+        "previous.ckpt",
         "config.yaml",
         "metrics.csv",
         "metrics.jsonl",

@@ -18,7 +18,7 @@ from molflt.atomic_file import atomic_file
 from molflt.data.fetch.catalogue import Archive, size_text
 from molflt.data.fetch.meter import ByteMeter
 from molflt.data.fetch.transport import check_url, make_opener
-from molflt.errors import InputError
+from molflt.errors import InputError, naming
 
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds before each new try; one more failure in a row ends the download."""
@@ -164,7 +164,8 @@ def _copy(
                 raise _BrokenOffError(f"{url}: broke off after {size_text(length)} ({error})") from error
             if not block:
                 break
-            handle.write(block)
+            with naming(part):
+                handle.write(block)
             length += len(block)
             meter.reach(length, total)
     if total is None and length > archive.largest:

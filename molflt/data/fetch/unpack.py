@@ -12,7 +12,7 @@ from typing import IO
 
 from molflt.data.fetch.catalogue import Archive, size_text
 from molflt.data.fetch.meter import ByteMeter
-from molflt.errors import InputError
+from molflt.errors import InputError, naming
 
 _BLOCK = 1 << 20
 _HEADERS = 1 << 20
@@ -110,7 +110,7 @@ def _extract(archive: Archive, file: Path, stream: _Limited, folder: Path) -> No
             assert content is not None  # it is a regular file
             path.parent.mkdir(parents=True, exist_ok=True)
             # mode x: a name that comes twice is an error, and no link is followed
-            with open(path, "xb") as handle:
+            with naming(path), open(path, "xb") as handle:
                 shutil.copyfileobj(content, handle, _BLOCK)
                 handle.flush()
                 os.fsync(handle.fileno())

@@ -1,0 +1,1 @@
+"""What chaos.py is made of: jobs, ways of striking them, and how their outcomes are compared."""

@@ -1,0 +1,232 @@
+"""No room, no permission: one line with the remedy, status 1, and what was there before stays whole.
+
+The room is a limit on the size of files, which the system enforces as it enforces a full disk, for root too; the
+errors differ in their number only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molflt.cli.terminal import system_error
+from molflt.data.fetch import catalogue
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.prediction.shard_file import read_shard
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import to_yaml
+from tests.data.fetch_server import archive_of, good_tar
+from tests.training.test_resume import assert_same_run
+
+resource = pytest.importorskip("resource", reason="no limits on the size of files")
+Run = Callable[..., Any]
+Room = Callable[[int], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    """Room for so many bytes in each file, within ``with``. Python ignores the signal, so that writes fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @contextmanager
+    def limited(n_bytes: int) -> Iterator[None]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    yield limited
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def assert_refused(result: Any, name: str, remedy: str = "raise the limit on the size of files") -> None:
+    assert result.status == 1, result
+    lines = result.err.strip().splitlines()
+    assert len(lines) == 1, result
+    assert lines[0].startswith("Error: ")
+    assert name in lines[0]
+    assert remedy in lines[0]
+    assert "Traceback" not in result.out
+
+
+@pytest.mark.parametrize(("file", "more"), [("last.safetensors", -1), ("last.ckpt", 1000)])
+def test_train(
+    file: str,
+    more: int,
+    molflt: Run,
+    room: Room,
+    make_config: Callable[..., TrainConfig],
+    tiny_run: Path,
+    tmp_path: Path,
+) -> None:
+    config, run_dir = tmp_path / "c.yaml", tmp_path / "run"
+    config.write_text(to_yaml(make_config()))
+    command = ("train", config, "--out", run_dir, "--no-report")
+    with room((tiny_run / "last.safetensors").stat().st_size + more):
+        result = molflt(*command)
+        assert_refused(result, str(run_dir / file))
+    assert f"repeat the command with --resume auto (run directory {run_dir})" in result.err
+    assert not list(run_dir.glob(".*"))
+    assert not (run_dir / file).exists()
+    assert molflt(*command, "--resume", "auto").status == 0
+    assert_same_run(run_dir, tiny_run)
+
+
+def test_convert(molflt: Run, room: Room, tiny_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.lmdb"
+    assert molflt("convert", tiny_data / "other.lmdb", out).status == 0
+    before = out.read_bytes()
+    command = ("convert", tiny_data / "train.lmdb", out, "--overwrite")
+    with room(16384):
+        result = molflt(*command)
+        assert_refused(result, "out.lmdb.partial", "make room")
+    assert "repeat the command: it goes on where it stopped" in result.err
+    assert out.read_bytes() == before
+    assert molflt(*command).status == 0
+    found, expected = LmdbDataset(out), LmdbDataset(tiny_data / "train.lmdb")
+    assert [int(a.sid) for a in found] == [int(b.sid) for b in expected]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.lmdb"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".extxyz", ".npz"])
+def test_predict(suffix: str, molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / f"out{suffix}"
+    out.write_text("old")
+    with room(100):
+        assert_refused(molflt("predict", model_path, tiny_data / "val.lmdb", "-o", out, "--overwrite"), str(out))
+    assert out.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_predict_a_shard(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
+    options = ("--shard", "1/1", "--max-atoms", 24)
+    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
+    assert molflt("predict", model_path, tiny_data / "val.lmdb", "-o", whole, *options).status == 0
+    reference, path = Path(f"{whole}.shard-1-of-1").read_bytes(), Path(f"{out}.shard-1-of-1")
+    command = ("predict", model_path, tiny_data / "val.lmdb", "-o", out, *options)
+    with room(len(reference) - 300):
+        assert_refused(molflt(*command), path.name)
+    assert 0 < read_shard(path).n_done < 10
+    result = molflt(*command)
+    assert result.status == 0
+    assert "of them from before" in result.out
+    assert path.read_bytes() == reference
+
+
+def test_report(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    report.write_text("old")
+    with room(1_000_000):
+        result = molflt("evaluate", model_path, tiny_data / "other.lmdb", "--report", report, "--overwrite")
+        assert_refused(result, str(report))
+    assert report.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_fetch(molflt: Run, room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = good_tar()
+    (tmp_path / "a.tar.gz").write_bytes(content)
+    monkeypatch.setitem(catalogue.ARCHIVES, "oc20-is2re", archive_of(content, "https://example.org/a.tar.gz"))
+    command = ("fetch", "oc20-is2re", "--to", tmp_path / "to", "--archive", tmp_path / "a.tar.gz")
+    with room(5000):
+        result = molflt(*command)
+        assert_refused(result, "data.lmdb")
+    assert "repeat the command" in result.err
+    assert (tmp_path / "a.tar.gz").read_bytes() == content
+    assert list((tmp_path / "to").iterdir()) == []
+    assert molflt(*command).status == 0
+
+
+@pytest.mark.parametrize("command", ["train", "convert", "predict", "merge", "evaluate", "fetch"])
+def test_a_file_in_place_of_a_folder(
+    command: str,
+    molflt: Run,
+    model_path: Path,
+    tiny_data: Path,
+    make_config: Callable[..., TrainConfig],
+    tmp_path: Path,
+) -> None:
+    """As root every folder can be written to; a path through a file leads nowhere for root as well."""
+    blocked, config, data = tmp_path / "blocked", tmp_path / "c.yaml", tiny_data / "other.lmdb"
+    blocked.write_text("my work")
+    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1})))
+    if command == "merge":
+        assert molflt("predict", model_path, data, "-o", tmp_path / "o.csv", "--shard", "1/1").status == 0
+    arguments: dict[str, tuple[Any, ...]] = {
+        "train": (config, "--out", blocked / "run", "--no-report"),
+        "convert": (data, blocked / "o.lmdb"),
+        "predict": (model_path, data, "-o", blocked / "o.csv"),
+        "merge": (tmp_path / "o.csv.shard-1-of-1", "-o", blocked / "o.csv"),
+        "evaluate": (model_path, data, "--report", blocked / "o.html"),
+        "fetch": ("oc20-is2re", "--to", blocked / "oc20", "--dry-run"),
+    }
+    result = molflt(command, *arguments[command])
+    assert result.status in (1, 2), result
+    assert str(blocked) in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    assert any(word in result.err for word in ("choose another", "no such folder", "give a folder"))
+    assert blocked.read_text() == "my work"
+
+
+def test_a_read_only_folder(
+    molflt: Run, model_path: Path, tiny_data: Path, make_config: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root writes to read-only folders")
+    (tmp_path / "c.yaml").write_text(to_yaml(make_config()))
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o555)
+    data, remedy = tiny_data / "other.lmdb", "choose a place where you may read and write"
+    assert_refused(molflt("train", tmp_path / "c.yaml", "--out", folder / "run"), "locked", remedy)
+    assert_refused(molflt("convert", data, folder / "o.lmdb"), "locked", remedy)
+    assert_refused(molflt("predict", model_path, data, "-o", folder / "o.csv"), "locked", remedy)
+    assert_refused(molflt("evaluate", model_path, data, "--report", folder / "o.html"), "locked", remedy)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_standard_output_on_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "molflt.cli.main", "config", "tiny"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+    assert result.returncode == 1
+    assert result.stderr.strip() == "Error: No space left on device; make room, or choose a place on another disk"
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "make room"),
+        (errno.EFBIG, "ulimit -f"),
+        (errno.EROFS, "choose a place that can be written to"),
+        (errno.EACCES, "choose a place where you may"),
+        (errno.EPERM, "choose a place where you may"),
+        (errno.EIO, "the disk is full or reports an error; make room"),
+        (errno.ENOTDIR, "choose another place"),
+    ],
+)
+def test_every_refusal_has_its_remedy(code: int, remedy: str) -> None:
+    text = system_error(OSError(code, os.strerror(code), "/data/run/last.ckpt"))
+    assert text.startswith(f"/data/run/last.ckpt: {os.strerror(code)}; ")
+    assert remedy in text
+
+
+def test_an_error_without_a_number_is_said_as_it_is() -> None:
+    error = OSError("the server is gone")
+    error.add_note("try again")
+    assert system_error(error) == "the server is gone; try again"

@@ -1,0 +1,102 @@
+"""Real kills at random moments, few of them; ``scripts/chaos.py`` itself tries fifty of each kind of work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from interruptions.outcome import differences, page_content, run_content  # noqa: E402
+
+JOBS = ("train", "convert", "predict", "shards", "report")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def python(*arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SCRIPTS}{os.pathsep}{SCRIPTS.parent}"}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, env=environment, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_five_kills(name: str) -> None:
+    result = python(str(SCRIPTS / "chaos.py"), "--command", name, "--points", "5", "--seed", "1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sum(line.startswith(name) and " SIG" in line for line in result.stdout.splitlines()) == 5
+
+
+POWER = """
+import random, sys
+from pathlib import Path
+import chaos
+from interruptions.jobs import Job
+from interruptions.strike import run_to_the_end
+
+folder, kind = Path(sys.argv[1]), sys.argv[2]
+def outcome(folder):
+    log = folder.with_suffix(".chaos.log").read_text()
+    return {"same": "preset" in log} if kind == "same" else {"another": random.random()}
+files = lambda folder: []
+job = Job("config", [("config", "absent" if kind == "refused" else "tiny")], files, outcome)
+work = folder / "work"
+work.mkdir()
+whole = run_to_the_end(work, [("config", "tiny")])
+assert whole.status == 0, whole
+reference = outcome(work)
+work.rmdir()
+point = chaos.strike(job, work, reference, whole, random.Random(0), 0)
+print(point.fine, point.outcome, sep="|")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "fine", "outcome"),
+    [
+        ("same", "True", "same"),
+        ("different", "False", "1 differ: another"),
+        ("refused", "False", "refused: "),
+    ],
+)
+def test_what_counts_as_fine(kind: str, fine: str, outcome: str, tmp_path: Path) -> None:
+    result = python("-c", POWER, str(tmp_path), kind)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"{fine}|{outcome}")
+
+
+def test_one_bit_is_a_difference() -> None:
+    weights = {"a": torch.tensor([1.0, 2.0]), "b": b"x", "n": 1}
+    assert differences(dict(weights), weights) == []
+    assert differences({**weights, "a": torch.nextafter(weights["a"], torch.tensor(9.0))}, weights) == ["a"]
+    assert differences({**weights, "a": weights["a"].double()}, weights) == ["a"]
+    assert differences({"a": weights["a"], "n": 1}, weights) == ["b"]
+    assert differences({**weights, "left over": 0}, weights) == ["left over"]
+    assert differences({**weights, "n": True}, weights) == ["n"]
+
+
+def test_the_outcome_of_a_run_is_all_of_it(tiny_run: Path) -> None:
+    content = run_content(tiny_run)
+    for part in ("optimizer_states", "lr_schedulers", "loops", "state_dict", "callbacks", "global_step", "epoch"):
+        assert any(name.startswith(f"last.ckpt: {part}") for name in content), part
+    assert any("average" in name or "ema" in name for name in content)
+    assert {"metrics.csv", "metrics.jsonl", "config.yaml", "best.safetensors", "last.safetensors"} <= set(content)
+    assert str(tiny_run) not in str({name: value for name, value in content.items() if isinstance(value, str)})
+
+
+def test_the_date_of_a_report_does_not_count(tmp_path: Path) -> None:
+    text = "<dl><dt>report written</dt><dd>2024-01-0{} 10:00 UTC</dd><dt>seed</dt><dd>{}</dd></dl>"
+    pages = []
+    for day, seed in ((1, 3), (2, 3), (2, 4)):
+        path = tmp_path / "r.html"
+        path.write_text(text.format(day, seed))
+        pages.append(page_content(path))
+    assert differences(pages[0], pages[1]) == []
+    assert differences(pages[0], pages[2]) == ["r.html"]
