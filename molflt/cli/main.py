@@ -22,6 +22,7 @@ from molflt.cli.predict import predict_command
 from molflt.cli.terminal import Verbosity, errors
 from molflt.cli.train import train_command
 from molflt.errors import InputError
+from molflt.printable import printable
 
 app = typer.Typer(
     name="molflt",
@@ -83,14 +84,14 @@ def main() -> None:
     except InputError as error:
         if Verbosity.verbose:
             errors.print_exception()
-        errors.print("Error:", str(error), style="red", markup=False)
+        errors.print("Error:", printable(str(error), keep="\n\t"), style="red", markup=False)
         sys.exit(2)
     except BrokenPipeError:
         # The reader, such as head, has what it wanted; the interpreter must not try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        errors.print("Error:", str(error), style="red", markup=False)
+        errors.print("Error:", printable(str(error), keep="\n\t"), style="red", markup=False)
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("Interrupted.", style="yellow")

@@ -14,6 +14,7 @@ from molflt import vocabulary
 from molflt.data.cells import open_directions
 from molflt.data.labels import LabelSpec, force_array
 from molflt.errors import InputError
+from molflt.printable import printable
 
 ENERGIES = ("y_init", "y_relaxed", "energy")
 TEXTS = ("name", "adsorbate", "metals")
@@ -117,9 +118,9 @@ def make_data(
     vocabulary.check(tensors, where)
     data = Data(**tensors)
     data.num_nodes = int(tensors["atomic_numbers"].shape[0])
-    data.name = name
+    data.name = printable(name)
     for key, text in (texts or {}).items():
-        data[key] = text
+        data[key] = printable(text)
     return data
 
 

@@ -40,8 +40,9 @@ def check_plain_yaml(text: str, where: str) -> None:
     sizes: dict[str, int] = {}
     interpolations = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if getattr(event, "tag", None) not in (None, "!"):
-            raise InputError(f"{where}: refused, it names a type ({event.tag!r:.60}); remove the tag")
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            raise InputError(f"{where}: refused, it names a type ({tag!r:.60}); remove the tag")
         if isinstance(event, yaml.CollectionStartEvent):
             open_sizes.append(1)
             open_anchors.append(event.anchor or "")
@@ -52,7 +53,7 @@ def check_plain_yaml(text: str, where: str) -> None:
             size, anchor = open_sizes.pop(), open_anchors.pop()
         elif isinstance(event, yaml.AliasEvent):
             # one that is not known yet stands inside itself, or nowhere
-            size, anchor = sizes.get(event.anchor, _MOST_NODES), ""
+            size, anchor = sizes.get(event.anchor or "", _MOST_NODES), ""
         elif isinstance(event, yaml.ScalarEvent):
             size, anchor = 1, event.anchor or ""
             found = event.value.count("${")
