@@ -97,10 +97,7 @@ def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path])
         prediction, _ = predict(loaded, data)
         metrics = energy_metrics(prediction.energies, labels(data, LabelSpec(target="y_relaxed"), label))
         row[label] = {"mae": metrics.energy_mae, "mad": metrics.mad}
-    print(
-        f"{name}, seed {chosen.seed}: " + "  ".join(f"{label}: {row[label]['mae']:.4f}" for label in tests),
-        flush=True,
-    )
+    print(f"{name}, seed {chosen.seed}: " + "  ".join(f"{label}: {row[label]['mae']:.4f}" for label in tests), flush=True)
     return row
 
 
