@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 
 _HARMFUL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -18,3 +19,14 @@ def printable(text: str, keep: str = "") -> str:
         keep: characters to leave as they are.
     """
     return _HARMFUL.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+def shown(value: object) -> str:
+    """The first 40 characters of a value's ``repr``, or its type.
+
+    The plain ``repr`` of a list of lists of one list has no end, and Python writes no integer of 5,000 digits.
+    """
+    try:
+        return reprlib.repr(value)[:40]
+    except ValueError:
+        return type(value).__name__

@@ -1,4 +1,4 @@
-"""Feed molflt's readers with hostile input. Every input must end well or in ``InputError``, run nothing, and be quick.
+"""Feed molflt's readers with hostile input. Each must end well or in ``InputError`` and run nothing.
 
     scripts/fuzz.py --n 2000                          # of every target, from seed 0
     scripts/fuzz.py --n 100000 --seed 2000 --target pyg2   # go on from there
@@ -34,7 +34,15 @@ MOST_MEMORY = 1 << 30
 MOST_SECONDS = 30.0
 MOST_MESSAGE = 20_000
 """Characters of an error that somebody is to read."""
-_FORBIDDEN = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pickle.find_class")
+_FORBIDDEN = (
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "socket.connect",
+    "pickle.find_class",
+)
 """Audit events. The last one comes from an unpickler that looks names up, which none of molflt's does."""
 
 
@@ -114,7 +122,7 @@ def _child(name: str, seed: int, end: int, sender: Connection) -> None:
         before = _peak_memory()
         for number in range(seed, end):
             sender.send(("begin", number, ""))
-            raw = target.make(Random(f"{name} {number}"))
+            raw = target.make(Random(f"{name} {number}"))  # noqa: S311 (inputs, not secrets)
             events.clear()
             text = _problem(target.read, raw)
             if events or canary.exists():

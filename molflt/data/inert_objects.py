@@ -1,7 +1,6 @@
 """What the names in a record's pickle stand for: objects that copy numbers and check what they are given.
 
-None of them has attributes a pickle could set, and none calls what it is given. Messages quote values by ``reprlib``:
-the plain ``repr`` of a list of lists of one list has no end.
+None of them has attributes a pickle could set, and none calls what it is given.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import math
 import pickle
 import re
-import reprlib
 from typing import Any
 
 import numpy as np
 
 from molflt.data.allowance import take
+from molflt.printable import shown
 
 _MAX_AXES = 8
 _PER_PAIR = 100
@@ -57,7 +56,7 @@ class InertDtype(metaclass=Frozen):
 
     def __init__(self, code: object, align: object = False, copy: object = True) -> None:
         if not isinstance(code, str) or not _DTYPE_CODE.fullmatch(code):
-            raise pickle.UnpicklingError(f"array element type {reprlib.repr(code):.40} is not allowed")
+            raise pickle.UnpicklingError(f"array element type {shown(code)} is not allowed")
         self.code, self.order = code, "="
 
     def __setstate__(self, state: object) -> None:
@@ -196,12 +195,12 @@ class InertTensor(metaclass=Frozen):
 def natural(value: object, what: str) -> int:
     """A count that fits in 62 bits, or an ``UnpicklingError``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise pickle.UnpicklingError(f"{what} {reprlib.repr(value):.40} is not a count")
+        raise pickle.UnpicklingError(f"{what} {shown(value)} is not a count")
     return value
 
 
 def sizes_of(value: object, what: str) -> tuple[int, ...]:
     """A short tuple of counts, or an ``UnpicklingError``."""
     if not isinstance(value, tuple | list) or len(value) > _MAX_AXES:
-        raise pickle.UnpicklingError(f"{what} {reprlib.repr(value):.40} is not a short tuple")
+        raise pickle.UnpicklingError(f"{what} {shown(value)} is not a short tuple")
     return tuple(natural(size, what) for size in value)

@@ -174,7 +174,8 @@ def _with_conformer(mol: Chem.Mol, name: str, seed: int) -> Chem.Mol:
     mol = Chem.AddHs(mol)
     if mol.GetNumAtoms() > _MAX_ATOMS:
         raise InputError(
-            f"{name}: {mol.GetNumAtoms():,} atoms are too many to find a geometry for (at most {_MAX_ATOMS:,}); give one"
+            f"{name}: {mol.GetNumAtoms():,} atoms are too many to find a geometry for "
+            f"(at most {_MAX_ATOMS:,}); give one"
         )
     parameters: Any = rdDistGeom.ETKDGv3()
     parameters.randomSeed = seed

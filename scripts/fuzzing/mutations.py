@@ -8,11 +8,50 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-_NUMBERS = (0, 1, 127, 128, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 62), (1 << 63), (1 << 64) - 1)
+_NUMBERS = (
+    0,
+    1,
+    127,
+    128,
+    255,
+    256,
+    65535,
+    65536,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    (1 << 62),
+    (1 << 63),
+    (1 << 64) - 1,
+)
 VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31, 2**63, 10**30, -1e308, 1e-308, 0.5, "", "x", "\ud800", "\x1b[31m", "<script>", "=1+1",
-    "${oc.env:HOME}", "../../x", [], {}, [[]], [None], {"a": {}}, "9" * 5000, "é" * 300,
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    10**30,
+    -1e308,
+    1e-308,
+    0.5,
+    "",
+    "x",
+    "\ud800",
+    "\x1b[31m",
+    "<script>",
+    "=1+1",
+    "${oc.env:HOME}",
+    "../../x",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": {}},
+    "9" * 5000,
+    "é" * 300,
+)
 
 
 def mutated(random: Random, raw: bytes, others: Sequence[bytes], tokens: Sequence[bytes]) -> bytes:

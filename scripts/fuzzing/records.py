@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from fuzzing.mutations import VALUES, mutated, mutated_json
 from torch_geometric.data import Data
 
+from fuzzing.mutations import VALUES, mutated, mutated_json
 from molflt.data.records import to_data
 from molflt.data.safe_pickle import load_record
 
@@ -69,12 +69,16 @@ def program(random: Random, pieces: list[bytes]) -> bytes:
             case 2:
                 parts.append(random.choice((b"K", b"q", b"h")) + bytes([random.randrange(6)]))
             case 3:
-                text = random.choice((b"latin1", b"pos", b"f8", b"O", b"<", b"_store", b"_mapping", b"x" * 40, b"storage"))
+                text = random.choice(
+                    (b"latin1", b"pos", b"f8", b"O", b"<", b"_store", b"_mapping", b"x" * 40, b"storage")
+                )
                 parts.append(random.choice((b"X", b"T", b"B")) + struct.pack("<I", len(text)) + text)
             case 4 if random.random() < 0.3:
                 parts.append(random.choice(pieces))
             case 4 if random.random() < 0.2:
-                parts.append(random.choice((b"\x8e", b"\x8d", b"\x96", b"\x95")) + struct.pack("<Q", 1 << random.randrange(64)))
+                parts.append(
+                    random.choice((b"\x8e", b"\x8d", b"\x96", b"\x95")) + struct.pack("<Q", 1 << random.randrange(64))
+                )
             case 5 if random.random() < 0.1:
                 parts.append(bytes([random.choice(b"1(N2\x85\x86")]) * 30_000)
             case _:
@@ -86,12 +90,13 @@ def odd_fields(random: Random) -> bytes:
     """A dict record whose values are of wrong kinds, sizes and numbers."""
     record: dict[str, Any] = {
         "pos": np.ones((2, 3)) * [[1.0], [2.0]], "cell": np.eye(3), "pbc": [True, False, True], "natoms": 2,
-        "atomic_numbers": [1, 2], "tags": [0, 1], "fixed": [0, 1], "y_relaxed": 1.0, "sid": 3, "forces": np.zeros((2, 3)),
-        "name": "n", "adsorbate": "CO", "pos_relaxed": np.ones((2, 3)),
+        "atomic_numbers": [1, 2], "tags": [0, 1], "fixed": [0, 1], "y_relaxed": 1.0, "sid": 3,
+        "forces": np.zeros((2, 3)), "name": "n", "adsorbate": "CO", "pos_relaxed": np.ones((2, 3)),
     }  # fmt: skip
     arrays: tuple[Any, ...] = (
         np.zeros((0, 3)), np.full((2, 3), np.nan), np.array("x"), np.array([1, 2], np.uint64) * 2**63, np.inf, 1e300,
-        np.zeros((2, 2, 2)), np.full((2, 3), 1e308), np.eye(3) * 1e-300, np.ones((3, 3)), 2**63, 10**5000, float("nan"),
+        np.zeros((2, 2, 2)), np.full((2, 3), 1e308), np.eye(3) * 1e-300, np.ones((3, 3)), 2**63, 10**5000,
+        float("nan"),
     )  # fmt: skip
     for _ in range(random.randrange(1, 4)):
         record[random.choice(list(record))] = random.choice(arrays + VALUES)

@@ -1,4 +1,4 @@
-"""What is fuzzed: for each kind of file an input from a seed, and the reader that must end well or in ``InputError``."""
+"""What is fuzzed: for each kind of file an input from a seed, and its reader."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import ase.io
 import lmdb
 import numpy as np
 from ase.build import molecule
-from fuzzing import records, texts
-from fuzzing.mutations import mutated, mutated_json
 from rdkit import Chem
 
+from fuzzing import records, texts
+from fuzzing.mutations import mutated, mutated_json
 from molflt.data.ase_io import read_ase
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.lmdb_environment import close_readonly
@@ -40,12 +40,10 @@ class Target:
     Attributes:
         make: the input of a generator of random numbers.
         read: what is done with it.
-        share: how many inputs of a thousand, where all targets share a number; readers differ in speed.
     """
 
     make: Callable[[Random], bytes]
     read: Callable[[bytes], object]
-    share: int
 
 
 def _through_file(file: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
@@ -60,7 +58,7 @@ def _pickles(folder: Path, which: int) -> Target:
     corpora = records.corpus()
     pieces = records.canary(str(folder / "canary"))
     return Target(
-        lambda random: records.make(random, corpora[which], [*corpora[0], *corpora[1]], pieces), records.read, 300
+        lambda random: records.make(random, corpora[which], [*corpora[0], *corpora[1]], pieces), records.read
     )
 
 
@@ -70,7 +68,15 @@ def _lmdb(folder: Path) -> Target:
     file = folder / "fuzz.lmdb"
 
     def make(random: Random) -> bytes:
-        lengths = [pickle.dumps(2), b"2", b"9" * 5000, pickle.dumps(10**5000), pickle.dumps(2**63), b"0", pickle.dumps(-1)]
+        lengths = [
+            pickle.dumps(2),
+            b"2",
+            b"9" * 5000,
+            pickle.dumps(10**5000),
+            pickle.dumps(2**63),
+            b"0",
+            pickle.dumps(-1),
+        ]
         length = random.choice([*lengths, pickle.dumps("2"), records.program(random, pieces)])
         values = [records.make(random, corpus, corpus, pieces) or b"N." for _ in range(2)]
         return pickle.dumps((values, length if random.random() < 0.3 else lengths[0]))
@@ -80,10 +86,10 @@ def _lmdb(folder: Path) -> Target:
         values, length = pickle.loads(raw)  # noqa: S301
         close_readonly(file)
         file.unlink(missing_ok=True)
-        with lmdb.open(str(file), subdir=False, lock=False, sync=False, map_size=1 << 24) as database:
-            with database.begin(write=True) as transaction:
-                for key, value in zip((b"0", b"1", b"length"), (*values, length), strict=True):
-                    transaction.put(key, value)
+        options = {"subdir": False, "lock": False, "sync": False, "map_size": 1 << 24}
+        with lmdb.open(str(file), **options) as database, database.begin(write=True) as transaction:
+            for key, value in zip((b"0", b"1", b"length"), (*values, length), strict=True):
+                transaction.put(key, value)
         dataset = LmdbDataset(file)
         try:
             assert len(dataset.n_atoms) == len(dataset)
@@ -91,7 +97,7 @@ def _lmdb(folder: Path) -> Target:
             for k in range(min(len(dataset), 3)):
                 dataset[k]
 
-    return Target(make, read, 150)
+    return Target(make, read)
 
 
 def _extxyz(folder: Path) -> Target:
@@ -107,7 +113,6 @@ def _extxyz(folder: Path) -> Target:
     return Target(
         lambda random: mutated(random, random.choice(corpus), corpus, texts.XYZ),
         _through_file(folder / "fuzz.extxyz", read_ase),
-        150,
     )
 
 
@@ -120,7 +125,6 @@ def _sdf(folder: Path) -> Target:
     return Target(
         lambda random: mutated(random, random.choice(corpus), corpus, texts.SDF),
         _through_file(folder / "fuzz.sdf", read_sdf),
-        80,
     )
 
 
@@ -128,7 +132,6 @@ def _smiles(folder: Path) -> Target:
     return Target(
         lambda random: texts.smiles(random).encode("utf-8", "surrogatepass"),
         lambda raw: from_smiles(raw.decode("utf-8", "surrogatepass")),
-        5,
     )
 
 
@@ -140,7 +143,14 @@ def _model(folder: Path) -> Target:
     )
     data = TrainingData(path="x", fingerprint="y", n_structures=1)
     metadata = ModelMetadata(
-        config=config, seed=7, target="energy", elements=[1], standardiser={}, training_data=data, validation={}, epoch=0
+        config=config,
+        seed=7,
+        target="energy",
+        elements=[1],
+        standardiser={},
+        training_data=data,
+        validation={},
+        epoch=0,
     )
     save_model(file, EnergyModel(config, 7), metadata)
     raw = file.read_bytes()
@@ -164,15 +174,18 @@ def _model(folder: Path) -> Target:
         length = len(content) if random.random() < 0.95 else random.choice((0, 1 << 63, 1 << 40, len(content) + 1))
         return struct.pack("<Q", length) + content + raw[end:]
 
-    return Target(make, _through_file(folder / "fuzz.safetensors", load_model), 40)
+    return Target(make, _through_file(folder / "fuzz.safetensors", load_model))
 
 
 def _config(folder: Path) -> Target:
     corpus = [to_yaml(preset_config(name)).encode() for name in ("tiny", "small")]
     return Target(
-        lambda random: texts.yaml(random) if random.random() < 0.3 else mutated(random, random.choice(corpus), corpus, texts.YAML),
+        lambda random: (
+            texts.yaml(random)
+            if random.random() < 0.3
+            else mutated(random, random.choice(corpus), corpus, texts.YAML)
+        ),
         _through_file(folder / "fuzz.yaml", load_config),
-        10,
     )
 
 
@@ -201,7 +214,7 @@ def _shards(folder: Path) -> Target:
             return line(mutated_json(random, header)) + line(part)
         return line(header) + line(mutated_json(random, part))
 
-    return Target(make, _through_file(folder / "fuzz.shard", lambda file: merge([file])), 265)
+    return Target(make, _through_file(folder / "fuzz.shard", lambda file: merge([file])))
 
 
 TARGETS: dict[str, Callable[[Path], Target]] = {
