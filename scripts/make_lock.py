@@ -32,8 +32,9 @@ LOCK = ROOT / "requirements.lock"
 EXTRAS = ("dev", "literature")
 HEADER = """\
 # Every package of molflt[{extras}] at one version, with the hash of its wheel; made by scripts/make_lock.py.
-# For CPython {python} on {system}. Builds of torch for CPUs (+cpu) are on https://download.pytorch.org/whl/cpu:
-#   pip install --require-hashes --extra-index-url https://download.pytorch.org/whl/cpu -r requirements.lock
+# For CPython {python} on {system}. Builds of torch for CPUs (+cpu) are on PyTorch's
+# own index; where the default index has none, name it with --extra-index-url:
+#   pip install --require-hashes -r requirements.lock
 #   pip install --no-deps --no-build-isolation -e .
 """
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?P<hashes>(?:\s+--hash=sha256:[0-9a-f]{64})+)")

@@ -87,11 +87,12 @@ class AttentionConfig(BaseModel):
         "with far_rank=m all",
     )
     n_basis: int = Field(16, ge=2, le=1024, description="T, Gaussians in the RPE function f")
-    sigma_min: float = Field(2.0, gt=0, description="narrowest Gaussian of f at the start, Å")
-    sigma_max: float = Field(12.0, gt=0, description="widest Gaussian of f at the start, Å")
+    sigma_min: float = Field(2.0, ge=0.01, le=1e4, description="narrowest Gaussian of f at the start, Å")
+    sigma_max: float = Field(12.0, gt=0, le=1e4, description="widest Gaussian of f at the start, Å")
     isolated_atoms: float | None = Field(
         None,
         ge=1,
+        le=1e9,
         description="atoms of a structure that is not periodic, which scales wide Gaussians of f; null: the mean of "
         "the training set if none in it is periodic, else no bound",
     )
@@ -103,7 +104,7 @@ class AttentionConfig(BaseModel):
     proposal: Proposal = Field("mixture", description="sampled: mixture is the balance heuristic, own is the paper")
     means: bool = Field(False, description="sampled, random directions: proposals with learnable means")
     spectrum: SpectrumKind = Field("gaussian", description="sampled: a_k from the Gaussian basis, or free weights")
-    periodic_radius: float = Field(12.0, gt=0, description="sampled: envelope of the sum over images, Å")
+    periodic_radius: float = Field(12.0, gt=0, le=1000, description="sampled: envelope of the sum over images, Å")
     kernel: str = Field(
         "posrf-orf",
         description="feature map of mechanism=kernelised, far_rank=m and concat: elu, relu, lara, or a component "
@@ -124,6 +125,7 @@ class AttentionConfig(BaseModel):
     dense_cutoff: float = Field(
         12.0,
         gt=0,
+        le=100,
         description="softmax: reach of its bias in periodic structures, Å; isolated ones see all pairs",
     )
 

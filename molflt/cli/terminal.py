@@ -8,6 +8,7 @@ import sys
 from rich.console import Console
 
 from molflt.data import progress
+from molflt.printable import printable
 
 # Names of files are printed as they are, without markup and without :emoji:.
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -29,7 +30,7 @@ class Verbosity:
 
 def warn(message: str) -> None:
     """A warning on standard error."""
-    errors.print("Warning:", message, style="yellow", markup=False)
+    errors.print("Warning:", printable(message, keep="\n\t"), style="yellow", markup=False)
 
 
 def answer(message: str) -> None:

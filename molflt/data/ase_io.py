@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 from urllib.parse import quote
 
 import ase.db
@@ -21,7 +21,7 @@ from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
-from ase.io.formats import get_ioformat, open_with_compression
+from ase.io.formats import get_ioformat
 from torch_geometric.data import Data
 
 from molflt import vocabulary
@@ -29,6 +29,7 @@ from molflt.data.charges import refuse_charges
 from molflt.data.labels import LabelSpec, force_array, one_number
 from molflt.data.progress import track
 from molflt.data.records import ENERGIES, TEXTS, make_data, nearest_image
+from molflt.data.strangers_text import COMPRESSED, open_text, refuse_columns, unpacked
 from molflt.errors import InputError
 
 TagConvention = Literal["auto", "oc20", "layers"]
@@ -54,7 +55,6 @@ _PATTERNS: dict[str, str] = {
 }
 """Formats by lower-case file name. Only readers that parse and nothing else: others of ASE's unpickle, run
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
-_COMPRESSED = (".gz", ".bz2", ".xz")
 _BINARY = ("traj", "db")
 
 
@@ -159,7 +159,7 @@ def to_atoms(data: Data) -> Atoms:
 def ase_format(path: Path) -> str | None:
     """The ASE format of a file by its name, or None where molflt does not read it through ASE."""
     file_name = path.name.lower()
-    for ending in _COMPRESSED:
+    for ending in COMPRESSED:
         if file_name.endswith(ending):
             found = _match(file_name.removesuffix(ending))
             return None if found in _BINARY else found
@@ -226,22 +226,24 @@ def _frames(file: Path, form: str) -> Iterator[Atoms]:
     if form == "db":
         yield from _database_rows(file)
         return
-    if form == "xyz" and _has_keys(file):
-        form = "extxyz"
-    content: str | io.StringIO | io.BytesIO = str(file.absolute())
-    if file.name.lower().endswith(_COMPRESSED):
+    content: str | IO[str] | IO[bytes] = str(file.absolute())
+    if file.name.lower().endswith(COMPRESSED):
         # readers go back a little at every frame, and in a compressed stream that means from its start
-        binary = get_ioformat(form).isbinary
-        with open_with_compression(str(file), "rb" if binary else "r") as stream:
-            content = io.BytesIO(stream.read()) if binary else io.StringIO(stream.read())
+        content = io.BytesIO(unpacked(file)) if get_ioformat(form).isbinary else open_text(file)
+    if form in ("xyz", "extxyz"):
+        with open_text(file) as lines:
+            if form == "xyz" and _has_keys(lines):
+                form = "extxyz"
+            if form == "extxyz":
+                lines.seek(0)
+                refuse_columns(lines, str(file))
     yield from ase.io.iread(content, index=":", format=form, do_not_split_by_at_sign=True)
 
 
-def _has_keys(file: Path) -> bool:
+def _has_keys(lines: IO[str]) -> bool:
     """Whether an xyz file is extended xyz: key=value in the comment line of its first frame."""
-    with open_with_compression(str(file), "r") as lines:
-        next(lines)
-        return "=" in next(lines)
+    lines.readline()
+    return "=" in lines.readline()
 
 
 def _database_rows(file: Path) -> Iterator[Atoms]:

@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from molflt.data.allowance import take
+from molflt.printable import shown
+
 _MAX_AXES = 8
+_PER_PAIR = 100
+"""Bytes, about."""
 _DTYPE_CODE = re.compile(r"\?|b1|[iu][1248]|f[248]|[US][1-9]\d{0,5}")
 
 
@@ -51,7 +56,7 @@ class InertDtype(metaclass=Frozen):
 
     def __init__(self, code: object, align: object = False, copy: object = True) -> None:
         if not isinstance(code, str) or not _DTYPE_CODE.fullmatch(code):
-            raise pickle.UnpicklingError(f"array element type {code!r:.40} is not allowed")
+            raise pickle.UnpicklingError(f"array element type {shown(code)} is not allowed")
         self.code, self.order = code, "="
 
     def __setstate__(self, state: object) -> None:
@@ -71,6 +76,7 @@ def _read_array(raw: object, dtype: object, shape: object, order: str) -> np.nda
     if not isinstance(dtype, InertDtype) or not isinstance(raw, bytes | bytearray):
         raise pickle.UnpicklingError("an array must hold plain numbers, given as bytes")
     sizes = sizes_of(shape, "array shape")
+    take(len(raw))
     flat = np.frombuffer(raw, dtype=dtype.resolve()) if raw else np.empty(0, dtype=dtype.resolve())
     if flat.size != math.prod(sizes):
         raise pickle.UnpicklingError(f"{flat.size} elements do not fill an array of shape {sizes}")
@@ -123,6 +129,7 @@ class Latin1(metaclass=Frozen):
         """The bytes themselves."""
         if not isinstance(text, str) or encoding != "latin1":
             raise pickle.UnpicklingError("only latin1 text can stand for bytes")
+        take(len(text))
         return text.encode("latin1")
 
 
@@ -132,6 +139,17 @@ class EmptyBytes(metaclass=Frozen):
     def __new__(cls) -> Any:
         """Empty bytes; ``bytes(n)`` would take any amount of memory."""
         return b""
+
+
+class InertMapping(metaclass=Frozen):
+    """``collections.OrderedDict``: becomes a dict, empty or, as Python 2 writes it, from a list of pairs."""
+
+    def __new__(cls, pairs: object = ()) -> Any:
+        """The dict itself."""
+        if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
+            raise pickle.UnpicklingError("an OrderedDict must be empty or made of pairs")
+        take(_PER_PAIR * len(pairs))
+        return dict(pairs)
 
 
 class InertSize(metaclass=Frozen):
@@ -150,6 +168,7 @@ class InertStorage(metaclass=Frozen):
     def __init__(self, raw: object) -> None:
         if not isinstance(raw, bytes | bytearray):
             raise pickle.UnpicklingError("a tensor's storage must be bytes")
+        take(len(raw))
         self.raw = bytes(raw)
 
     def __setstate__(self, state: object) -> None:
@@ -176,12 +195,12 @@ class InertTensor(metaclass=Frozen):
 def natural(value: object, what: str) -> int:
     """A count that fits in 62 bits, or an ``UnpicklingError``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise pickle.UnpicklingError(f"{what} {value!r:.40} is not a count")
+        raise pickle.UnpicklingError(f"{what} {shown(value)} is not a count")
     return value
 
 
 def sizes_of(value: object, what: str) -> tuple[int, ...]:
     """A short tuple of counts, or an ``UnpicklingError``."""
     if not isinstance(value, tuple | list) or len(value) > _MAX_AXES:
-        raise pickle.UnpicklingError(f"{what} {value!r:.40} is not a short tuple")
+        raise pickle.UnpicklingError(f"{what} {shown(value)} is not a short tuple")
     return tuple(natural(size, what) for size in value)

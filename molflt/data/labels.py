@@ -10,6 +10,7 @@ from ase import units
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from molflt.errors import InputError
+from molflt.printable import shown
 from molflt.vocabulary import TARGETS
 
 EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree"]
@@ -129,10 +130,10 @@ def one_number(value: Any, label: str, where: str) -> np.ndarray:
     """
     try:
         number = np.asarray(float(value) if isinstance(value, str) else value)
-    except ValueError:
-        number = np.asarray(value)
+    except (ValueError, OverflowError):
+        number = np.empty(0)
     if number.size != 1 or number.dtype.kind not in "iuf":
-        raise InputError(f"{where}: '{label}' is {value!r:.40}, expected one number")
+        raise InputError(f"{where}: '{label}' is {shown(value)}, expected one number")
     return number.reshape(1).astype(np.float64)
 
 
@@ -142,7 +143,10 @@ def force_array(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray:
     Raises:
         InputError: it is none.
     """
-    forces = np.asarray(value)
+    try:
+        forces = np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{where}: '{label}' is no array of numbers: {error}") from error
     if forces.shape != (n_atoms, 3) or forces.dtype.kind not in "iuf":
         raise InputError(f"{where}: '{label}' has shape {forces.shape}, expected ({n_atoms}, 3)")
     return forces.astype(np.float64)

@@ -142,9 +142,9 @@ class _Shard:
         natoms: Any = record.get("natoms", np.size(record.get("atomic_numbers", ())))
         try:
             count = int(natoms)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             count = 0
-        if count < 1:
+        if not 1 <= count < 1 << 62:
             raise InputError(f"{where}: the record does not say how many atoms it has")
         return count
 
@@ -200,7 +200,8 @@ class _Shard:
 
 def _length(raw: bytes, where: str) -> int:
     """The number of records as OC20 (pickled) and others (decimal text) write it."""
-    value = int(raw) if raw.isdigit() else load_value(raw, where)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    # beyond some thousand digits Python refuses to read them
+    value = int(raw) if raw.isdigit() and len(raw) < 20 else load_value(raw, where)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise InputError(f"{where}: not a number of records")
     return value

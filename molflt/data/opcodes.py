@@ -12,6 +12,9 @@ import pickletools
 _STOP = ord(".")
 _EXTENSIONS = frozenset(b"\x82\x83\x84")
 _PUT, _BINPUT, _LONG_BINPUT = ord("p"), ord("q"), ord("r")
+_TUPLES = frozenset(b"t\x85\x86\x87")
+_MOST_TUPLES = 20_000
+"""Python hashes a tuple within a tuple by recursion without a limit; beyond 80,000 the process dies."""
 _LINES, _PREFIXED = "lines", "prefixed"
 
 _KNOWN: list[tuple[str, int, bool] | None] = [None] * 256
@@ -40,7 +43,7 @@ for _opcode in pickletools.opcodes:
 _FIXED = [shape[1] + 1 if shape and shape[0] == "fixed" else 0 for shape in _KNOWN]
 """By opcode: its length where that is always the same, else 0."""
 _FIXED[_STOP] = 0
-for _code in (*_EXTENSIONS, _PUT, _BINPUT, _LONG_BINPUT):
+for _code in (*_EXTENSIONS, *_TUPLES, _PUT, _BINPUT, _LONG_BINPUT):
     _FIXED[_code] = 0
 
 
@@ -51,10 +54,10 @@ def refuse_opcodes(raw: bytes) -> None:
         raw: a pickle, perhaps with more bytes behind its end.
 
     Raises:
-        pickle.UnpicklingError: an extension code, a memo place beyond the length of the pickle, an unknown opcode,
-            or a pickle that ends early.
+        pickle.UnpicklingError: an extension code, a memo place beyond the length of the pickle, more tuples than any
+            record has, an unknown opcode, or a pickle that ends early.
     """
-    position, end = 0, len(raw)
+    position, end, n_tuples = 0, len(raw), 0
     fixed = _FIXED
     while position < end:
         code = raw[position]
@@ -63,6 +66,11 @@ def refuse_opcodes(raw: bytes) -> None:
             continue
         if code == _STOP:
             return
+        if code in _TUPLES:
+            position, n_tuples = position + 1, n_tuples + 1
+            if n_tuples > _MOST_TUPLES:
+                raise pickle.UnpicklingError(f"refused: more than {_MOST_TUPLES} tuples")
+            continue
         # an extension code that some library has registered and used comes from a cache, past find_class
         if code in _EXTENSIONS:
             raise pickle.UnpicklingError("refused: pickle extension codes")

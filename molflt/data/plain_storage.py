@@ -2,7 +2,7 @@
 
 The form: five small pickles (magic number, version, facts about the machine, the storage's description, its key), the
 number of elements, the elements. The pickles are compared with a template, byte by byte, and never run. What differs
-from it in any way is left to ``torch.load``, which takes a millisecond for a storage.
+from it in any way is left to ``other_storage``.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from molflt.errors import InputError
 _MAX_STEPS = 2000
 """Force-field iterations; a molecule that needs more is taken as far as it got."""
 _MAX_EMBEDDINGS = 50
+_MAX_ATOMS = 2000
+"""With hydrogens; the time of an embedding grows with their square or cube."""
 _GAP = 3.0
 """Å between the parts of a structure that is not connected."""
 
@@ -155,7 +157,11 @@ def read_smiles_file(path: str | os.PathLike[str], labels: LabelSpec | None = No
 
 def _parse(smiles: str, name: str) -> Chem.Mol:
     with _captured() as said:
-        mol = Chem.MolFromSmiles(smiles)
+        try:
+            mol = Chem.MolFromSmiles(smiles)
+        except UnicodeEncodeError:
+            # half of a surrogate pair, as Python makes of file names that are no text
+            mol = None
         messages = said()
     if mol is None:
         raise InputError(f"{name}: '{smiles}' is not a valid SMILES{_because(messages)}")
@@ -166,6 +172,11 @@ def _parse(smiles: str, name: str) -> Chem.Mol:
 
 def _with_conformer(mol: Chem.Mol, name: str, seed: int) -> Chem.Mol:
     mol = Chem.AddHs(mol)
+    if mol.GetNumAtoms() > _MAX_ATOMS:
+        raise InputError(
+            f"{name}: {mol.GetNumAtoms():,} atoms are too many to find a geometry for "
+            f"(at most {_MAX_ATOMS:,}); give one"
+        )
     parameters: Any = rdDistGeom.ETKDGv3()
     parameters.randomSeed = seed
     parameters.maxIterations = _MAX_EMBEDDINGS

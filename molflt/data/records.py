@@ -14,6 +14,7 @@ from molflt import vocabulary
 from molflt.data.cells import open_directions
 from molflt.data.labels import LabelSpec, force_array
 from molflt.errors import InputError
+from molflt.printable import printable
 
 ENERGIES = ("y_init", "y_relaxed", "energy")
 TEXTS = ("name", "adsorbate", "metals")
@@ -87,7 +88,7 @@ def to_data(record: Mapping[str, Any], where: str, labels: LabelSpec | None = No
             fields["forces"] = force_array(_numbers(record, label, where), n_atoms, label, where)
     if "sid" in record:
         fields["sid"] = _integers(record, "sid", where, 1)
-    texts = {key: str(record[key]) for key in TEXTS if key in record}
+    texts = {key: _text(record[key], key, where) for key in TEXTS if key in record}
     if labels is not None:
         texts |= labels.apply(
             fields, lambda key: _numbers(record, key, where) if key in record else None, record, where
@@ -117,9 +118,9 @@ def make_data(
     vocabulary.check(tensors, where)
     data = Data(**tensors)
     data.num_nodes = int(tensors["atomic_numbers"].shape[0])
-    data.name = name
+    data.name = printable(name)
     for key, text in (texts or {}).items():
-        data[key] = text
+        data[key] = printable(text)
     return data
 
 
@@ -200,10 +201,26 @@ def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
     return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
 
 
+def _text(value: object, key: str, where: str) -> str:
+    try:
+        return str(value)
+    # an integer of thousands of digits
+    except ValueError as error:
+        raise InputError(f"{where}: field '{key}' is no text: {error}") from error
+
+
+def _array(value: object, key: str, where: str) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    # lists of different lengths, numbers too large for any type
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{where}: field '{key}' is no array of numbers: {error}") from error
+
+
 def _numbers(record: Mapping[str, Any], key: str, where: str) -> np.ndarray:
     if key not in record:
         raise InputError(f"{where}: field '{key}' is missing")
-    value = np.asarray(record[key])
+    value = _array(record[key], key, where)
     if value.dtype.kind not in "biuf":
         raise InputError(f"{where}: field '{key}' holds {value.dtype}, expected numbers")
     return value.astype(np.float64)
@@ -215,7 +232,7 @@ def _integers(
     """A field of whole numbers, (size,) int64; OC20 stores several of them as floats."""
     if key not in record:
         raise InputError(f"{where}: field '{key}' is missing")
-    value = np.asarray(record[key])
+    value = _array(record[key], key, where)
     if value.dtype.kind not in "biuf":
         raise InputError(f"{where}: field '{key}' holds {value.dtype}, expected whole numbers")
     if value.size != size:

@@ -11,18 +11,18 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
+from molflt.data.allowance import allowance
 from molflt.data.inert_objects import (
     EmptyBytes,
     InertArray,
     InertBufferArray,
     InertDtype,
+    InertMapping,
     InertObject,
     InertScalar,
     InertSize,
@@ -31,12 +31,16 @@ from molflt.data.inert_objects import (
     Latin1,
 )
 from molflt.data.opcodes import refuse_opcodes
+from molflt.data.other_storage import read_other_storage
 from molflt.data.plain_storage import read_plain_storage
 from molflt.errors import InputError
+from molflt.printable import printable
 
 _MAX_DEPTH = 8
 _MAX_BYTES = 1 << 26
 """Size to which a record may unfold; the largest OC20 structures take a few MiB with their graph."""
+_MAX_COPIES = 4
+"""Of each byte of an honest record, or fewer: from text to bytes, from bytes to an array."""
 _PYTHON_OBJECT = 64
 """Bytes, about."""
 
@@ -44,25 +48,7 @@ _PYTHON_OBJECT = 64
 def _load_storage(raw: bytes) -> np.ndarray:
     """(n_elements,): what ``torch.save`` made of a storage, bfloat16 as float32."""
     elements = read_plain_storage(raw)
-    return _load_any_storage(raw) if elements is None else elements
-
-
-def _load_any_storage(raw: bytes) -> np.ndarray:
-    """Read a storage in whatever form; a payload inside meets PyTorch's own allow-list."""
-    try:
-        storage = torch.load(io.BytesIO(raw), weights_only=True, map_location="cpu")
-    except Exception as error:
-        # PyTorch's message ends in advice to switch the protection off: only the name is passed on
-        if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            raise pickle.UnpicklingError(f"refused: a tensor's bytes ask for '{found[1]}'") from error
-        # PyTorch stops at some opcodes before it meets a name; this finds the name, and no storage
-        load_value(raw, "a tensor's bytes")
-        raise pickle.UnpicklingError("a tensor's bytes hold no storage") from error
-    if not isinstance(storage, torch.storage.TypedStorage):
-        raise pickle.UnpicklingError(f"a tensor's bytes hold {type(storage).__name__}, not a storage")
-    # TypedStorage.untyped() says the same but warns
-    flat = torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage)
-    return (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
+    return read_other_storage(raw) if elements is None else elements
 
 
 def _read_tensor(tensor: InertTensor) -> np.ndarray:
@@ -102,7 +88,7 @@ _ALLOWED: Mapping[tuple[str, str], type] = {
     ("numpy._core.multiarray", "scalar"): InertScalar,
     ("numpy.core.numeric", "_frombuffer"): InertBufferArray,
     ("numpy._core.numeric", "_frombuffer"): InertBufferArray,
-    ("collections", "OrderedDict"): dict,
+    ("collections", "OrderedDict"): InertMapping,
     ("_codecs", "encode"): Latin1,
     ("builtins", "bytes"): EmptyBytes,
     ("__builtin__", "bytes"): EmptyBytes,
@@ -140,7 +126,8 @@ def load_value(raw: bytes, where: str) -> object:
     """
     try:
         refuse_opcodes(raw)
-        return _RecordUnpickler(raw, where).load()
+        with allowance(_MAX_BYTES + _MAX_COPIES * len(raw)):
+            return _RecordUnpickler(raw, where).load()
     except InputError:
         raise
     # whatever a damaged or hostile pickle raises, to the user it is one thing
@@ -176,7 +163,7 @@ def load_record(raw: bytes, where: str, only: Collection[str] | None = None) -> 
         raise InputError(f"{where}: the record is {type(record).__name__}, expected a Data object or a dict")
     decoder = _Decoder()
     return {
-        key: decoder.decode(value, f"{where}: field '{key}'")
+        key: decoder.decode(value, f"{where}: field '{printable(key):.80}'")
         for key, value in fields.items()
         if isinstance(key, str) and not key.startswith("_") and value is not None and (only is None or key in only)
     }
@@ -202,7 +189,8 @@ class _Decoder:
         if isinstance(value, InertArray | InertBufferArray) and value.value is not None:
             return value.value
         if isinstance(value, InertTensor):
-            self._take(8 * math.prod(value.size), where)
+            # a storage is looked through for each tensor that shares it
+            self._take(max(8 * math.prod(value.size), len(value.storage.raw)), where)
             try:
                 return _read_tensor(value)
             # as in load_value

@@ -28,6 +28,8 @@ SCHEMA_VERSION = 4
 METADATA_KEY = "molflt"
 _MOST_FEATURES = 1_000_000
 """Random features are drawn in a loop: a file may not make it endless."""
+_MOST_METADATA = 1 << 20
+"""Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
 _REMEDY = "the file was altered or is damaged: copy it again or train again"
 
 
@@ -180,6 +182,8 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
             f"{path}: a safetensors file, but not a molflt model (it has no '{METADATA_KEY}' metadata); "
             "models are made by 'molflt train'"
         )
+    if len(raw[METADATA_KEY]) > _MOST_METADATA:
+        raise InputError(f"{path}: its metadata is damaged (longer than {_MOST_METADATA:,} characters); {_REMEDY}")
     try:
         content = json.loads(raw[METADATA_KEY])
         schema = int(content["schema_version"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,9 +19,12 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.prediction.predictor import Prediction, system_id
+from molflt.printable import printable
 
 OC20Split = Literal["id", "ood_ads", "ood_cat", "ood_both"]
 FORMATS = (".csv", ".extxyz", ".npz")
+_STANDARD_INPUT = re.compile(r"-#\d+")
+"""Names of structures from standard input, which no spreadsheet can compute."""
 
 
 def check_output(path: Path, oc20_split: OC20Split | None, overwrite: bool) -> None:
@@ -54,7 +58,8 @@ def write_predictions(
     """Write predictions, atomically; the suffix decides the format.
 
     Args:
-        path: ``.csv`` (name, energy), ``.extxyz`` (the structures, the energy in ``info``), or ``.npz``.
+        path: ``.csv`` (name, energy; an apostrophe before names that a spreadsheet would compute), ``.extxyz`` (the
+            structures, the energy in ``info``), or ``.npz``.
         prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
             are left out of extxyz.
         structures: in the same order; None does for csv and npz, with the leaderboard's ids from the prediction.
@@ -96,12 +101,21 @@ def write_predictions(
 
 def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
     """Of the CSV file, by their names."""
-    columns = {"name": prediction.names, f"{target}_eV": [repr(e) for e in prediction.energies.tolist()]}
+    columns = {
+        "name": [_no_formula(name) for name in prediction.names],
+        f"{target}_eV": [repr(e) for e in prediction.energies.tolist()],
+    }
     if prediction.std is not None:
         columns["std_eV"] = [repr(s) for s in prediction.std.tolist()]
     if prediction.failures:
-        columns["error"] = [prediction.failures.get(i, "") for i in range(len(prediction.names))]
+        columns["error"] = [_no_formula(prediction.failures.get(i, "")) for i in range(len(prediction.names))]
     return columns
+
+
+def _no_formula(text: str) -> str:
+    """With an apostrophe before what a spreadsheet would compute, as spreadsheets write text that is no formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _STANDARD_INPUT.fullmatch(text) else text
 
 
 def _with_prediction(structure: Data, prediction: Prediction, i: int, target: str) -> Atoms:

@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from molflt.errors import InputError, naming
 from molflt.file_lock import lock
 from molflt.prediction.predictor import Prediction
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
+
+MOST_SHARDS = 1_000_000
 
 
 class ShardHeader(BaseModel):
@@ -29,15 +32,15 @@ class ShardHeader(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    shard: int
-    first: int
-    end: int
+    shard: int = Field(ge=1)
+    first: int = Field(ge=0)
+    end: int = Field(ge=0)
     format: Literal["molflt shard 1"] = "molflt shard 1"
-    n_shards: int
+    n_shards: int = Field(ge=1, le=MOST_SHARDS)
     model: str
     inputs: str
-    n_structures: int
-    max_atoms: int
+    n_structures: int = Field(ge=0)
+    max_atoms: int = Field(ge=1)
     frequencies: str | None
     target: str
 
@@ -58,6 +61,18 @@ class ShardHeader(BaseModel):
             "target": "another model",
         }
         return next((text for key, text in words.items() if getattr(self, key) != getattr(other, key)), None)
+
+
+class _Part(BaseModel):
+    """A batch as a line of JSON has it."""
+
+    names: list[str]
+    ids: list[str]
+    energies: list[float | None]
+    std: list[float | None] | None
+    failures: dict[int, str]
+    elements: list[Annotated[int, Field(ge=1, le=MAX_ATOMIC_NUMBER)]]
+    contractions: dict[str, int]
 
 
 @dataclass
@@ -199,7 +214,8 @@ def _parse(line: bytes) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    # a checksum is no signature: what it belongs to may be of any shape
+    except (ValueError, RecursionError):
         return None
 
 
@@ -217,18 +233,22 @@ def _to_json(part: Prediction) -> dict[str, Any]:
 
 def _from_json(value: Any) -> Prediction | None:
     try:
-        part = Prediction(
-            np.array(value["energies"], dtype=np.float64),
-            value["names"],
-            Counter(value["contractions"]),
-            None if value["std"] is None else np.array(value["std"], dtype=np.float64),
-            {int(i): reason for i, reason in value["failures"].items()},
-            ids=value["ids"],
-            elements=set(value["elements"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
+        part = _Part.model_validate(value)
+    except ValidationError:
         return None
-    return part if len(part.names) == len(part.ids) == len(part.energies) else None
+    n = len(part.names)
+    lengths = {n, len(part.ids), len(part.energies), n if part.std is None else len(part.std)}
+    if len(lengths) > 1 or not all(0 <= i < n for i in part.failures):
+        return None
+    return Prediction(
+        np.array(part.energies, dtype=np.float64),
+        part.names,
+        Counter(part.contractions),
+        None if part.std is None else np.array(part.std, dtype=np.float64),
+        part.failures,
+        ids=part.ids,
+        elements=set(part.elements),
+    )
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

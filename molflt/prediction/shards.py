@@ -168,7 +168,8 @@ def merge(paths: Iterable[Path]) -> tuple[Prediction, str]:
     if missing := [str(number) for number in range(1, first.n_shards + 1) if number not in found]:
         raise InputError(
             f"{len(missing)} of {first.n_shards} shards {'is' if len(missing) == 1 else 'are'} missing: "
-            f"{', '.join(missing)}; predict with --shard {missing[0]}/{first.n_shards}"
+            f"{', '.join(missing[:20])}{', ...' if len(missing) > 20 else ''}; "
+            f"predict with --shard {missing[0]}/{first.n_shards}"
         )
     unfinished = [
         f"{path} ({content.n_done:,} of {content.n_structures:,} structures)"

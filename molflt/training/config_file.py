@@ -20,9 +20,12 @@ from yaml import YAMLError
 from molflt.attention.config import ATTENTION_PRESETS
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
+from molflt.training.plain_yaml import MOST_CHARACTERS, check_plain_yaml
 
 BUNDLED_PREFIX = "bundled:"
 STANDARD_INPUT = "-"
+_MOST_MISTAKES = 50
+"""That are explained: finding the nearest right key takes a while for each."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -37,23 +40,36 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     if not path.exists() and str(path) != STANDARD_INPUT:
         raise InputError(f"{path}: no such file; 'molflt config tiny > {path}' makes one")
     try:
-        content = OmegaConf.load(io.StringIO(sys.stdin.read()) if str(path) == STANDARD_INPUT else path)
+        text = _read(path)
+        check_plain_yaml(text, str(path))
+        content = OmegaConf.load(io.StringIO(text))
         if not isinstance(content, DictConfig):
             raise InputError(f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one")
         _expand_attention(content)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError) as error:
+    except InputError:
+        raise
+    # ValueError: bytes that are no text, and numbers of too many digits
+    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError) as error:
         raise InputError(f"{path}: not readable as YAML ({_one_line(error)})") from error
     for override in overrides:
         _apply(content, override)
     try:
         values = OmegaConf.to_container(content, resolve=True)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
         raise InputError(f"{path}: {_one_line(error)}") from error
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
-        lines = dict.fromkeys(_explain(detail) for detail in error.errors())
+        lines = dict.fromkeys(_explain(detail) for detail in error.errors()[:_MOST_MISTAKES])
         raise InputError("\n  ".join([f"{path}: the configuration is not valid", *lines])) from error
+
+
+def _read(path: Path) -> str:
+    """No more than what is refused as too long."""
+    if str(path) == STANDARD_INPUT:
+        return sys.stdin.read(MOST_CHARACTERS + 1)
+    with path.open(encoding="utf-8") as stream:
+        return stream.read(MOST_CHARACTERS + 1)
 
 
 def _apply(content: DictConfig, override: str) -> None:

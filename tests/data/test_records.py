@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from molflt import vocabulary
+from molflt.data.labels import LabelSpec
 from molflt.data.records import _are_shortest, nearest_image, to_data, to_record
 from molflt.errors import InputError
 
@@ -191,3 +193,14 @@ def test_atoms_that_do_not_move_need_a_cell_all_the_same() -> None:
     cell = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
     with pytest.raises(InputError, match="linearly dependent"):
         nearest_image(np.zeros((2, 3)), np.zeros((2, 3)), cell, np.ones(3, dtype=bool), "x")
+
+
+@pytest.mark.parametrize("key", ["pos", "tags", "natoms", "force", "y_relaxed", "name"])
+@pytest.mark.parametrize("value", [[[1, 2], [3]], 10**5000, [10**5000]], ids=["ragged", "huge", "list of huge"])
+def test_values_that_numpy_or_python_refuse(key: str, value: Any, make_record: Callable[..., dict[str, Any]]) -> None:
+    if key == "name" and value == [[1, 2], [3]]:
+        pytest.skip("a list is written out as text")
+    labels = LabelSpec(target="energy", label="y_relaxed")
+    for spec in (None, labels):
+        with pytest.raises(InputError, match=r"bad\.lmdb#1"):
+            to_data({**make_record(), key: value}, "bad.lmdb#1", spec)

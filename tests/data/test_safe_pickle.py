@@ -95,7 +95,7 @@ def _attacks(folder: Path) -> dict[str, tuple[bytes, str]]:
         ),
         "payload in a storage": (pickle.dumps({"pos": _AsTensor(evil)}), "posix.system"),
         "saved payload in a storage": (pickle.dumps({"pos": _AsTensor(_legacy_save(system))}), "posix.system"),
-        "zip payload in a storage": (pickle.dumps({"pos": _AsTensor(_zip_save(system))}), "posix.system"),
+        "zip payload in a storage": (pickle.dumps({"pos": _AsTensor(_zip_save(system))}), "zip archive"),
         "payload in the middle of a Data": (pickle.dumps(Data(pos=system)), "posix.system"),
         "functools.partial": (
             b"\x80\x04" + _global("functools", "partial") + _global("os", "system") + b"\x85R.",

@@ -164,3 +164,16 @@ def test_failed_write_leaves_the_old_file(
         write_predictions(path, prediction, val_set, "y_relaxed")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "=cmd|' /C calc'!A0", "\t=1", "\r=1"])
+def test_names_are_no_formulas(name: str, tmp_path: Path) -> None:
+    prediction = Prediction(np.array([1.0, 2.0]), [name, "-#1"], Counter(), failures={0: name})
+    write_predictions(tmp_path / "p.csv", prediction, None, "energy")
+    with open(tmp_path / "p.csv", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    for text in (rows[0]["name"], rows[0]["error"]):
+        assert text[0] in "'\\"
+        assert text.removeprefix("'") == name.replace("\t", "\\t").replace("\r", "\\r")
+    # of standard input, and no formula
+    assert rows[1]["name"] == "-#1"

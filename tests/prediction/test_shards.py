@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -360,3 +361,56 @@ def test_nothing_but_shards_is_left(loaded: LoadedModel, inputs: list[str], tmp_
     paths = [one(loaded, inputs, f"{k}/3", tmp_path / "new" / "out.csv") for k in (1, 2, 3)]
     assert sorted((tmp_path / "new").iterdir()) == paths
     assert shards.merge(paths)[0].names
+
+
+def _line(value: object) -> bytes:
+    text = json.dumps(value).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+HEADER = {
+    "shard": 1, "first": 0, "end": 2, "n_shards": 1, "model": "m", "inputs": "i", "n_structures": 2, "max_atoms": 9,
+    "frequencies": None, "target": "energy",
+}  # fmt: skip
+PART = {
+    "names": ["a", "b"], "ids": ["1", "2"], "energies": [1.0, None], "std": None, "failures": {"1": "no"},
+    "elements": [1], "contractions": {"lattice": 2},
+}  # fmt: skip
+
+
+def test_a_line_written_by_hand_is_read(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(_line(HEADER) + _line(PART))
+    assert merge([tmp_path / "s"])[0].names == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"n_shards": 10**18}, {"n_shards": 0}, {"shard": -1}, {"end": -1}, {"n_shards": 1_000_000}],
+    ids=str,
+)
+def test_headers_that_lie(change: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(_line({**HEADER, **change}) + _line(PART))
+    with pytest.raises(InputError) as caught:
+        merge([tmp_path / "s"])
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"names": "ab"}, {"names": [1, 2]}, {"ids": [[], []]}, {"energies": [[1], [2]]}, {"energies": [10**400, 1]},
+     {"std": [1.0]}, {"failures": {"7": "no"}}, {"failures": {"0": []}}, {"elements": [10**9]},
+     {"contractions": {"lattice": "2"}, "elements": None}],
+    ids=str,
+)  # fmt: skip
+def test_lines_that_lie_count_as_not_computed(change: dict[str, object], tmp_path: Path) -> None:
+    # with a right checksum, which anybody can compute
+    (tmp_path / "s").write_bytes(_line(HEADER) + _line({**PART, **change}))
+    with pytest.raises(InputError, match="not complete"):
+        merge([tmp_path / "s"])
+
+
+def test_deeply_nested_lines(tmp_path: Path) -> None:
+    deep = b"[" * 100_000
+    (tmp_path / "s").write_bytes(b"%08x %s\n" % (zlib.crc32(deep), deep))
+    with pytest.raises(InputError, match="is no shard"):
+        merge([tmp_path / "s"])

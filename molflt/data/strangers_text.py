@@ -1,0 +1,67 @@
+"""What a text file from strangers may ask of its reader, checked before the reader sees it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from ase.io.formats import open_with_compression
+
+from molflt.errors import InputError
+
+_BLOCK = 1 << 20
+_ALWAYS_ALLOWED = 64 << 20
+_MOST_RATIO = 200
+"""Structures shrink to a third or a twentieth; what shrinks a thousand times is empty."""
+_MOST_COLUMNS = 1000
+_MOST_LINE = 1 << 20
+_COLUMNS = re.compile(r"properties\s*=\s*[\"']?([^\s\"']+)", re.IGNORECASE)
+COMPRESSED = (".gz", ".bz2", ".xz")
+
+
+def open_text(file: Path) -> IO[str]:
+    """A text file, unpacked into memory where it is compressed.
+
+    Raises:
+        InputError: it unpacks to hundreds of times its size.
+    """
+    if not file.name.lower().endswith(COMPRESSED):
+        return file.open()
+    return io.TextIOWrapper(io.BytesIO(unpacked(file)))
+
+
+def unpacked(file: Path) -> bytes:
+    """Content of a ``.gz``, ``.bz2`` or ``.xz`` file.
+
+    Raises:
+        InputError: it unpacks to hundreds of times its size.
+    """
+    most = max(_ALWAYS_ALLOWED, _MOST_RATIO * file.stat().st_size)
+    blocks, n_bytes = [], 0
+    with open_with_compression(str(file), "rb") as stream:
+        while block := stream.read(_BLOCK):
+            blocks.append(block)
+            n_bytes += len(block)
+            if n_bytes > most:
+                raise InputError(f"{file}: refused, it unpacks to more than {_MOST_RATIO} times its size; unpack it")
+    return b"".join(blocks)
+
+
+def refuse_columns(lines: Iterable[str], where: str) -> None:
+    """Refuse extended xyz that announces more columns than its reader should take memory for.
+
+    Raises:
+        InputError: ``Properties=...`` names more columns than any file has.
+    """
+    for line in lines:
+        if "=" not in line:
+            continue
+        for found in _COLUMNS.finditer(line[:_MOST_LINE]):
+            counts = [
+                int(word) if len(word) < 7 else _MOST_COLUMNS for word in found[1].split(":")[2::3] if word.isdigit()
+            ]
+            if sum(counts) >= _MOST_COLUMNS:
+                raise InputError(f"{where}: 'Properties' names {_MOST_COLUMNS:,} columns or more; correct that line")
