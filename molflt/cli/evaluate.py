@@ -49,7 +49,7 @@ def evaluate_command(
     from molflt.prediction.calibration import calibrate
     from molflt.prediction.members import load_members
     from molflt.prediction.metrics import energy_metrics, force_mae
-    from molflt.prediction.predictor import choose_device, not_trained_on, predict, unknown_elements
+    from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, predict, unknown_elements
     from molflt.report.evaluated import EvaluatedSet
     from molflt.training.config_file import resolve_path
     from molflt.training.datasets import labels
@@ -67,6 +67,8 @@ def evaluate_command(
     unknown = unknown_elements(members[0], elements)
     if unknown:
         warn(not_trained_on(unknown))
+    if prediction.n_in_parts:
+        warn(in_parts(prediction.n_in_parts))
     metrics = energy_metrics(prediction.energies, expected)
     numbers: dict[str, Any] = dict(metrics.as_dict())
     if prediction.forces is not None:

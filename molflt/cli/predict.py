@@ -58,7 +58,7 @@ def predict_command(
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import load_members
     from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, not_trained_on, predict, unknown_elements
+    from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, predict, unknown_elements
 
     part = None if shard is None else _shard(shard, out, forces, calibrate, oc20_split)
     if out is not None and part is None:
@@ -86,6 +86,8 @@ def predict_command(
     unknown = unknown_elements(members[0], prediction.elements)
     if unknown:
         warn(not_trained_on(unknown))
+    if prediction.n_in_parts:
+        warn(in_parts(prediction.n_in_parts))
     if prediction.failures:
         reasons = list(prediction.failures.values())[:_SHOWN]
         warn(

@@ -24,6 +24,7 @@ from molflt.prediction.predictor import (
     DEFAULT_MAX_ATOMS,
     OnError,
     choose_device,
+    in_parts,
     not_trained_on,
     predict,
     unknown_elements,
@@ -151,6 +152,8 @@ class Model:
             if prediction.std is not None:
                 std[readable] = prediction.std
             self._warn_of_unknown(elements)
+            if prediction.n_in_parts:
+                warnings.warn(in_parts(prediction.n_in_parts), stacklevel=2)
         if failures:
             _report(failures, len(entries), on_error)
         return (energies, std) if return_std else energies
