@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class InputError(ValueError):
     """Something the user gave cannot be used.
@@ -9,3 +11,7 @@ class InputError(ValueError):
     The message names the file, the record where there is one, and the remedy. The command line prints it
     without a traceback and exits with status 2; in Python it is an ordinary ``ValueError``.
     """
+
+
+OnBad = Literal["stop", "skip"]
+"""Whether a structure that cannot be used stops what is being done, or is left out of it."""

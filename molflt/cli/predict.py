@@ -70,7 +70,7 @@ def predict_command(
     members = load_members(model, frequencies)
     if calibrate is not None and len(members) == 1:
         raise InputError(f"--calibrate: {model} is a single model; uncertainties need an ensemble (ensemble=4)")
-    structures = resolve_inputs(inputs, tags)
+    structures = resolve_inputs(inputs, tags, on_bad="skip" if on_error == "skip" else "stop")
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
     shard_result = None

@@ -44,8 +44,8 @@ def train_command(
 
         wait_for_the_first()
         raise InputError(f"in a process that is not the first: {error}") from error
-    except ConnectionError as error:
-        raise ConnectionError(f"{error}; repeat the command with --resume auto (run directory {out})") from error
+    except (ConnectionError, ChildProcessError) as error:
+        raise type(error)(f"{error}; repeat the command with --resume auto (run directory {out})") from error
     except (KeyboardInterrupt, SystemExit) as stop:
         code = stop.code if isinstance(stop, SystemExit) else 130
         if first:

@@ -134,7 +134,7 @@ class Model:
         datasets: list[tuple[int, StructureDataset]] = []
         for index, entry in enumerate(entries):
             try:
-                datasets.append((index, structures_of(entry, f"entry {index}", tags)))
+                datasets.append((index, structures_of(entry, f"entry {index}", tags, on_bad="skip")))
             except InputError as error:
                 failures[index] = str(error)
         # The entry of every structure, and where its energy goes: a bad entry keeps one place.

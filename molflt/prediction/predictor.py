@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -58,6 +58,18 @@ class Prediction:
     def far_field(self) -> str:
         """``contractions`` in words: "lattice, quadratic (300 structures)"."""
         return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
+
+    def of(self, places: Sequence[int]) -> Prediction:
+        """The predictions of some of the structures, none of which failed."""
+        return replace(
+            self,
+            energies=self.energies[places],
+            names=[self.names[k] for k in places],
+            std=None if self.std is None else self.std[places],
+            failures={},
+            forces=None if self.forces is None else [self.forces[k] for k in places],
+            ids=[self.ids[k] for k in places],
+        )
 
 
 def joined(parts: Iterable[Prediction]) -> Prediction:
