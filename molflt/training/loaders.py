@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from molflt.errors import InputError
 
@@ -19,6 +21,9 @@ def losing_no_loader() -> Iterator[None]:
         InputError: as raised in the process, without its traceback.
         ChildProcessError: the process is gone; the run can be resumed.
     """
+    # Torch raises wherever the process is when it hears of the loss; in a finaliser it would be printed.
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda said: None if _is_loss(said.exc_value) else hook(said)
     try:
         yield
     except InputError as error:
@@ -26,8 +31,14 @@ def losing_no_loader() -> Iterator[None]:
             raise
         raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from error
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error) or not any(said in str(error) for said in _LOST):
+        if not _is_loss(error):
             raise
         raise ChildProcessError(
             "a loader process was killed, as systems do when memory runs out (fewer of them: data.num_workers)"
         ) from error
+    finally:
+        sys.unraisablehook = hook
+
+
+def _is_loss(error: Any) -> bool:
+    return "DataLoader worker" in str(error) and any(said in str(error) for said in _LOST)
