@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 
 class InputError(ValueError):
@@ -28,3 +29,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno is None or error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+OnBad = Literal["stop", "skip"]
+"""Whether a structure that cannot be used stops what is being done, or is left out of it."""

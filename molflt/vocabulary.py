@@ -95,6 +95,11 @@ def check(fields: dict[str, Tensor], where: str) -> None:
             raise InputError(f"{where}: '{name}' has dtype {value.dtype}, expected {field.dtype}")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise InputError(f"{where}: '{name}' holds NaN or infinity; correct or remove the record")
+    if bool((fields["atomic_numbers"] == 0).any()):
+        raise InputError(
+            f"{where}: 'atomic_numbers' must lie between 1 and {MAX_ATOMIC_NUMBER}, found 0: a ghost or dummy atom, "
+            "which models do not know; remove it"
+        )
     _check_range(fields["atomic_numbers"], 1, MAX_ATOMIC_NUMBER, "atomic_numbers", where)
     _check_range(fields["tags"], 0, N_TAGS - 1, "tags", where)
 

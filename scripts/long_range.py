@@ -25,6 +25,7 @@ from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.datasets import labels
 from molflt.training.run import train
+from molflt.training.screening import Screening
 
 SODIUM, CHLORINE = 11, 17
 
@@ -95,7 +96,7 @@ def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path])
     for label, path in tests.items():
         data = open_dataset(path)
         prediction, _ = predict(loaded, data)
-        metrics = energy_metrics(prediction.energies, labels(data, LabelSpec(target="y_relaxed"), label))
+        metrics = energy_metrics(prediction.energies, labels(Screening(data, LabelSpec(target="y_relaxed"), label)))
         row[label] = {"mae": metrics.energy_mae, "mad": metrics.mad}
     found = "  ".join(f"{label}: {row[label]['mae']:.4f}" for label in tests)
     print(f"{name}, seed {chosen.seed}: {found}", flush=True)

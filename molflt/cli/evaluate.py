@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from molflt.cli.options import EnergyUnit, Interchangeable, Per
 from molflt.cli.terminal import answer, say, warn
+from molflt.errors import InputError, OnBad
 
 if TYPE_CHECKING:
     from molflt.data.labels import LabelSpec
+    from molflt.data.sources import StructureDataset
     from molflt.model.model_file import ModelMetadata
+
+_SHOWN = 5
+"""Structures that could not be used, of which a warning gives the reason."""
 
 
 def evaluate_command(
@@ -36,6 +42,7 @@ def evaluate_command(
     no_report: bool = typer.Option(False, "--no-report", help="Write no report."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --report."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+    on_error: Literal["raise", "skip"] = typer.Option("raise", help="skip: go on without structures that fail."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     max_atoms: int = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result."),
     frequencies: Interchangeable = typer.Option(None, help="Evaluate the far field by this method."),
@@ -47,28 +54,40 @@ def evaluate_command(
     Example: molflt evaluate runs/tiny data/adsorption/test.lmdb
     """
     from molflt.cli.report import check_report, default_report, evaluation_report
-    from molflt.data.sources import open_dataset
+    from molflt.data.sources import open_dataset, subset
     from molflt.prediction.calibration import calibrate
     from molflt.prediction.members import load_members
     from molflt.prediction.metrics import energy_metrics, force_mae
-    from molflt.prediction.predictor import choose_device, not_trained_on, predict, unknown_elements
+    from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, predict, unknown_elements
     from molflt.report.evaluated import EvaluatedSet
     from molflt.training.config_file import resolve_path
     from molflt.training.datasets import labels
+    from molflt.training.screening import Screening
 
     if report is not None:
         check_report(report, overwrite)
     members = load_members(model, frequencies)
     metadata = members[0].metadata
     spec = labels_in(metadata, label, unit, per)
-    dataset = open_dataset(resolve_path(data), labels=spec)
+    on_bad: OnBad = "skip" if on_error == "skip" else "stop"
+    dataset = open_dataset(resolve_path(data), labels=spec, on_bad=on_bad)
     if forces is None:
-        forces = any(name.endswith("force_mae") for name in metadata.validation) and "forces" in dataset[0]
-    expected = labels(dataset, spec, data, forces)
-    prediction, elements = predict(members, dataset, choose_device(device), max_atoms, forces=forces)
+        forces = any(name.endswith("force_mae") for name in metadata.validation) and _has_forces(dataset)
+    screening = Screening(dataset, spec, data, forces, on_bad)
+    expected, dataset = labels(screening), screening.usable
+    prediction, elements = predict(members, dataset, choose_device(device), max_atoms, on_error, forces)
+    skipped = [*(s.reason for s in screening.skipped), *prediction.failures.values()]
+    if skipped:
+        more = [f"and {len(skipped) - _SHOWN} more"] if len(skipped) > _SHOWN else []
+        warn("\n  ".join([f"{len(skipped)} structures were skipped", *skipped[:_SHOWN], *more]))
+    if prediction.failures:
+        computed = [k for k in range(len(dataset)) if k not in prediction.failures]
+        dataset, expected, prediction = subset(dataset, computed), expected[computed], prediction.of(computed)
     unknown = unknown_elements(members[0], elements)
     if unknown:
         warn(not_trained_on(unknown))
+    if prediction.n_in_parts:
+        warn(in_parts(prediction.n_in_parts))
     metrics = energy_metrics(prediction.energies, expected)
     numbers: dict[str, Any] = dict(metrics.as_dict())
     if prediction.forces is not None:
@@ -83,6 +102,7 @@ def evaluate_command(
     if as_json:
         numbers = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         content = {"model": str(model), "data": data, "target": spec.target, **numbers, "unknown": unknown}
+        content["skipped"] = skipped
         content["far_field"] = dict(prediction.contractions)
         content["members"] = len(members)
         if calibration is not None:
@@ -112,6 +132,15 @@ def evaluate_command(
             return
     if report is not None:
         say(f"report: {report}")
+
+
+def _has_forces(dataset: StructureDataset) -> bool:
+    """Whether the first structure that can be read has forces."""
+    for k in range(len(dataset)):
+        # What is wrong with it is said when all are read.
+        with suppress(InputError):
+            return "forces" in dataset[k]
+    return False
 
 
 def labels_in(metadata: ModelMetadata, label: str | None, unit: EnergyUnit | None, per: Per | None) -> LabelSpec:

@@ -60,7 +60,7 @@ def predict_command(
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import load_members
     from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, not_trained_on, predict, unknown_elements
+    from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, predict, unknown_elements
 
     part = None if shard is None else _shard(shard, out, forces, calibrate, oc20_split)
     if out is not None and part is None:
@@ -72,7 +72,7 @@ def predict_command(
     members = load_members(model, frequencies)
     if calibrate is not None and len(members) == 1:
         raise InputError(f"--calibrate: {model} is a single model; uncertainties need an ensemble (ensemble=4)")
-    structures = resolve_inputs(inputs, tags)
+    structures = resolve_inputs(inputs, tags, on_bad="skip" if on_error == "skip" else "stop")
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
     shard_result = None
@@ -88,6 +88,8 @@ def predict_command(
     unknown = unknown_elements(members[0], prediction.elements)
     if unknown:
         warn(not_trained_on(unknown))
+    if prediction.n_in_parts:
+        warn(in_parts(prediction.n_in_parts))
     if prediction.failures:
         reasons = list(prediction.failures.values())[:_SHOWN]
         warn(

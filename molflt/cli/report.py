@@ -66,7 +66,10 @@ def training_report(run_dir: Path, config: TrainConfig) -> Path:
 
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
-    sets = [replace(evaluate(members, path, device), name=name) for name, path in config.data.val.items()]
+    sets = [
+        replace(evaluate(members, path, device, on_bad=config.data.on_bad), name=name)
+        for name, path in config.data.val.items()
+    ]
     report = run_dir / "report.html"
     evaluation_report(report, members[0], sets, members[0].path.parent)
     return report

@@ -45,8 +45,8 @@ def train_command(
 
         wait_for_the_first()
         raise InputError(f"in a process that is not the first: {error}") from error
-    except ConnectionError as error:
-        raise ConnectionError(f"{error}; repeat the command with --resume auto (run directory {out})") from error
+    except (ConnectionError, ChildProcessError) as error:
+        raise type(error)(f"{error}; repeat the command with --resume auto (run directory {out})") from error
     except OSError as error:
         if out.is_dir():
             error.add_note(f"then repeat the command with --resume auto (run directory {out})")

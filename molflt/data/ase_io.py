@@ -9,7 +9,7 @@ import sqlite3
 import warnings
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import quote
@@ -167,7 +167,10 @@ def ase_format(path: Path) -> str | None:
 
 
 def read_ase(
-    path: str | os.PathLike[str], tags: TagConvention = "auto", labels: LabelSpec | None = None
+    path: str | os.PathLike[str],
+    tags: TagConvention = "auto",
+    labels: LabelSpec | None = None,
+    bad: dict[int, InputError] | None = None,
 ) -> list[Data]:
     """Read every frame of a file.
 
@@ -176,12 +179,13 @@ def read_ase(
             traj, db or json.
         tags: see ``from_atoms``.
         labels: see ``from_atoms``.
+        bad: gets what is wrong with frames that cannot be used, by their places; None: they are refused.
 
     Returns:
         The structures, named ``PATH#FRAME``.
 
     Raises:
-        InputError: a format that is not on the list, or a file or frame that cannot be read.
+        InputError: a format that is not on the list, a file that cannot be read, or a frame that cannot be used.
     """
     file = Path(path)
     form = ase_format(file)
@@ -197,8 +201,8 @@ def read_ase(
         raise InputError(f"{file}: the file is empty")
     structures: list[Data] = []
     frames = track(_frames(file, form), f"reading {file.name}")
-    while True:
-        name = f"{file}#{len(structures)}"
+    for index in count():
+        name = f"{file}#{index}"
         try:
             with warnings.catch_warnings():
                 # remarks on details of a format; what matters here is checked below
@@ -212,8 +216,13 @@ def read_ase(
             raise InputError(f"{name}: cannot be read as {form}: {reason[:400]}") from error
         if atoms is None:
             break
-        structures.append(from_atoms(atoms, name, tags, labels))
-    if not structures:
+        try:
+            structures.append(from_atoms(atoms, name, tags, labels))
+        except InputError as error:
+            if bad is None:
+                raise
+            bad[index] = error
+    if not structures and not bad:
         raise InputError(f"{file}: holds no structures")
     return structures
 

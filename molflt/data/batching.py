@@ -185,6 +185,13 @@ def collate(structures: Sequence[Data]) -> Batch:
     return Batch.from_data_list(list(structures), exclude_keys=sorted(partial))
 
 
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """The first and the second half of a batch of two structures or more, in its order and on its device."""
+    structures = batch.to_data_list()
+    middle = len(structures) // 2
+    return collate(structures[:middle]), collate(structures[middle:])
+
+
 class StructureCollater:
     """``collate_fn`` of a DataLoader: neighbour lists, made in the worker, then one batch.
 

@@ -14,10 +14,10 @@ from molflt import vocabulary
 from molflt.data.ase_io import TagConvention, from_atoms
 from molflt.data.rdkit_io import from_any_mol
 from molflt.data.sources import ListDataset, StructureDataset, resolve_inputs
-from molflt.errors import InputError
+from molflt.errors import InputError, OnBad
 
 
-def structures_of(entry: Any, name: str, tags: TagConvention = "auto") -> StructureDataset:
+def structures_of(entry: Any, name: str, tags: TagConvention = "auto", on_bad: OnBad = "stop") -> StructureDataset:
     """Structures of one entry of a list of mixed things.
 
     Args:
@@ -26,12 +26,14 @@ def structures_of(entry: Any, name: str, tags: TagConvention = "auto") -> Struct
             several structures.
         name: of what has no name of its own.
         tags: see :func:`molflt.data.ase_io.from_atoms`.
+        on_bad: what happens to a path with a structure that cannot be used, see
+            :func:`molflt.data.sources.open_dataset`.
 
     Raises:
         InputError: nothing that molflt reads, or it cannot be read.
     """
     if isinstance(entry, str | os.PathLike):
-        return resolve_inputs([os.fspath(entry)], tags)
+        return resolve_inputs([os.fspath(entry)], tags, on_bad=on_bad)
     if isinstance(entry, Atoms):
         return ListDataset([from_atoms(entry, name, tags)])
     if isinstance(entry, Chem.Mol):

@@ -35,14 +35,16 @@ class LmdbDataset:
     Args:
         path: an LMDB file, a folder-style LMDB (holding ``data.mdb``), or a folder of ``*.lmdb``.
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
+        strict: whether a record that does not say how many atoms it has makes ``n_atoms`` fail; otherwise it counts
+            as one.
 
     Raises:
         InputError: nothing there, not an LMDB, empty, cut short; on access: a missing or unreadable record.
     """
 
-    def __init__(self, path: str | os.PathLike[str], labels: LabelSpec | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], labels: LabelSpec | None = None, strict: bool = True) -> None:
         self.path = Path(path)
-        self._shards = [_Shard(shard, labels) for shard in shard_paths(self.path)]
+        self._shards = [_Shard(shard, labels, strict) for shard in shard_paths(self.path)]
         self._ends = list(accumulate(len(shard) for shard in self._shards))
         self._n_atoms: np.ndarray | None = None
 
@@ -91,8 +93,9 @@ def shard_paths(path: Path) -> list[Path]:
 class _Shard:
     """One LMDB database."""
 
-    def __init__(self, path: Path, labels: LabelSpec | None) -> None:
+    def __init__(self, path: Path, labels: LabelSpec | None, strict: bool) -> None:
         self.path = path
+        self._strict = strict
         self._labels = labels
         own = () if labels is None else filter(None, (labels.label, labels.force_label))
         self._wanted = RECORD_KEYS.union(own)
@@ -135,6 +138,14 @@ class _Shard:
         return where, raw
 
     def _count(self, index: int) -> int:
+        try:
+            return self._stored_count(index)
+        except InputError:
+            if self._strict:
+                raise
+        return 1
+
+    def _stored_count(self, index: int) -> int:
         where, raw = self._raw(index)
         record = load_record(raw, where, only=("natoms",))
         if not record:

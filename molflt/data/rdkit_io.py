@@ -109,8 +109,12 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None) -> Data:
     return make_data(fields, name, name, texts)
 
 
-def read_sdf(path: str | os.PathLike[str], labels: LabelSpec | None = None) -> list[Data]:
+def read_sdf(
+    path: str | os.PathLike[str], labels: LabelSpec | None = None, bad: dict[int, InputError] | None = None
+) -> list[Data]:
     """Read every molecule of an SDF or MOL file, with the positions it has, named ``PATH#INDEX``.
+
+    ``bad`` gets what is wrong with molecules that cannot be used, by their places; None: they are refused.
 
     Raises:
         InputError: no such file, no molecules, or a molecule that cannot be read.
@@ -119,21 +123,32 @@ def read_sdf(path: str | os.PathLike[str], labels: LabelSpec | None = None) -> l
     structures: list[Data] = []
     with _captured() as said, file.open("rb") as stream:
         supplier = Chem.ForwardSDMolSupplier(stream, sanitize=False, removeHs=False)
-        for mol in supplier:
-            name = f"{file}#{len(structures)}"
-            if mol is None:
-                raise InputError(f"{name}: not a readable molecule block{_because(said())}")
-            structures.append(from_mol(mol, name, labels))
-    if not structures:
+        for index, mol in enumerate(supplier):
+            name = f"{file}#{index}"
+            try:
+                if mol is None:
+                    raise InputError(f"{name}: not a readable molecule block{_because(said())}")
+                structures.append(from_mol(mol, name, labels))
+            except InputError as error:
+                if bad is None:
+                    raise
+                bad[index] = error
+    if not structures and not bad:
         raise InputError(f"{file}: holds no molecules")
     return structures
 
 
-def read_smiles_file(path: str | os.PathLike[str], labels: LabelSpec | None = None, seed: int = 0) -> list[Data]:
+def read_smiles_file(
+    path: str | os.PathLike[str],
+    labels: LabelSpec | None = None,
+    seed: int = 0,
+    bad: dict[int, InputError] | None = None,
+) -> list[Data]:
     """Read a ``.smi`` file (a SMILES and perhaps a title on each line) or a ``.csv`` with a column ``smiles``.
 
     Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels, or the one that ``labels`` names.
-    Structures are named ``PATH#INDEX``.
+    Structures are named ``PATH#INDEX``. ``bad`` gets what is wrong with molecules that cannot be used, by their
+    places; None: they are refused.
 
     Raises:
         InputError: no such file, no such column, no molecules, or a line that is not a SMILES.
@@ -148,10 +163,15 @@ def read_smiles_file(path: str | os.PathLike[str], labels: LabelSpec | None = No
     structures = []
     for index, (smiles, columns) in enumerate(track(rows, f"conformers of {file.name}", total=len(rows))):
         name = f"{file}#{index}"
-        mol = _with_conformer(_parse(smiles, name), name, seed)
-        for column, text in columns.items():
-            mol.SetProp(column, text)
-        structures.append(from_mol(mol, name, labels))
+        try:
+            mol = _with_conformer(_parse(smiles, name), name, seed)
+            for column, text in columns.items():
+                mol.SetProp(column, text)
+            structures.append(from_mol(mol, name, labels))
+        except InputError as error:
+            if bad is None:
+                raise
+            bad[index] = error
     return structures
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from molflt.data.ase_io import TagConvention, ase_format, read_ase
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_smiles, read_sdf, read_smiles_file
-from molflt.errors import InputError
+from molflt.errors import InputError, OnBad
 
 _SDF, _SMILES = (".sdf", ".mol"), (".smi", ".csv")
 STANDARD_INPUT = "-"
@@ -47,20 +47,32 @@ class StructureDataset(Protocol):
 
 
 class ListDataset:
-    """Structures held in memory."""
+    """Structures held in memory.
 
-    def __init__(self, structures: Iterable[Data]) -> None:
-        self._structures = list(structures)
-        self._n_atoms = np.array([int(s.num_nodes) for s in self._structures], dtype=np.int64)
+    Args:
+        structures: those that can be used.
+        bad: what is wrong with the others, by their places among all: it is raised when they are asked for, and they
+            count as one atom.
+    """
+
+    def __init__(self, structures: Iterable[Data], bad: Mapping[int, InputError] | None = None) -> None:
+        self._structures: list[Data | InputError] = list(structures)
+        for place in sorted(bad or {}):
+            self._structures.insert(place, (bad or {})[place])
+        sizes = (1 if isinstance(s, InputError) else int(s.num_nodes) for s in self._structures)
+        self._n_atoms = np.fromiter(sizes, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._structures)
 
     def __getitem__(self, index: int) -> Data:
-        return self._structures[index]
+        structure = self._structures[index]
+        if isinstance(structure, InputError):
+            raise InputError(str(structure)) from structure
+        return structure
 
     def __iter__(self) -> Iterator[Data]:
-        return iter(self._structures)
+        return (self[k] for k in range(len(self)))
 
     @property
     def n_atoms(self) -> np.ndarray:
@@ -131,7 +143,10 @@ def subset(dataset: StructureDataset, indices: Iterable[int]) -> SubsetDataset:
 
 
 def open_dataset(
-    path: str | os.PathLike[str], tags: TagConvention = "auto", labels: LabelSpec | None = None
+    path: str | os.PathLike[str],
+    tags: TagConvention = "auto",
+    labels: LabelSpec | None = None,
+    on_bad: OnBad = "stop",
 ) -> StructureDataset:
     """Open whatever a path holds.
 
@@ -141,34 +156,40 @@ def open_dataset(
             (extended) xyz or lines of SMILES.
         tags: how to understand the tags of files read through ASE, see ``ase_io.from_atoms``.
         labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
+        on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
+            is wrong with it is raised when it is asked for.
 
     Raises:
         InputError: nothing there, a kind of file that is not read, or damaged content.
     """
+    bad: dict[int, InputError] | None = {} if on_bad == "skip" else None
     if os.fspath(path) == STANDARD_INPUT:
-        return ListDataset(_read_standard_input(tags, labels))
+        return ListDataset(_read_standard_input(tags, labels, bad), bad)
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
         if (source / "data.mdb").is_file() or any(source.glob("*.lmdb")):
-            return LmdbDataset(source, labels)
+            return LmdbDataset(source, labels, strict=on_bad == "stop")
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
         if not files:
             raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
-        return ConcatDataset([open_dataset(file, tags, labels) for file in files])
+        return ConcatDataset([open_dataset(file, tags, labels, on_bad) for file in files])
     suffix = source.suffix.lower()
     if suffix in (".lmdb", ".mdb"):
-        return LmdbDataset(source, labels)
+        return LmdbDataset(source, labels, strict=on_bad == "stop")
     if suffix in _SDF:
-        return ListDataset(read_sdf(source, labels))
+        return ListDataset(read_sdf(source, labels, bad), bad)
     if suffix in _SMILES:
-        return ListDataset(read_smiles_file(source, labels))
-    return ListDataset(read_ase(source, tags, labels))
+        return ListDataset(read_smiles_file(source, labels, bad=bad), bad)
+    return ListDataset(read_ase(source, tags, labels, bad), bad)
 
 
 def resolve_inputs(
-    inputs: Sequence[str], tags: TagConvention = "auto", labels: LabelSpec | None = None
+    inputs: Sequence[str],
+    tags: TagConvention = "auto",
+    labels: LabelSpec | None = None,
+    on_bad: OnBad = "stop",
 ) -> StructureDataset:
     """Structures of several inputs.
 
@@ -177,6 +198,7 @@ def resolve_inputs(
             path.
         tags: see ``open_dataset``.
         labels: see ``open_dataset``.
+        on_bad: see ``open_dataset``.
 
     Returns:
         All structures in the order of the inputs, named ``PATH#INDEX`` or by their SMILES; records that carry a
@@ -190,9 +212,9 @@ def resolve_inputs(
     datasets: list[StructureDataset] = []
     for text in inputs:
         if os.path.exists(text) or text == STANDARD_INPUT:
-            datasets.append(open_dataset(text, tags, labels))
+            datasets.append(open_dataset(text, tags, labels, on_bad))
         elif matches := sorted(glob.glob(text, recursive=True)):
-            datasets.extend(open_dataset(match, tags, labels) for match in matches)
+            datasets.extend(open_dataset(match, tags, labels, on_bad) for match in matches)
         else:
             try:
                 datasets.append(ListDataset([from_smiles(text)]))
@@ -238,7 +260,9 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def _read_standard_input(tags: TagConvention, labels: LabelSpec | None) -> list[Data]:
+def _read_standard_input(
+    tags: TagConvention, labels: LabelSpec | None, bad: dict[int, InputError] | None
+) -> list[Data]:
     text = sys.stdin.read()
     lines = text.split("\n", 1)
     if not text.strip():
@@ -249,11 +273,16 @@ def _read_standard_input(tags: TagConvention, labels: LabelSpec | None) -> list[
         file = Path(folder) / f"standard_input{suffix}"
         file.write_text(text)
         try:
-            structures = read_ase(file, tags, labels) if suffix == ".extxyz" else read_smiles_file(file, labels)
+            if suffix == ".extxyz":
+                structures = read_ase(file, tags, labels, bad)
+            else:
+                structures = read_smiles_file(file, labels, bad=bad)
         except InputError as error:
             raise InputError(str(error).replace(str(file), "standard input ")) from error
-    for k, structure in enumerate(structures):
-        structure.name = f"{STANDARD_INPUT}#{k}"
+    for structure in structures:
+        structure.name = structure.name.replace(str(file), STANDARD_INPUT)
+    for place, reason in (bad or {}).items():
+        (bad or {})[place] = InputError(str(reason).replace(str(file), "standard input "))
     return structures
 
 

@@ -24,6 +24,7 @@ from molflt.prediction.predictor import (
     DEFAULT_MAX_ATOMS,
     OnError,
     choose_device,
+    in_parts,
     not_trained_on,
     predict,
     unknown_elements,
@@ -133,7 +134,7 @@ class Model:
         datasets: list[tuple[int, StructureDataset]] = []
         for index, entry in enumerate(entries):
             try:
-                datasets.append((index, structures_of(entry, f"entry {index}", tags)))
+                datasets.append((index, structures_of(entry, f"entry {index}", tags, on_bad="skip")))
             except InputError as error:
                 failures[index] = str(error)
         # The entry of every structure, and where its energy goes: a bad entry keeps one place.
@@ -151,6 +152,8 @@ class Model:
             if prediction.std is not None:
                 std[readable] = prediction.std
             self._warn_of_unknown(elements)
+            if prediction.n_in_parts:
+                warnings.warn(in_parts(prediction.n_in_parts), stacklevel=2)
         if failures:
             _report(failures, len(entries), on_error)
         return (energies, std) if return_std else energies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
+from molflt.memory import does_not_fit, fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
@@ -40,6 +41,7 @@ class Prediction:
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
         ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
         elements: atomic numbers seen.
+        n_in_parts: batches that did not fit into memory and were computed in parts.
     """
 
     energies: np.ndarray
@@ -50,11 +52,24 @@ class Prediction:
     forces: list[np.ndarray] | None = None
     ids: list[str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
+    n_in_parts: int = 0
 
     @property
     def far_field(self) -> str:
         """``contractions`` in words: "lattice, quadratic (300 structures)"."""
         return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
+
+    def of(self, places: Sequence[int]) -> Prediction:
+        """The predictions of some of the structures, none of which failed."""
+        return replace(
+            self,
+            energies=self.energies[places],
+            names=[self.names[k] for k in places],
+            std=None if self.std is None else self.std[places],
+            failures={},
+            forces=None if self.forces is None else [self.forces[k] for k in places],
+            ids=[self.ids[k] for k in places],
+        )
 
 
 def joined(parts: Iterable[Prediction]) -> Prediction:
@@ -67,6 +82,7 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.ids += part.ids
         whole.contractions += part.contractions
         whole.elements |= part.elements
+        whole.n_in_parts += part.n_in_parts
     if parts and all(part.std is not None for part in parts):
         whole.std = np.concatenate([part.std for part in parts if part.std is not None])
     if parts and all(part.forces is not None for part in parts):
@@ -118,6 +134,11 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
 def not_trained_on(unknown: list[str]) -> str:
     """The warning about energies of such elements."""
     return f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little"
+
+
+def in_parts(n: int) -> str:
+    """The warning about batches that did not fit into memory as a whole."""
+    return f"out of memory with {n} whole batch{'es' * (n != 1)}: computed in parts; a smaller max_atoms is faster"
 
 
 def predict(
@@ -216,24 +237,25 @@ def _predict_batch(
             usable.append((position, data))
         except InputError as error:
             fail(position, error)
-    if usable:
-        kept, structures = [position for position, _ in usable], [data for _, data in usable]
-        batch = collate(structures).to(device)
-        sizes = [int(data.num_nodes) for data in structures]
-        mean_forces = torch.zeros((sum(sizes), 3), dtype=torch.float64, device=device)
-        for k, model in enumerate(models):
-            if forces:
-                derived = derivatives(model, batch)
-                output = derived.output
-                mean_forces += derived.forces / len(models)
-            else:
-                output = model(batch)
-            energies[k, kept] = output.energy.detach().cpu().numpy()
-        if found.forces is not None:
-            for position, part in zip(kept, mean_forces.split(sizes), strict=True):
-                found.forces[position] = part.cpu().numpy()
-        found.contractions.update(str(contraction) for contraction in output.contractions)
-        found.elements.update(batch.atomic_numbers.unique().tolist())
+    # Parts of the batch, smaller and smaller where they do not fit into memory.
+    waiting = [usable] if usable else []
+    while waiting:
+        part = waiting.pop(0)
+        kept, structures = [position for position, _ in part], [data for _, data in part]
+        computed = fitting(lambda structures=structures: _compute(models, structures, device, forces))  # type: ignore[misc]
+        if computed is None and len(part) == 1:
+            fail(kept[0], InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes))))
+        elif computed is None:
+            found.n_in_parts = 1
+            middle = len(part) // 2
+            waiting[:0] = [part[:middle], part[middle:]]
+        else:
+            energies[:, kept], contractions, parts = computed[0]
+            for position, part_forces in zip(kept, parts, strict=False):
+                assert found.forces is not None
+                found.forces[position] = part_forces
+            found.contractions.update(contractions)
+            found.elements.update(*(data.atomic_numbers.tolist() for data in structures))
     for position in np.flatnonzero(~np.isfinite(energies).all(axis=0)).tolist():
         if position not in found.failures:
             energies[:, position] = np.nan
@@ -242,6 +264,26 @@ def _predict_batch(
     found.energies = energies.mean(axis=0)
     found.std = energies.std(axis=0, ddof=1) if len(models) > 1 else None
     return found
+
+
+def _compute(
+    models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, forces: bool
+) -> tuple[np.ndarray, list[str], list[np.ndarray]]:
+    """(n_models, n_structures) energies, the contractions, and the mean forces of every structure if wanted."""
+    batch = collate(structures).to(device)
+    sizes = [int(data.num_nodes) for data in structures]
+    energies = np.empty((len(models), len(structures)))
+    mean_forces = torch.zeros((sum(sizes), 3), dtype=torch.float64, device=device)
+    for k, model in enumerate(models):
+        if forces:
+            derived = derivatives(model, batch)
+            output = derived.output
+            mean_forces += derived.forces / len(models)
+        else:
+            output = model(batch)
+        energies[k] = output.energy.detach().cpu().numpy()
+    parts = [part.cpu().numpy() for part in mean_forces.split(sizes)] if forces else []
+    return energies, [str(contraction) for contraction in output.contractions], parts
 
 
 def why_no_forces(target: str) -> str | None:

@@ -12,11 +12,12 @@ from ase import Atoms
 
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, open_dataset
-from molflt.errors import InputError
+from molflt.errors import InputError, OnBad
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict
 from molflt.training.config_file import resolve_path
 from molflt.training.datasets import labels
+from molflt.training.screening import Screening
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,11 @@ def describe(evaluated: EvaluatedSet) -> DescribedSet:
 
 
 def evaluate(
-    members: Sequence[LoadedModel], data: str, device: torch.device | str = "cpu", max_atoms: int = DEFAULT_MAX_ATOMS
+    members: Sequence[LoadedModel],
+    data: str,
+    device: torch.device | str = "cpu",
+    max_atoms: int = DEFAULT_MAX_ATOMS,
+    on_bad: OnBad = "stop",
 ) -> EvaluatedSet:
     """Predict a labelled set.
 
@@ -126,13 +131,14 @@ def evaluate(
         data: anything :func:`molflt.data.sources.open_dataset` opens, or ``bundled:NAME``.
         device: where to compute.
         max_atoms: atoms per batch; bounds memory, changes no result.
+        on_bad: ``skip`` leaves out structures that cannot be used.
 
     Raises:
         InputError: the data cannot be read, or structures have no label.
     """
     spec = members[0].metadata.label_spec
     path = resolve_path(data)
-    structures = open_dataset(path, labels=spec)
-    expected = labels(structures, spec, data)
+    screening = Screening(open_dataset(path, labels=spec, on_bad=on_bad), spec, data, on_bad=on_bad)
+    expected, structures = labels(screening), screening.usable
     prediction, _ = predict(members, structures, device, max_atoms)
     return EvaluatedSet(path.stem, data, structures, expected, prediction.energies, prediction.std)

@@ -14,6 +14,7 @@ from molflt.attention.config import ATTENTION_PRESETS, RANDOM_FEATURES, Attentio
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, library_versions
 from molflt.training.config_file import load_config, to_yaml
+from molflt.training.screening import SKIPPED
 
 
 def summary(loaded: LoadedModel) -> list[tuple[str, str]]:
@@ -21,7 +22,10 @@ def summary(loaded: LoadedModel) -> list[tuple[str, str]]:
     metadata, config = loaded.metadata, loaded.model.config
     recycles = f", applied {config.n_recycles} times" if config.n_recycles > 1 else ""
     data = metadata.training_data
+    skipped = Path(loaded.path).parent / SKIPPED
+    left_out = [("left out of its data", f"structures that cannot be used, listed in {SKIPPED}")]
     return [
+        *(left_out if skipped.is_file() else []),
         ("target", f"{metadata.target}, eV"),
         ("attention", attention_in_words(config.attention)),
         ("size", f"{config.n_layers} layers{recycles}, {config.n_heads} heads, width {config.dim}"),

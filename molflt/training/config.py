@@ -8,6 +8,7 @@ from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from molflt.data.labels import EnergyUnit, ForceUnit, LabelSpec, Per, Target, parse_force_unit
+from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
 from molflt.vocabulary import DIFFERENTIABLE
@@ -42,6 +43,11 @@ class DataConfig(BaseModel):
         None, description="energy of each element's free atom, in data.unit; null: fitted where references are used"
     )
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
+    on_bad: OnBad = Field(
+        "stop",
+        description="a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, or skip it; "
+        "skipped.csv in the run folder tells which",
+    )
     num_workers: int = Field(0, ge=0, description="loader processes; sets that fit are cached and need none")
 
     @field_validator("val", mode="before")

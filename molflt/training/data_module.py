@@ -14,6 +14,7 @@ from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import resolve_path
 from molflt.training.datasets import NoisyDataset, PreparedDataset, labels, read_training_set
+from molflt.training.screening import Screening
 
 NOISY_NODES_FROM = 10_000
 """Structures from which on ``noisy_nodes: auto`` is on."""
@@ -29,6 +30,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         training_set: what the training structures and their labels are like.
         forces: whether forces are learnt.
         noisy: whether training inputs are noised.
+        skipped: what cannot be used and was left out, by the name of the set.
         mad: mean absolute deviation of the labels, eV, by validation split.
 
     Raises:
@@ -42,18 +44,23 @@ class EnergyDataModule(lightning.LightningDataModule):
         self.train_path = resolve_path(data.train)
         spec = data.labels()
         self.forces = config.loss.force_weight > 0
-        self.train_structures: StructureDataset = open_dataset(self.train_path, labels=spec)
-        self.val_structures = {name: open_dataset(resolve_path(path), labels=spec) for name, path in data.val.items()}
         kind = data.standardise
         if kind == "auto":
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
-        self.training_set = read_training_set(
-            self.train_structures, spec, kind, data.train, self.forces, data.references
-        )
-        self.mad = {}
-        for name, structures in self.val_structures.items():
-            values = labels(structures, spec, data.val[name], self.forces)
+
+        def screening(path: str) -> Screening:
+            structures = open_dataset(resolve_path(path), labels=spec, on_bad=data.on_bad)
+            return Screening(structures, spec, path, self.forces, data.on_bad)
+
+        training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}
+        self.training_set = read_training_set(training, kind, data.references)
+        self.train_structures = training.usable
+        self.mad, self.val_structures = {}, {}
+        for name, screened in validation.items():
+            values = labels(screened)
             self.mad[name] = float(np.abs(values - values.mean()).mean())
+            self.val_structures[name] = screened.usable
+        self.skipped = {name: screened.skipped for name, screened in {"train": training, **validation}.items()}
         auto = config.loss.noisy_nodes == "auto"
         wanted = len(self.train_structures) >= NOISY_NODES_FROM if auto else bool(config.loss.noisy_nodes)
         if config.loss.noisy_nodes is True and not self.training_set.relaxed:

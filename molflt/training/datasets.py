@@ -12,12 +12,12 @@ import torch
 from ase.data import atomic_numbers, chemical_symbols
 from torch.utils.data import Dataset
 
-from molflt.data.labels import STORED, LabelSpec
+from molflt.data.labels import LabelSpec
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.progress import track
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics
+from molflt.training.screening import Screening
 from molflt.vocabulary import LABELS, MAX_ATOMIC_NUMBER
 
 CACHED_ATOMS = 300_000
@@ -139,37 +139,24 @@ class TrainingSet:
 
 
 def read_training_set(
-    structures: StructureDataset,
-    labels: LabelSpec,
-    kind: StandardiserKind,
-    source: str,
-    forces: bool = False,
-    references: dict[str, float] | None = None,
+    screening: Screening, kind: StandardiserKind, references: dict[str, float] | None = None
 ) -> TrainingSet:
     """One pass over a training set.
 
     Args:
-        structures: read with ``labels``.
-        labels: which label is learnt.
+        screening: the structures, of which it is the pass.
         kind: of standardisation.
-        source: where the structures are from, for messages.
-        forces: whether every structure needs forces.
         references: given reference energies, in the unit of the label; None fits them for kind ``element``.
 
     Raises:
-        InputError: structures without the label or forces, with their count and the first names; elements without
-            a given reference energy.
+        InputError: from the screening; elements without a given reference energy.
     """
-    target = labels.target
+    target = screening.labels.target
     energies, compositions = [], []
-    missing = _Missing(labels, source)
     square, count, relaxed, isolated = 0.0, 0, True, True
     force_square, force_count = 0.0, 0
-    for data in track((structures[i] for i in range(len(structures))), "reading labels", len(structures)):
-        missing.look(data, forces)
-        if target not in data:
-            continue
-        if forces and "forces" in data:
+    for data in screening:
+        if screening.forces:
             free_forces = data.forces[~data.fixed]
             force_square += float((free_forces * free_forces).sum())
             force_count += free_forces.numel()
@@ -182,11 +169,12 @@ def read_training_set(
             count += free.numel()
         else:
             relaxed = False
-    missing.refuse()
     composition = torch.stack(compositions)
     elements = torch.nonzero(composition.sum(dim=0)).squeeze(1).tolist()
     squared_displacement = square / count if relaxed and count else 0.0
-    given = None if references is None else _given_references(references, elements, labels, source)
+    given = (
+        None if references is None else _given_references(references, elements, screening.labels, screening.source)
+    )
     statistics = fit_statistics(
         kind, torch.tensor(energies, dtype=torch.float64), composition, squared_displacement, given
     )
@@ -195,60 +183,13 @@ def read_training_set(
     return TrainingSet(statistics, elements, relaxed, force_std or 1.0, mean_n_atoms, isolated)
 
 
-def labels(structures: StructureDataset, spec: LabelSpec, source: str, forces: bool = False) -> np.ndarray:
-    """(n_structures,) eV: the label of every structure.
-
-    Args:
-        structures: read with ``spec``.
-        spec: which label.
-        source: where the structures are from, for messages.
-        forces: whether every structure needs forces as well.
+def labels(screening: Screening) -> np.ndarray:
+    """(n_structures,) eV: the label of every structure that can be used, in a pass over the set.
 
     Raises:
-        InputError: structures without it, with their count and the first names.
+        InputError: from the screening.
     """
-    read = track((structures[i] for i in range(len(structures))), "reading labels", len(structures))
-    found, missing = [], _Missing(spec, source)
-    for structure in read:
-        missing.look(structure, forces)
-        found.append(float(structure[spec.target]) if spec.target in structure else np.nan)
-    missing.refuse()
-    return np.asarray(found, dtype=np.float64)
-
-
-class _Missing:
-    """Structures without what they need, collected for one message."""
-
-    def __init__(self, labels: LabelSpec, source: str) -> None:
-        self.labels, self.source = labels, source
-        self.n = 0
-        self.unlabelled: list[str] = []
-        self.forceless: list[str] = []
-        self.stored = ""
-
-    def look(self, data: Any, forces: bool) -> None:
-        self.n += 1
-        if self.labels.target not in data:
-            self.unlabelled.append(data.name)
-            self.stored = self.stored or data.get(STORED, "")
-        elif forces and "forces" not in data:
-            self.forceless.append(data.name)
-
-    def refuse(self) -> None:
-        """Raise InputError if anything is missing."""
-        if self.unlabelled:
-            stored = f" Stored with {self.unlabelled[0]}: {self.stored}." if self.stored else ""
-            raise InputError(
-                f"{self.source}: {len(self.unlabelled)} of {self.n} structures have no label '{self.labels.name}' "
-                f"(first: {', '.join(self.unlabelled[:3])}).{stored} Name the label that is there (data.label; "
-                "for evaluate --label), choose another data.target, or remove them"
-            )
-        if self.forceless:
-            raise InputError(
-                f"{self.source}: {len(self.forceless)} of {self.n} structures have no forces "
-                f"(first: {', '.join(self.forceless[:3])}). Name them (data.force_label), leave them out of the loss "
-                "(loss.force_weight=0), or remove the structures"
-            )
+    return np.array([float(data[screening.labels.target]) for data in screening], dtype=np.float64)
 
 
 def _given_references(

@@ -19,7 +19,7 @@ from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.training.bad_batches import FILE as BAD
 from molflt.training.bad_batches import forget_from
 from molflt.training.epoch_bar import EpochBar
-from molflt.training.task import EnergyTask, diverged
+from molflt.training.task import EXPLODING, EnergyTask, diverged
 
 HEARTBEAT_SECONDS = 30.0
 
@@ -62,6 +62,7 @@ class RunRecorder(Callback):
         self._n_epochs = 0
         self._records: list[dict[str, Any]] = []
         self._validated = False
+        self._said_in_parts = False
         self._last_sign = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,6 +133,7 @@ class RunRecorder(Callback):
             self._last_sign = time.monotonic()
             total, loss = trainer.num_training_batches, float(outputs["loss"])
             self.say(f"epoch {trainer.current_epoch + 1}: batch {batch_idx + 1} of {total}, loss {loss:.4f}")
+        self._say_in_parts(pl_module)
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.check_val_every_n_epoch = 1
             trainer.should_stop = True
@@ -148,6 +150,14 @@ class RunRecorder(Callback):
                 f"{pl_module.n_left_out} batches left out, their loss or gradient no number: {self.run_dir / BAD}"
             )
             pl_module.n_left_out = 0
+        if 2 * pl_module.n_exploding > pl_module.n_steps:
+            self.say(
+                f"gradients explode: longer than {EXPLODING:g} times optimiser.clip_norm in {pl_module.n_exploding} "
+                f"of {pl_module.n_steps} steps of epoch {trainer.current_epoch + 1}; if errors do not fall, lower "
+                "optimiser.lr, or raise optimiser.warmup_steps or optimiser.clip_norm"
+            )
+        pl_module.n_steps = pl_module.n_exploding = 0
+        self._say_in_parts(pl_module)
         if not self._validated:
             return
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | pl_module.validated
@@ -203,6 +213,15 @@ class RunRecorder(Callback):
             f"{path}: {reason}, and this run does not write it again; start again with another '--out', or remove "
             f"{self.run_dir} and start again"
         )
+
+    def _say_in_parts(self, task: lightning.LightningModule) -> None:
+        assert isinstance(task, EnergyTask)
+        if task.n_in_parts and not self._said_in_parts:
+            self._said_in_parts = True
+            self.say(
+                "out of memory with a whole batch: such batches are computed in parts, with the same gradient but "
+                "more slowly; a smaller data.max_atoms avoids that"
+            )
 
     def _out_of_patience(self) -> bool:
         return 0 < self.patience <= self.without_improvement

@@ -33,9 +33,11 @@ from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.epoch_bar import EpochBar
+from molflt.training.loaders import losing_no_loader
 from molflt.training.processes import check_processes, cluster_plugins, losing_no_process
 from molflt.training.rank import is_first_process
 from molflt.training.recorder import RunRecorder
+from molflt.training.screening import write_skipped
 from molflt.training.task import EnergyTask
 
 CONFIG = "config.yaml"
@@ -82,6 +84,7 @@ def train(
         InputError: unusable data, a run directory that holds another run, a loss that is no number any more, or
             another number of processes than is configured.
         ConnectionError: another process of the run has ended; the run can be resumed.
+        ChildProcessError: a loader process was killed; the run can be resumed.
         KeyboardInterrupt: Ctrl-C; the run can be resumed.
     """
     check_processes(config.trainer)
@@ -150,7 +153,13 @@ def _train(
             run_dir.mkdir(parents=True)
             until_the_end.enter_context(alone(run_dir, _OCCUPIED))
         write_config(run_dir, config)
-    with _interrupts(trainer), losing_no_process(config.trainer.devices * config.trainer.num_nodes):
+        if skipped := write_skipped(run_dir, data.skipped):
+            say(skipped)
+    with (
+        _interrupts(trainer),
+        losing_no_loader(),
+        losing_no_process(config.trainer.devices * config.trainer.num_nodes),
+    ):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:
         recorder.check_models()

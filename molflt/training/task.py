@@ -15,13 +15,19 @@ from torch.optim import Optimizer
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
 
 from molflt.errors import InputError
+from molflt.memory import fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel, ModelOutput
 from molflt.prediction.metrics import EWT_THRESHOLD
 from molflt.training.bad_batches import MOST_IN_A_ROW, record_bad_batch
 from molflt.training.config import TrainConfig
 from molflt.training.datasets import TrainingSet
+from molflt.training.parameter_groups import parameter_groups
+from molflt.training.parts import StepLoss, loss_in_parts, split
 from molflt.training.schedule import auxiliary_weight, learning_rate_factor, move_averages
+
+EXPLODING = 10.0
+"""A gradient longer than so many times ``optimiser.clip_norm`` is a sign of a learning rate that is too high."""
 
 
 class EnergyTask(lightning.LightningModule):
@@ -36,6 +42,9 @@ class EnergyTask(lightning.LightningModule):
     Attributes:
         validated: metrics of the last validation in double precision, in which loggers do not keep them.
         n_left_out: batches that were left out because their loss or gradient was no number.
+        n_steps, n_exploding: steps with a clipped gradient in this epoch, and those of them whose gradient was longer
+            than :data:`EXPLODING` times the clip.
+        n_in_parts: batches that did not fit into memory and were computed in parts.
     """
 
     def __init__(
@@ -47,10 +56,11 @@ class EnergyTask(lightning.LightningModule):
         self.forces = config.loss.force_weight > 0
         self.model = model
         self.validated: dict[str, float] = {}
-        self.n_left_out = 0
+        self.n_left_out = self.n_in_parts = 0
+        self.n_steps = self.n_exploding = 0
         self._in_a_row = 0
         self._left_out = False
-        self._last: tuple[Any, Tensor]
+        self._last: tuple[Any, Tensor, tuple[float, float]]
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
             self.average = copy.deepcopy(model).requires_grad_(False)
@@ -89,10 +99,26 @@ class EnergyTask(lightning.LightningModule):
         Raises:
             InputError: the loss is no number.
         """
+        counts = self._mean_counts(batch)
+        whole = fitting(lambda: self._loss(batch, counts))
+        found = whole[0] if whole else self._in_parts(batch, counts)
+        logged = {**found.logged, "loss": found.loss.detach()}
+        values = self._mean_over_ranks(torch.stack([value.to(torch.float64) for value in logged.values()]))
+        self._last = batch, found.energy, counts
+        # The same number on all ranks, which thus stop together: one alone would leave the others waiting.
+        if not torch.isfinite(values[-1]):
+            self._leave_out("the loss", float(values[-1]))
+            return None
+        for name, value in zip(logged, values, strict=True):
+            # The mean over an epoch counts structures, of which all ranks together had so many.
+            self._log(f"train/{name}", value, round(counts[0] * self.trainer.world_size))
+        return found.loss.to(torch.float32)
+
+    def _loss(self, batch: Any, counts: tuple[float, float]) -> StepLoss:
+        """Of a batch or a part of one; what is logged follows the loss: a sum, over what a rank has on average."""
+        n_structures, n_free = counts
         output, forces = self._evaluate(self.model, batch)
-        n_structures, n_free = self._mean_counts(batch)
-        target = batch[self.config.data.target]
-        absolute = (output.energy - target).abs()
+        absolute = (output.energy - batch[self.config.data.target]).abs()
         logged = {"energy_mae": absolute.detach().sum() / n_structures}
         if self.config.loss.energy_per == "atom":
             # Relative to the mean size, so that the loss keeps its scale.
@@ -110,17 +136,33 @@ class EnergyTask(lightning.LightningModule):
             )
             logged["displacement_loss"] = displacement_loss.detach()
             loss = loss + weight * displacement_loss
-        logged["loss"] = loss.detach()
-        values = self._mean_over_ranks(torch.stack([value.to(torch.float64) for value in logged.values()]))
-        self._last = batch, output.energy.detach()
-        # The same number on all ranks, which thus stop together: one alone would leave the others waiting.
-        if not torch.isfinite(values[-1]):
-            self._leave_out("the loss", float(values[-1]))
-            return None
-        for name, value in zip(logged, values, strict=True):
-            # The mean over an epoch counts structures, of which all ranks together had so many.
-            self._log(f"train/{name}", value, round(n_structures * self.trainer.world_size))
-        return loss.to(torch.float32)
+        return StepLoss(loss, logged, output.energy.detach())
+
+    def _in_parts(self, batch: Any, counts: tuple[float, float]) -> StepLoss:
+        self.n_in_parts += 1
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        return loss_in_parts(batch, lambda part: self._loss(part, counts), parameters)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Differentiate the loss, in parts if there is no memory for the whole.
+
+        Raises:
+            InputError: there is none on one of several processes, or for a single structure.
+        """
+        if fitting(lambda: loss.backward(*args, **kwargs)):
+            return
+        batch, _, counts = self._last
+        if self.trainer.world_size > 1:
+            # The others may have their share of these gradients already.
+            raise InputError(
+                f"out of memory with a batch of {batch.num_nodes:,} atoms, while gradients are shared by processes; "
+                "go on with a smaller data.max_atoms"
+            )
+        # The graph hangs on the loss, which others refer to as well.
+        loss.detach_()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._in_parts(batch, counts).loss.backward()
 
     def configure_gradient_clipping(
         self,
@@ -137,6 +179,9 @@ class EnergyTask(lightning.LightningModule):
             optimizer.zero_grad(set_to_none=True)
             self._leave_out("the gradient", float(norm))
             return
+        if gradient_clip_val:
+            self.n_steps += 1
+            self.n_exploding += bool(norm > EXPLODING * gradient_clip_val)
         self.log("train/grad_norm", norm, on_step=False, on_epoch=True, batch_size=1)
         self.log("train/grad_norm_max", norm, on_step=False, on_epoch=True, reduce_fx="max")
 
@@ -146,7 +191,7 @@ class EnergyTask(lightning.LightningModule):
         Raises:
             InputError: it is not, or one batch after another is bad.
         """
-        batch, energy = self._last
+        batch, energy, _ = self._last
         self._left_out = True
         self.n_left_out += 1
         self._in_a_row += 1
@@ -179,13 +224,19 @@ class EnergyTask(lightning.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of the evaluated model, collected per split."""
+        if not fitting(lambda: self._validate(batch, dataloader_idx)):
+            self.n_in_parts += 1
+            for part in split(batch):
+                self.validation_step(part, batch_idx, dataloader_idx)
+
+    def _validate(self, batch: Any, split_index: int) -> None:
         output, forces = self._evaluate(self.evaluated_model, batch)
         energy = output.energy.detach()
         target = batch[self.config.data.target]
-        metrics, ewt = self._metrics(dataloader_idx)
+        metrics, ewt = self._metrics(split_index)
         if forces is not None:
             free = ~batch.fixed
-            self._force_metric(dataloader_idx).update(forces[free].detach(), batch.forces[free])
+            self._force_metric(split_index).update(forces[free].detach(), batch.forces[free])
         metrics.update(energy, target)
         ewt.update(((energy - target).abs() < EWT_THRESHOLD).to(energy.dtype))
 
@@ -206,7 +257,7 @@ class EnergyTask(lightning.LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam or AdamW; decay on matrices only; the schedule counts steps."""
         config = self.config.optimiser
-        groups = _parameter_groups(self.model, config.weight_decay)
+        groups = parameter_groups(self.model, config.weight_decay)
         kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
         # One pass over all tensors: on small models the default's many small operations take a fifth of a step.
         optimiser = kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
@@ -282,11 +333,3 @@ def _energy_metrics() -> MetricCollection:
     metrics = MetricCollection({"energy_mae": MeanAbsoluteError(), "energy_rmse": MeanSquaredError(squared=False)})
     # Errors of a few meV on energies of many eV: sums in double precision.
     return metrics.set_dtype(torch.float64)
-
-
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    embeddings = {p for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in parameters if p.dim() >= 2 and p not in embeddings]
-    kept = [p for p in parameters if p.dim() < 2 or p in embeddings]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]

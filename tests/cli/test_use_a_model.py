@@ -26,6 +26,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
 from molflt.training.datasets import labels
+from molflt.training.screening import Screening
 
 Run = Callable[..., Any]
 
@@ -45,7 +46,7 @@ def structure_files(val_set: StructureDataset, tmp_path: Path) -> Path:
 
 def test_evaluate(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedModel, val_set: Any) -> None:
     expected = energy_metrics(
-        predict(loaded, val_set)[0].energies, labels(val_set, LabelSpec(target="y_relaxed"), "val")
+        predict(loaded, val_set)[0].energies, labels(Screening(val_set, LabelSpec(target="y_relaxed"), "val"))
     )
     data = tiny_data / "val.lmdb"
     result = molflt("evaluate", model_path, data, "--no-report")
@@ -197,7 +198,7 @@ def test_info_on_data(molflt: Run, tiny_data: Path) -> None:
     data = open_dataset(tiny_data / "val.lmdb")
     sizes = [int(n) for n in data.n_atoms]
     assert content["atoms"] == {"min": min(sizes), "median": np.median(sizes), "max": max(sizes), "total": sum(sizes)}
-    values = labels(data, LabelSpec(target="y_relaxed"), "val")
+    values = labels(Screening(data, LabelSpec(target="y_relaxed"), "val"))
     assert content["labels"]["y_relaxed"]["mean_eV"] == pytest.approx(values.mean())
     assert content["labels"]["y_relaxed"]["mean_absolute_deviation_eV"] == pytest.approx(
         np.abs(values - values.mean()).mean()

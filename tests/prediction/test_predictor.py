@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from molflt.data.sources import ConcatDataset, ListDataset, StructureDataset, open_dataset, subset
 from molflt.errors import InputError
+from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import choose_device, predict, unknown_elements
@@ -65,6 +67,37 @@ def test_overlapping_atoms_are_named(loaded: LoadedModel, val_set: StructureData
     structure.positions[1] = structure.positions[0]
     with pytest.raises(InputError, match="set1-00"):
         predict(loaded, ListDataset([val_set[1], structure]))
+
+
+@pytest.mark.parametrize("forces", [False, True])
+def test_what_does_not_fit_is_computed_in_parts(
+    forces: bool, loaded: LoadedModel, val_set: StructureDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded.metadata.target = "energy"
+    expected, _ = predict(loaded, val_set, max_atoms=100, forces=forces)
+    forward, room = EnergyModel.forward, 14
+
+    def limited(self: EnergyModel, batch: Any) -> Any:
+        if batch.num_nodes > room:
+            torch.empty(1 << 50)
+        return forward(self, batch)
+
+    monkeypatch.setattr(EnergyModel, "forward", limited)
+    found, elements = predict(loaded, val_set, max_atoms=100, forces=forces)
+    assert expected.n_in_parts == 0 < found.n_in_parts
+    assert found.names == expected.names
+    assert found.contractions == expected.contractions
+    assert elements == expected.elements
+    np.testing.assert_allclose(found.energies, expected.energies, rtol=1e-5)
+    for mine, theirs in zip(found.forces or [], expected.forces or [], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+    room = 8
+    sizes = np.asarray(val_set.n_atoms)
+    with pytest.raises(InputError, match=r"set1-01: out of memory with this structure alone \(9 atoms\)"):
+        predict(loaded, val_set)
+    skipped, _ = predict(loaded, val_set, on_error="skip")
+    assert list(skipped.failures) == np.flatnonzero(sizes > room).tolist()
+    np.testing.assert_array_equal(np.isnan(skipped.energies), sizes > room)
 
 
 def test_a_frozen_model_stays_as_it_was(model_path: Path, val_set: StructureDataset) -> None:

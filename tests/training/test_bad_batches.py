@@ -111,3 +111,13 @@ def test_two_runs_in_one_folder(make_config: MakeConfig, tmp_path: Path) -> None
         train(make_config(**{"trainer.max_epochs": 1}), run, resume=True, say=quiet)
     os.close(handle)
     train(make_config(**{"trainer.max_epochs": 1}), run, resume=True, say=quiet)
+
+
+@pytest.mark.parametrize(("clip", "warned"), [(1e-4, True), (0.0, False), (5.0, False)])
+def test_exploding_gradients_are_said(clip: float, warned: bool, make_config: MakeConfig, tmp_path: Path) -> None:
+    lines: list[str] = []
+    config = make_config(**{"optimiser.clip_norm": clip, "trainer.max_epochs": 2})
+    train(config, tmp_path / "run", say=lines.append)
+    said = [line for line in lines if "gradients explode" in line]
+    # Once for each of the epochs, of six steps.
+    assert [f"in 6 of 6 steps of epoch {epoch}" in line for epoch, line in enumerate(said, 1)] == [True] * 2 * warned

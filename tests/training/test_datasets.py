@@ -15,6 +15,7 @@ from molflt.model.standardiser import Standardiser, fit_statistics
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.datasets import NoisyDataset, PreparedDataset, labels, read_training_set
+from molflt.training.screening import Screening
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
 
@@ -98,7 +99,7 @@ def test_prepared_structures_leave_the_source_alone(structures: StructureDataset
 
 
 def test_statistics_of_kind_structure(structures: StructureDataset) -> None:
-    found = read_training_set(structures, RELAXED, "structure", "x")
+    found = read_training_set(Screening(structures, RELAXED, "x"), "structure")
     statistics = found.statistics
     values = np.array([float(structures[i].y_relaxed) for i in range(len(structures))])
     assert statistics.mean == pytest.approx(values.mean())
@@ -111,16 +112,16 @@ def test_statistics_of_kind_structure(structures: StructureDataset) -> None:
         for i in range(len(structures))
     ]
     assert statistics.displacement_std == pytest.approx(float(torch.cat(free).square().mean().sqrt()))
-    np.testing.assert_array_equal(labels(structures, RELAXED, "x"), values)
+    np.testing.assert_array_equal(labels(Screening(structures, RELAXED, "x")), values)
 
 
 def test_statistics_of_kind_element_are_least_squares(structures: StructureDataset) -> None:
-    found = read_training_set(structures, ENERGY, "element", "x")
+    found = read_training_set(Screening(structures, ENERGY, "x"), "element")
     statistics, elements = found.statistics, found.elements
     counts = np.array(
         [[int((structures[i].atomic_numbers == z).sum()) for z in elements] for i in range(len(structures))]
     )
-    energies = labels(structures, ENERGY, "x")
+    energies = labels(Screening(structures, ENERGY, "x"))
     solution, *_ = np.linalg.lstsq(counts.astype(float), energies, rcond=None)
     assert list(statistics.references) == elements
     np.testing.assert_allclose(list(statistics.references.values()), solution, atol=1e-8)

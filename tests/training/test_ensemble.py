@@ -20,6 +20,7 @@ from molflt.training.config import TrainConfig
 from molflt.training.datasets import labels
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
+from molflt.training.screening import Screening
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -57,7 +58,7 @@ def test_the_result_is_that_of_the_mean(make_config: MakeConfig, tmp_path: Path,
     said: list[str] = []
     result = train_ensemble(make_config(ensemble=2, **{"trainer.max_epochs": 1}), tmp_path / "two", say=said.append)
     energies = predict(load_members(tmp_path / "two"), val_set)[0].energies
-    expected = np.abs(energies - labels(val_set, LabelSpec(target="y_relaxed"), "val")).mean()
+    expected = np.abs(energies - labels(Screening(val_set, LabelSpec(target="y_relaxed"), "val"))).mean()
     assert result.best == pytest.approx(expected, rel=1e-6)
     assert any(f"mean of the members {expected:.4f} eV" in line for line in said)
 

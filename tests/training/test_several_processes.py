@@ -17,6 +17,7 @@ from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
 from molflt.training.datasets import labels
 from molflt.training.recorder import read_records
+from molflt.training.screening import Screening
 
 
 @pytest.mark.slow
@@ -39,6 +40,8 @@ def test_two_processes(
     model = load_model(tmp_path / "run" / "last.safetensors")
     for split in ("val", "other"):
         data = open_dataset(tiny_data / f"{split}.lmdb")
-        metrics = energy_metrics(predict(model, data)[0].energies, labels(data, LabelSpec(target="y_relaxed"), split))
+        metrics = energy_metrics(
+            predict(model, data)[0].energies, labels(Screening(data, LabelSpec(target="y_relaxed"), split))
+        )
         assert record[f"{split}/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-5)
         assert record[f"{split}/energy_rmse"] == pytest.approx(metrics.energy_rmse, rel=1e-5)

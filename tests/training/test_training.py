@@ -28,6 +28,7 @@ from molflt.training.config import TrainConfig
 from molflt.training.datasets import labels
 from molflt.training.recorder import read_records
 from molflt.training.run import TrainResult, train
+from molflt.training.screening import Screening
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -92,7 +93,7 @@ def test_recorded_metrics_are_those_of_the_saved_model(tiny_run: Path, tiny_data
     for split in ("val", "other"):
         data = open_dataset(tiny_data / f"{split}.lmdb")
         prediction, _ = predict(last, data)
-        metrics = energy_metrics(prediction.energies, labels(data, LabelSpec(target="y_relaxed"), split))
+        metrics = energy_metrics(prediction.energies, labels(Screening(data, LabelSpec(target="y_relaxed"), split)))
         assert record[f"{split}/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-5)
         assert record[f"{split}/energy_rmse"] == pytest.approx(metrics.energy_rmse, rel=1e-5)
         assert record[f"{split}/ewt"] == pytest.approx(metrics.ewt)
@@ -193,7 +194,7 @@ def test_double_precision(make_config: MakeConfig, tmp_path: Path, val_set: Stru
     loaded = load_model(tmp_path / "run" / "last.safetensors")
     assert loaded.model.dtype == torch.float64
     prediction, _ = predict(loaded, val_set)
-    metrics = energy_metrics(prediction.energies, labels(val_set, LabelSpec(target="y_relaxed"), "val"))
+    metrics = energy_metrics(prediction.energies, labels(Screening(val_set, LabelSpec(target="y_relaxed"), "val")))
     assert read_records(tmp_path / "run")[-1]["val/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-6)
 
 

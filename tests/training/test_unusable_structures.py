@@ -1,0 +1,252 @@
+"""Structures that cannot be used: refused by name, or left out and listed, in training, evaluation and prediction."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.records import to_record
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.training.config import TrainConfig
+from molflt.training.data_module import EnergyDataModule
+
+MakeConfig = Callable[..., TrainConfig]
+N, PLACE = 6, 2
+
+
+def good(k: int) -> Atoms:
+    atoms = bulk("Cu", cubic=True, a=3.6 + 0.02 * k)
+    atoms.rattle(0.05, seed=k)
+    atoms.calc = SinglePointCalculator(atoms, energy=0.1 * k)
+    return atoms
+
+
+def nan_position(atoms: Atoms) -> None:
+    atoms.positions[1, 2] = np.nan
+
+
+def infinite_position(atoms: Atoms) -> None:
+    atoms.positions[1, 2] = np.inf
+
+
+def zero_cell(atoms: Atoms) -> None:
+    atoms.set_cell(np.zeros((3, 3)))
+    atoms.pbc = [True, False, False]
+
+
+def singular_cell(atoms: Atoms) -> None:
+    atoms.set_cell([[3.6, 0, 0], [0, 3.6, 0], [3.6, 3.6, 0]])
+
+
+def coincident_atoms(atoms: Atoms) -> None:
+    atoms.positions[1] = atoms.positions[0] + atoms.cell[2]
+
+
+def ghost_atom(atoms: Atoms) -> None:
+    atoms.numbers[1] = 0
+
+
+def beyond_118(atoms: Atoms) -> None:
+    atoms.numbers[1] = 119
+
+
+def charge(atoms: Atoms) -> None:
+    atoms.info["charge"] = 1
+
+
+GEOMETRY: dict[Callable[[Atoms], None], str] = {
+    nan_position: "NaN or infinity",
+    infinite_position: "NaN or infinity",
+    zero_cell: "periodic along a lattice vector that is zero",
+    singular_cell: "periodic lattice vectors are linearly dependent",
+    coincident_atoms: "atoms 0 and 1 coincide",
+    ghost_atom: "a ghost or dummy atom",
+    beyond_118: "must lie between 1 and 118, found 29 to 119",
+    charge: "no charge",
+}
+
+
+def no_atoms(atoms: Atoms) -> None:
+    del atoms[:]
+
+
+def no_label(atoms: Atoms) -> None:
+    atoms.calc = None
+
+
+def nan_label(atoms: Atoms) -> None:
+    atoms.calc = SinglePointCalculator(atoms, energy=np.nan)
+
+
+def infinite_label(atoms: Atoms) -> None:
+    atoms.calc = SinglePointCalculator(atoms, energy=-np.inf)
+
+
+# ASE writes none of these as they are.
+SPOILT: dict[Callable[[Atoms], None], str] = {
+    **GEOMETRY,
+    no_atoms: "no atoms",
+    no_label: "no label 'energy'",
+    nan_label: "'energy' holds NaN or infinity",
+    infinite_label: "'energy' holds NaN or infinity",
+}
+LABELS = {no_label, nan_label, infinite_label}
+
+
+def extxyz(path: Path, spoil: Callable[[Atoms], None]) -> str:
+    """A file of which one frame is spoilt, written by hand."""
+    lines: list[str] = []
+    for k in range(N):
+        atoms = good(k)
+        energy: float | None = 0.1 * k
+        if k == PLACE:
+            spoil(atoms)
+            energy = None if atoms.calc is None else atoms.calc.results["energy"]
+        cell = " ".join(map(str, np.asarray(atoms.cell).ravel()))
+        periodic = " ".join("T" if p else "F" for p in atoms.pbc)
+        label = "" if energy is None else f" energy={energy}"
+        extra = "".join(f" {key}={value}" for key, value in atoms.info.items())
+        lines += [str(len(atoms)), f'Lattice="{cell}" pbc="{periodic}" Properties=Z:I:1:pos:R:3{label}{extra}']
+        lines += [f"{z} {x} {y} {w}" for z, (x, y, w) in zip(atoms.numbers, atoms.positions, strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def configure(make_config: MakeConfig, tmp_path: Path) -> Callable[..., TrainConfig]:
+    ase.io.write(tmp_path / "good.extxyz", [good(k) for k in range(N)])
+
+    def make(path: str, on_bad: str, **more: Any) -> TrainConfig:
+        other = str(tmp_path / "good.extxyz")
+        data = {"data.train": path, "data.val": {"val": other}, "data.target": "energy", "data.on_bad": on_bad}
+        return make_config(**{**data, **more})
+
+    return make
+
+
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
+def test_refused_by_name_or_left_out(
+    spoil: Callable[[Atoms], None], configure: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    path = extxyz(tmp_path / "some.extxyz", spoil)
+    with pytest.raises(InputError) as error:
+        EnergyDataModule(configure(path, "stop"))
+    assert f"{path}#{PLACE}" in str(error.value)
+    assert SPOILT[spoil] in str(error.value)
+    data = EnergyDataModule(configure(path, "skip"))
+    expected = [0.1 * k for k in range(N) if k != PLACE]
+    structures = data.train_structures
+    assert [float(structures[k].energy) for k in range(len(structures))] == pytest.approx(expected)
+    assert structures.n_atoms.tolist() == [4] * (N - 1)
+    (skipped,) = data.skipped["train"]
+    assert skipped.index == PLACE
+    assert SPOILT[spoil] in skipped.reason
+    assert f"{path}#{PLACE}" in skipped.reason
+    assert data.skipped["val"] == []
+
+
+def test_validation_sets_too(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    path = extxyz(tmp_path / "some.extxyz", coincident_atoms)
+    splits = {"data.val": {"val": path}}
+    with pytest.raises(InputError, match=rf"some\.extxyz#{PLACE} .*coincide"):
+        EnergyDataModule(configure(str(tmp_path / "good.extxyz"), "stop", **splits))
+    data = EnergyDataModule(configure(str(tmp_path / "good.extxyz"), "skip", **splits))
+    assert [s.index for s in data.skipped["val"]] == [PLACE]
+    assert len(data.val_structures["val"]) == N - 1
+
+
+def test_an_lmdb(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    """Records that do not even say how many atoms they have."""
+    source = open_dataset(configure("", "stop").data.val["val"])
+    records = [to_record(source[k]) for k in range(N)]
+    records[PLACE] |= {"pos": np.zeros((0, 3)), "natoms": 0}
+    records[PLACE + 1]["energy"] = np.nan
+    write_lmdb(tmp_path / "some.lmdb", records, progress=False)
+    path = str(tmp_path / "some.lmdb")
+    with pytest.raises(InputError, match=rf"some\.lmdb#{PLACE}: "):
+        EnergyDataModule(configure(path, "stop"))
+    data = EnergyDataModule(configure(path, "skip"))
+    assert [s.index for s in data.skipped["train"]] == [PLACE, PLACE + 1]
+    assert data.train_structures.n_atoms.tolist() == [4] * (N - 2)
+
+
+def test_smiles(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text("smiles,energy\nC,1\n*C,2\nC(C,3\nO,4\nN,\n")
+    data = EnergyDataModule(configure(str(path), "skip"))
+    assert [s.index for s in data.skipped["train"]] == [1, 2, 4]
+    assert [float(data.train_structures[k].energy) for k in range(2)] == [1.0, 4.0]
+
+
+def test_nothing_left(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    path = tmp_path / "none.extxyz"
+    path.write_text("1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n")
+    with pytest.raises(InputError, match=r"none of 1 structures can be used; the first: .*no label 'energy'"):
+        EnergyDataModule(configure(str(path), "skip"))
+
+
+def test_a_damaged_file_is_refused_in_any_case(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    path = tmp_path / "cut.extxyz"
+    path.write_text(Path(extxyz(path, charge)).read_text()[:-40])
+    with pytest.raises(InputError, match=r"cut\.extxyz"):
+        EnergyDataModule(configure(str(path), "skip"))
+
+
+def test_from_training_to_prediction(
+    molflt: Callable[..., Any], configure: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    """The commands, on a file with one bad frame: refused without, listed with skipping."""
+    from molflt.training.config_file import to_yaml
+
+    path, run = extxyz(tmp_path / "some.extxyz", nan_position), tmp_path / "run"
+    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **{"trainer.max_epochs": 1})))
+    command = ["train", tmp_path / "config.yaml", "--out", run, "--no-report"]
+    refused = molflt(*command)
+    assert (refused.status, run.exists()) == (2, False)
+    assert f"{path}#{PLACE}" in refused.err
+    trained = molflt(*command, "data.on_bad=skip")
+    assert trained.status == 0, trained
+    assert "left out: train 1;" in trained.out
+    (row,) = csv.DictReader((run / "skipped.csv").open())
+    assert (row["set"], row["index"]) == ("train", str(PLACE))
+    assert f"{path}#{PLACE}" in row["reason"]
+
+    for name in ("evaluate", "predict"):
+        assert molflt(name, run, path).status == 2
+    evaluated = molflt("evaluate", run, path, "--on-error", "skip", "--json")
+    assert evaluated.status == 0, evaluated
+    content = json.loads(evaluated.out)
+    assert content["n"] == N - 1
+    assert len(content["skipped"]) == 1
+    predicted = molflt("predict", run, path, "--on-error", "skip", "-o", tmp_path / "out.csv")
+    assert predicted.status == 0, predicted
+    assert "1 of 6 structures were skipped" in predicted.err
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [k for k, row in enumerate(rows) if row["error"]] == [PLACE]
+    assert np.isnan(float(rows[PLACE]["energy_eV"]))
+
+
+@pytest.mark.parametrize("spoil", [s for s in SPOILT if s is not no_label], ids=lambda spoil: spoil.__name__)
+def test_what_a_prediction_leaves_out(spoil: Callable[[Atoms], None], model_path: Path, tmp_path: Path) -> None:
+    from molflt.data.sources import resolve_inputs
+    from molflt.model.model_file import load_model
+    from molflt.prediction.predictor import predict
+
+    path = extxyz(tmp_path / "some.extxyz", spoil)
+    prediction, _ = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
+    assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == [PLACE]
+    assert SPOILT[spoil] in prediction.failures[PLACE]
+    with pytest.raises(InputError, match=rf"#{PLACE}\b"):
+        predict(load_model(model_path), resolve_inputs([path]))
