@@ -101,7 +101,12 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None) -> Data:
         "tags": np.zeros(n_atoms, dtype=np.int64),
         "fixed": np.zeros(n_atoms, dtype=bool),
     }
-    stored = mol.GetPropsAsDict(includePrivate=False, includeComputed=False)
+    try:
+        stored = mol.GetPropsAsDict(includePrivate=False, includeComputed=False)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}: a property is no text in UTF-8 ({error.reason}); write the file in UTF-8"
+        ) from error
     for label in ENERGIES:
         if label in stored:
             fields[label] = one_number(stored[label], label, name)

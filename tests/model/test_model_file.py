@@ -428,4 +428,4 @@ def test_model_without_far_field_refuses_a_method(attention: dict[str, Any], fre
 
 def test_schema_number_is_written_down() -> None:
     # Whoever changes the layout of the file changes this number, and keeps reading the old one.
-    assert model_file.SCHEMA_VERSION == 3
+    assert model_file.SCHEMA_VERSION == 4

@@ -32,7 +32,7 @@ ECHOES = "a0: xxxxxxxxxx\n" + "".join(f"a{k + 1}: {5 * f'${{a{k}}}'}\n" for k in
         (ECHOES, "interpolations"),
         ("a: '${seed}" + "x" * 1000 + "'", "interpolations"),
         ("a: " + "[" * 100_000, "more than 20 deep"),
-        ("a: " + "{a: " * 100_000, "more than 20 deep"),
+        ("a: " + "{a: " * 50_000, "more than 20 deep"),
         ("- " * 100_000, "more than 20 deep"),
         ("? " * 100_000, "more than 20 deep"),
         ("[" + "1, " * 20_000 + "]", "10,000 values"),
