@@ -164,5 +164,5 @@ def test_a_property_in_another_encoding_is_refused_by_name(tmp_path: Path) -> No
     path = tmp_path / "latin.sdf"
     block = Chem.MolToMolBlock(_embedded("O"))
     path.write_bytes(block.encode() + b"> <who>\nM\xfcller\n\n$$$$\n")
-    with pytest.raises(InputError, match=r"latin\.sdf#0: a property is no UTF-8 text"):
+    with pytest.raises(InputError, match=r"latin\.sdf#0: a property is no text in UTF-8"):
         read_sdf(path)
