@@ -52,7 +52,7 @@ def _paper(n_layers: int, attention: str) -> dict[str, Any]:
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": (
-        "two minutes on two cores",
+        "two minutes on two cores; mean absolute error on val 0.110 eV, seed 0",
         {
             "model": {
                 "dim": 64,
@@ -67,7 +67,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "small": (
-        "a quarter of an hour on two cores",
+        "a quarter of an hour on two cores; mean absolute error on val and test 0.078 eV, seed 0",
         {
             "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 24},
             "data": {"max_atoms": 768},
@@ -76,7 +76,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "base": (
-        "made for a GPU",
+        "made for a GPU, not measured",
         {
             "model": {"dim": 256, "n_heads": 8, "n_layers": 6, "n_recycles": 2, "ffn_dim": 768, "n_rbf": 48},
             "data": {"max_atoms": 4096, "num_workers": 4},

@@ -213,8 +213,8 @@ def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
         changed = _changed_keys(load_config(saved).model_dump(), config.model_dump())
         if changed:
             raise InputError(
-                f"{run_dir}: was started with another configuration ({'; '.join(changed)}); resume with the same "
-                "one, or choose another '--out'"
+                f"{saved}: the run was started with another configuration ({'; '.join(changed)}); resume with the "
+                "same one, or choose another '--out'"
             )
     elif run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"{run_dir}: is a file; choose another '--out'")

@@ -1,0 +1,58 @@
+"""Models that come with the package."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from ase import units
+from ase.build import molecule
+from typer.testing import CliRunner
+
+import molflt
+from molflt.cli.main import app
+from molflt.errors import InputError
+from molflt.model.model_file import read_metadata
+from molflt.prediction.pretrained import pretrained_models
+
+MODELS = pretrained_models()
+QM7, ADSORPTION = "qm7-small", "adsorption-small"
+
+
+def test_both_are_there_with_their_cards() -> None:
+    assert set(MODELS) == {QM7, ADSORPTION}
+    for path in MODELS.values():
+        card = path.with_suffix(".md").read_text()
+        for word in ("Training data", "Error", "Domain", "Limits"):
+            assert f"## {word}" in card
+        # Nothing of the machine that trained it.
+        assert not read_metadata(path).training_data.path.startswith("/")
+
+
+def test_atomisation_energies_of_small_molecules() -> None:
+    """Against W4-11 (Karton, Daon, Martin 2011), zero-point energy left out; 3 per cent covers PBE0."""
+    kcal_mol = {"C2H6": 713.08, "C2H4": 564.10, "CH4": 420.42}
+    found = molflt.load(f"pretrained:{QM7}").predict([molecule(name) for name in kcal_mol])
+    np.testing.assert_allclose(-found, [value * units.kcal / units.mol for value in kcal_mol.values()], rtol=0.03)
+
+
+def test_an_element_it_has_not_seen_is_named() -> None:
+    with pytest.warns(UserWarning, match="Si"):
+        molflt.load(f"pretrained:{QM7}").predict(molecule("SiH4"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        molflt.load(f"pretrained:{QM7}").predict(molecule("CH4"))
+
+
+def test_the_command_line_knows_them(tmp_path) -> None:
+    run = CliRunner()
+    assert "CCO" in run.invoke(app, ["predict", f"pretrained:{QM7}", "CCO"]).output
+    described = run.invoke(app, ["info", f"pretrained:{ADSORPTION}"])
+    assert described.exit_code == 0
+    assert f"{ADSORPTION}.md" in described.output
+
+
+def test_an_unknown_name_lists_those_that_exist() -> None:
+    with pytest.raises(InputError, match=f"pretrained:benzene: no such model; there are {ADSORPTION}, {QM7}"):
+        molflt.load("pretrained:benzene")
