@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 
 from rich.console import Console
@@ -10,9 +11,19 @@ from rich.console import Console
 from molflt.data import progress
 from molflt.printable import printable
 
+
+class Terminal(Console):
+    """A console for whose command it is no failure that the reader of a pipe, such as ``head``, has enough."""
+
+    def on_broken_pipe(self) -> None:
+        """End with status 0; what is left goes nowhere, for the interpreter would try to write it at its end."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0)
+
+
 # Names of files are printed as they are, without markup and without :emoji:.
-errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-output = Console(highlight=False, soft_wrap=True, emoji=False)
+errors = Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+output = Terminal(highlight=False, soft_wrap=True, emoji=False)
 
 
 class Verbosity:

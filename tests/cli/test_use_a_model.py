@@ -311,6 +311,13 @@ def test_what_the_system_refuses_is_one_line(
     )
 
 
+def test_a_reader_that_has_enough_is_no_failure(tiny_data: Path) -> None:
+    command = f"'{sys.executable}' -m molflt.cli.main info '{tiny_data / 'other.lmdb'}' | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.stdout.startswith("data: ")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", [pytest.param("predict", marks=pytest.mark.slow), "config"])
 def test_broken_pipe(
     command: str, model_path: Path, tiny_data: Path, val_set: StructureDataset, tmp_path: Path
