@@ -197,6 +197,9 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         _share_far_values(path, content.get("config"))
     try:
         return ModelMetadata.model_validate(content)
+    except UnicodeEncodeError as error:
+        # Half of a surrogate pair where one of some words is expected.
+        raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

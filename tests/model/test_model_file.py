@@ -181,7 +181,8 @@ def test_other_safetensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", "3", '{"schema_version": "x"}', '{"schema_version": 1}', '{"schema_version": 1e999}',
-     '{"schema_version": 0}', "[" * 100_000, '{"schema_version": -1}'],
+     '{"schema_version": 0}', "[" * 100_000, '{"schema_version": -1}',
+     '{"schema_version": 4, "target": "\\ud800"}'],
     ids=lambda text: text[:25],
 )  # fmt: skip
 def test_damaged_metadata(text: str, model_path: Path, tmp_path: Path) -> None:
