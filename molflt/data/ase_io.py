@@ -29,7 +29,7 @@ from molflt.data.charges import refuse_charges
 from molflt.data.labels import LabelSpec, force_array, one_number
 from molflt.data.progress import track
 from molflt.data.records import ENERGIES, TEXTS, make_data, nearest_image
-from molflt.data.strangers_text import COMPRESSED, open_text, refuse_columns, unpacked
+from molflt.data.strangers_text import COMPRESSED, open_text, refuse_columns, refuse_counts, unpacked
 from molflt.errors import InputError
 
 TagConvention = Literal["auto", "oc20", "layers"]
@@ -246,6 +246,8 @@ def _frames(file: Path, form: str) -> Iterator[Atoms]:
             if form == "extxyz":
                 lines.seek(0)
                 refuse_columns(lines, str(file))
+                lines.seek(0)
+                refuse_counts(iter(lines), str(file))
     yield from ase.io.iread(content, index=":", format=form, do_not_split_by_at_sign=True)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ _MOST_RATIO = 200
 """Structures shrink to a third or a twentieth; what shrinks a thousand times is empty."""
 _MOST_COLUMNS = 1000
 _MOST_LINE = 1 << 20
+_MOST_DIGITS = 12
 _COLUMNS = re.compile(r"properties\s*=\s*[\"']?([^\s\"']+)", re.IGNORECASE)
 COMPRESSED = (".gz", ".bz2", ".xz")
 
@@ -65,3 +67,25 @@ def refuse_columns(lines: Iterable[str], where: str) -> None:
             ]
             if sum(counts) >= _MOST_COLUMNS:
                 raise InputError(f"{where}: 'Properties' names {_MOST_COLUMNS:,} columns or more; correct that line")
+
+
+def refuse_counts(lines: Iterator[str], where: str) -> None:
+    """Refuse extended xyz that announces more atoms than it has lines: its reader would count to any number.
+
+    Raises:
+        InputError: a frame is longer than the file.
+    """
+    for header in lines:
+        if header.lstrip().startswith("VEC"):
+            continue
+        word = header.strip()
+        if not word.isdecimal():
+            return
+        n_atoms = int(word) if len(word) < _MOST_DIGITS else 10**_MOST_DIGITS
+        # the comment line comes first
+        n_lines = sum(1 for _ in islice(lines, n_atoms + 1))
+        if n_lines < n_atoms:
+            raise InputError(
+                f"{where}: a frame announces {word[:_MOST_DIGITS]} atoms, and the file ends after {n_lines} lines; "
+                "it is cut short, or that number is wrong"
+            )

@@ -81,3 +81,21 @@ def test_names_do_not_command_terminals() -> None:
     assert data.adsorbate == r"\x9bx"
     assert printable("Öl ü → 日本 'q'") == "Öl ü → 日本 'q'"
     assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+
+
+@pytest.mark.parametrize("count", ["20000000", "9" * 30])
+@pytest.mark.parametrize("before", ["", '1\nLattice="5 0 0 0 5 0 0 0 5" Properties=species:S:1:pos:R:3\nH 0 0 0\n'])
+def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.extxyz"
+    path.write_text(f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n")
+    with pytest.raises(InputError, match=r"a\.extxyz: a frame announces .* atoms, and the file ends after 2 lines"):
+        read_ase(path)
+
+
+def test_a_comment_may_be_a_number_and_a_frame_have_vectors(tmp_path: Path) -> None:
+    """What ASE accepts passes: a large number as the comment of a frame is no number of atoms."""
+    path = tmp_path / "a.extxyz"
+    water = "3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\n"
+    path.write_text(2 * water)
+    assert [len(data.positions) for data in read_ase(path)] == [3, 3]
+    strangers_text.refuse_counts(iter("1\nx\nH 0 0 0\nVEC1 5 0 0\n1\nx\nH 0 0 0\n".splitlines(True)), "x")
