@@ -10,6 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from uuid import uuid4
 
+from molflt.errors import naming
+
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
@@ -26,16 +28,12 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     # The suffix stays: several writers choose the format by it.
     temporary = path.with_name(f".{path.stem}.{uuid4().hex[:8]}.partial{path.suffix}")
     try:
-        yield temporary
-        with open(temporary, "rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        if error.errno is None or error.filename not in (None, str(temporary)):
-            raise
-        # A write that fails knows no name, and the temporary one says nothing to a user.
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        with naming(path, instead_of=temporary):
+            yield temporary
+            with open(temporary, "rb") as handle:
+                os.fsync(handle.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

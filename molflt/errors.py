@@ -17,8 +17,12 @@ class InputError(ValueError):
 
 
 @contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: str | os.PathLike[str], instead_of: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Name a file in errors of the system that name none, as those of a write do.
+
+    Args:
+        path: of the file.
+        instead_of: the path of a temporary file, which says nothing to a user.
 
     Raises:
         OSError: with the file's name.
@@ -26,9 +30,21 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        known = None if instead_of is None else os.fspath(instead_of)
+        if error.errno is None or error.filename not in (None, known):
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+@contextmanager
+def noting(bad: dict[int, InputError] | None, place: int) -> Iterator[None]:
+    """Write down what is wrong with one structure of many; None: it is raised."""
+    try:
+        yield
+    except InputError as error:
+        if bad is None:
+            raise
+        bad[place] = error
 
 
 OnBad = Literal["stop", "skip"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,6 +102,49 @@ def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path])
     found = "  ".join(f"{label}: {row[label]['mae']:.4f}" for label in tests)
     print(f"{name}, seed {chosen.seed}: {found}", flush=True)
     return row
+
+
+def arguments(
+    description: str | None, attentions: Mapping[str, Any], epochs: int, n_train: int
+) -> argparse.Namespace:
+    """The command line of a pilot."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and the table")
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--train", type=int, default=n_train, help="structures to train on")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--attention", nargs="+", default=list(attentions), choices=list(attentions))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def compare(
+    options: argparse.Namespace,
+    attentions: Mapping[str, Mapping[str, Any]],
+    train_file: Path,
+    tests: Mapping[str, Path],
+    max_atoms: int,
+    record: str,
+) -> None:
+    """Train every attention with every seed, test each on all files, print the table and write it.
+
+    Args:
+        options: from :func:`arguments`.
+        attentions: configurations by name.
+        train_file: structures to train on.
+        tests: files by the names of the columns; the first validates.
+        max_atoms: of a batch.
+        record: name of the JSON file.
+    """
+    rows = []
+    for name in options.attention:
+        for seed in options.seeds:
+            run = options.out / f"{name.split(',')[0].split(' ')[0]}-{list(attentions).index(name)}-{seed}"
+            first = next(iter(tests.values()))
+            chosen = config(train_file, first, attentions[name], seed, options.epochs, max_atoms)
+            rows.append(errors(name, chosen, run, tests))
+    report(rows, tests, options.out / record, epochs=options.epochs, n_train=options.train)
 
 
 def report(rows: Sequence[Mapping[str, Any]], labels_of_tests: Iterable[str], path: Path, **settings: Any) -> None:

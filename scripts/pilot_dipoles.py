@@ -15,12 +15,11 @@ have in common makes noise of the gradient in small ones.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from long_range import Ions, config, errors, report, write_ions
+from long_range import Ions, arguments, compare, write_ions
 from numpy.typing import NDArray
 
 COULOMB = 14.3996
@@ -65,24 +64,11 @@ def write_dipoles(path: Path, count: int, seed: int) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and the table")
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--train", type=int, default=5000, help="pairs of dipoles to train on")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--attention", nargs="+", default=list(ATTENTIONS), choices=list(ATTENTIONS))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    options = arguments(__doc__, ATTENTIONS, epochs=30, n_train=5000)
     train_file, tests = options.out / "train.lmdb", {"test": options.out / "test.lmdb"}
     write_dipoles(train_file, options.train, seed=1)
     write_dipoles(tests["test"], N_TEST, seed=2)
-    rows = []
-    for name in options.attention:
-        for seed in options.seeds:
-            run = options.out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-            chosen = config(train_file, tests["test"], ATTENTIONS[name], seed, options.epochs, max_atoms=1024)
-            rows.append(errors(name, chosen, run, tests))
-    report(rows, tests, options.out / "dipoles.json", epochs=options.epochs, n_train=options.train)
+    compare(options, ATTENTIONS, train_file, tests, max_atoms=1024, record="dipoles.json")
 
 
 if __name__ == "__main__":

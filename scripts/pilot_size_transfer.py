@@ -9,12 +9,11 @@ Prints, and writes to FOLDER/size_transfer.json, the mean absolute error at each
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from long_range import Ions, config, errors, report, write_ions
+from long_range import Ions, arguments, compare, write_ions
 from scipy.special import erf
 
 TRAIN_SIZE, SIZES = 24, (24, 48, 96, 192)
@@ -60,26 +59,13 @@ def write_clusters(path: Path, n: int, count: int, seed: int) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and the table")
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--train", type=int, default=3000, help="clusters to train on")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--attention", nargs="+", default=list(ATTENTIONS), choices=list(ATTENTIONS))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    options = arguments(__doc__, ATTENTIONS, epochs=15, n_train=3000)
     train_file = options.out / "train.lmdb"
     write_clusters(train_file, TRAIN_SIZE, options.train, seed=1)
     tests = {str(n): options.out / f"{n}.lmdb" for n in SIZES}
     for n in SIZES:
         write_clusters(tests[str(n)], n, N_TEST, seed=2)
-    rows = []
-    for name in options.attention:
-        for seed in options.seeds:
-            run = options.out / f"{name.split(',')[0].split(' ')[0]}-{list(ATTENTIONS).index(name)}-{seed}"
-            chosen = config(train_file, tests[str(TRAIN_SIZE)], ATTENTIONS[name], seed, options.epochs, max_atoms=768)
-            rows.append(errors(name, chosen, run, tests))
-    report(rows, tests, options.out / "size_transfer.json", epochs=options.epochs, n_train=options.train)
+    compare(options, ATTENTIONS, train_file, tests, max_atoms=768, record="size_transfer.json")
 
 
 if __name__ == "__main__":

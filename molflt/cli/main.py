@@ -19,7 +19,7 @@ from molflt.cli.info import info_command
 from molflt.cli.merge import merge_command
 from molflt.cli.plot import plot_command
 from molflt.cli.predict import predict_command
-from molflt.cli.terminal import Verbosity, errors, system_error
+from molflt.cli.terminal import Verbosity, errors, forget_output, system_error
 from molflt.cli.train import train_command
 from molflt.errors import InputError
 from molflt.printable import printable
@@ -88,7 +88,7 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:
         # The reader, such as head, has what it wanted.
-        _forget_output()
+        forget_output()
         sys.exit(0)
     except OSError as error:
         if Verbosity.verbose:
@@ -97,16 +97,11 @@ def main() -> None:
         try:
             sys.stdout.flush()
         except OSError:
-            _forget_output()
+            forget_output()
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("Interrupted.", style="yellow")
         sys.exit(130)
-
-
-def _forget_output() -> None:
-    """The interpreter must not try to write the rest at its end: it would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -16,9 +16,14 @@ class Terminal(Console):
     """A console for whose command it is no failure that the reader of a pipe, such as ``head``, has enough."""
 
     def on_broken_pipe(self) -> None:
-        """End with status 0; what is left goes nowhere, for the interpreter would try to write it at its end."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        """End with status 0."""
+        forget_output()
         raise SystemExit(0)
+
+
+def forget_output() -> None:
+    """What is left for standard output goes nowhere: the interpreter would try to write it at its end, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # Names of files are printed as they are, without markup and without :emoji:.

@@ -29,8 +29,8 @@ from molflt.data.charges import refuse_charges
 from molflt.data.labels import LabelSpec, force_array, one_number
 from molflt.data.progress import track
 from molflt.data.records import ENERGIES, TEXTS, make_data, nearest_image
-from molflt.data.strangers_text import COMPRESSED, open_text, refuse_columns, refuse_counts, unpacked
-from molflt.errors import InputError
+from molflt.data.strangers_text import COMPRESSED, refuse_columns, refuse_counts, unpacked
+from molflt.errors import InputError, noting
 
 TagConvention = Literal["auto", "oc20", "layers"]
 
@@ -216,12 +216,8 @@ def read_ase(
             raise InputError(f"{name}: cannot be read as {form}: {reason[:400]}") from error
         if atoms is None:
             break
-        try:
+        with noting(bad, index):
             structures.append(from_atoms(atoms, name, tags, labels))
-        except InputError as error:
-            if bad is None:
-                raise
-            bad[index] = error
     if not structures and not bad:
         raise InputError(f"{file}: holds no structures")
     return structures
@@ -236,11 +232,14 @@ def _frames(file: Path, form: str) -> Iterator[Atoms]:
         yield from _database_rows(file)
         return
     content: str | IO[str] | IO[bytes] = str(file.absolute())
+    text: IO[str] | None = None
     if file.name.lower().endswith(COMPRESSED):
         # readers go back a little at every frame, and in a compressed stream that means from its start
-        content = io.BytesIO(unpacked(file)) if get_ioformat(form).isbinary else open_text(file)
+        content = io.BytesIO(unpacked(file))
+        if not get_ioformat(form).isbinary:
+            content = text = io.TextIOWrapper(content)
     if form in ("xyz", "extxyz"):
-        with open_text(file) as lines:
+        with file.open() if text is None else contextlib.nullcontext(text) as lines:
             if form == "xyz" and _has_keys(lines):
                 form = "extxyz"
             if form == "extxyz":
@@ -248,6 +247,7 @@ def _frames(file: Path, form: str) -> Iterator[Atoms]:
                 refuse_columns(lines, str(file))
                 lines.seek(0)
                 refuse_counts(iter(lines), str(file))
+            lines.seek(0)
     yield from ase.io.iread(content, index=":", format=form, do_not_split_by_at_sign=True)
 
 

@@ -137,16 +137,25 @@ def one_number(value: Any, label: str, where: str) -> np.ndarray:
     return number.reshape(1).astype(np.float64)
 
 
+def any_array(value: Any, what: str, where: str) -> np.ndarray:
+    """An array of whatever there is.
+
+    Raises:
+        InputError: lists of different lengths, or numbers too large for any type.
+    """
+    try:
+        return np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{where}: {what} is no array of numbers: {error}") from error
+
+
 def force_array(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray:
     """(n_atoms, 3) float64.
 
     Raises:
         InputError: it is none.
     """
-    try:
-        forces = np.asarray(value)
-    except (ValueError, OverflowError) as error:
-        raise InputError(f"{where}: '{label}' is no array of numbers: {error}") from error
+    forces = any_array(value, f"'{label}'", where)
     if forces.shape != (n_atoms, 3) or forces.dtype.kind not in "iuf":
         raise InputError(f"{where}: '{label}' has shape {forces.shape}, expected ({n_atoms}, 3)")
     return forces.astype(np.float64)

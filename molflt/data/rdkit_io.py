@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from molflt.data.labels import LabelSpec, one_number
 from molflt.data.progress import track
 from molflt.data.records import ENERGIES, make_data
-from molflt.errors import InputError
+from molflt.errors import InputError, noting
 
 _MAX_STEPS = 2000
 """Force-field iterations; a molecule that needs more is taken as far as it got."""
@@ -130,14 +130,10 @@ def read_sdf(
         supplier = Chem.ForwardSDMolSupplier(stream, sanitize=False, removeHs=False)
         for index, mol in enumerate(supplier):
             name = f"{file}#{index}"
-            try:
+            with noting(bad, index):
                 if mol is None:
                     raise InputError(f"{name}: not a readable molecule block{_because(said())}")
                 structures.append(from_mol(mol, name, labels))
-            except InputError as error:
-                if bad is None:
-                    raise
-                bad[index] = error
     if not structures and not bad:
         raise InputError(f"{file}: holds no molecules")
     return structures
@@ -168,15 +164,11 @@ def read_smiles_file(
     structures = []
     for index, (smiles, columns) in enumerate(track(rows, f"conformers of {file.name}", total=len(rows))):
         name = f"{file}#{index}"
-        try:
+        with noting(bad, index):
             mol = _with_conformer(_parse(smiles, name), name, seed)
             for column, text in columns.items():
                 mol.SetProp(column, text)
             structures.append(from_mol(mol, name, labels))
-        except InputError as error:
-            if bad is None:
-                raise
-            bad[index] = error
     return structures
 
 

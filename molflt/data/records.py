@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.data.cells import open_directions
-from molflt.data.labels import LabelSpec, force_array
+from molflt.data.labels import LabelSpec, any_array, force_array
 from molflt.errors import InputError
 from molflt.printable import printable
 
@@ -209,18 +209,10 @@ def _text(value: object, key: str, where: str) -> str:
         raise InputError(f"{where}: field '{key}' is no text: {error}") from error
 
 
-def _array(value: object, key: str, where: str) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    # lists of different lengths, numbers too large for any type
-    except (ValueError, OverflowError) as error:
-        raise InputError(f"{where}: field '{key}' is no array of numbers: {error}") from error
-
-
 def _numbers(record: Mapping[str, Any], key: str, where: str) -> np.ndarray:
     if key not in record:
         raise InputError(f"{where}: field '{key}' is missing")
-    value = _array(record[key], key, where)
+    value = any_array(record[key], f"field '{key}'", where)
     if value.dtype.kind not in "biuf":
         raise InputError(f"{where}: field '{key}' holds {value.dtype}, expected numbers")
     return value.astype(np.float64)
@@ -232,7 +224,7 @@ def _integers(
     """A field of whole numbers, (size,) int64; OC20 stores several of them as floats."""
     if key not in record:
         raise InputError(f"{where}: field '{key}' is missing")
-    value = _array(record[key], key, where)
+    value = any_array(record[key], f"field '{key}'", where)
     if value.dtype.kind not in "biuf":
         raise InputError(f"{where}: field '{key}' holds {value.dtype}, expected whole numbers")
     if value.size != size:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO
 
 from ase.io.formats import open_with_compression
 
@@ -22,17 +20,6 @@ _MOST_LINE = 1 << 20
 _MOST_DIGITS = 12
 _COLUMNS = re.compile(r"properties\s*=\s*[\"']?([^\s\"']+)", re.IGNORECASE)
 COMPRESSED = (".gz", ".bz2", ".xz")
-
-
-def open_text(file: Path) -> IO[str]:
-    """A text file, unpacked into memory where it is compressed.
-
-    Raises:
-        InputError: it unpacks to hundreds of times its size.
-    """
-    if not file.name.lower().endswith(COMPRESSED):
-        return file.open()
-    return io.TextIOWrapper(io.BytesIO(unpacked(file)))
 
 
 def unpacked(file: Path) -> bytes:

@@ -29,6 +29,7 @@ from molflt.training.datasets import labels
 from molflt.training.recorder import read_records
 from molflt.training.run import TrainResult, train
 from molflt.training.screening import Screening
+from tests.training.test_launching import FILES
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -67,15 +68,7 @@ def test_same_seed_same_numbers(make_config: MakeConfig, tmp_path: Path) -> None
 
 def test_run_directory(tiny_run: Path) -> None:
     names = {path.name for path in tiny_run.iterdir()}
-    assert names == {
-        "best.safetensors",
-        "last.safetensors",
-        "last.ckpt",
-        "previous.ckpt",
-        "config.yaml",
-        "metrics.csv",
-        "metrics.jsonl",
-    }
+    assert names == FILES
     records = read_records(tiny_run)
     with open(tiny_run / "metrics.csv", newline="") as handle:
         rows = list(csv.DictReader(handle))
