@@ -1,13 +1,13 @@
 """Accuracy of molflt, of what becomes of it when a part is taken away, and of its peers: one table.
 
 The same trainer, divisions, budget and seeds for all rows; the peers are given the processor time that molflt's
-default took on the same data. Every run that is finished is kept in FOLDER and not repeated, an interrupted one goes
-on from its last epoch.
+default took on the same data. Every run that is finished has a file of its own and is not repeated, an interrupted
+one goes on from its last epoch.
 
     python scripts/benchmark_accuracy.py --out runs/accuracy                       # days on two cores: everything
     python scripts/benchmark_accuracy.py --out runs/accuracy --data qm7 --rows molflt softmax SchNet --seeds 0
     python scripts/benchmark_accuracy.py --out runs/miniature --miniature        # two minutes
-    python scripts/benchmark_accuracy.py --out runs/accuracy --report --page docs/accuracy.md
+    python scripts/benchmark_accuracy.py --out runs/accuracy --report --results docs/accuracy --page docs/accuracy.md
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run_variant(
 
 def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train and judge a peer for as long as molflt's default took."""
-    took = [r["seconds"] for r in results(options.out) if r["row"] == "molflt" and r["data"] == data]
+    took = [r["seconds"] for r in results(options.results) if r["row"] == "molflt" and r["data"] == data]
     if not took:
         return {"status": "waiting", "note": f"its time is that of molflt on {data}, which has not been run"}
     molecules = data == "qm7"
@@ -83,13 +83,13 @@ def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Nam
 
 def results(folder: Path) -> list[dict[str, Any]]:
     """Every finished run."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*.json")) if SECONDS not in path.name]
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespace) -> None:
     """One run, unless it is finished."""
     name = "-".join([data, row, str(seed), str(fold)]).replace(" ", "_").replace(",", "").replace("=", "").lower()
-    path = options.out / "runs" / f"{name}.json"
+    path = options.results / f"{name}.json"
     if path.exists():
         return
     files = split(data, fold, options.out / "data", MINIATURE if options.miniature else None)
@@ -100,8 +100,7 @@ def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespa
             return
     else:
         found = run_variant(row, data, files, seed, options, options.out / "runs" / name)
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps({"data": data, "row": row, "seed": seed, "fold": fold, **found}))
+    write_record(path, data=data, row=row, seed=seed, fold=fold, threads=options.threads, **found)
     errors = "  ".join(f"{split_name} {error:.4f}" for split_name, error in found["mae"].items())
     print(f"{data:<12}{row:<26}seed {seed} fold {fold}  {errors} eV  {found['seconds']:.0f} s", flush=True)
 
@@ -110,7 +109,8 @@ def arguments() -> argparse.ArgumentParser:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = [*VARIANTS, *PEERS]
-    parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and the table")
+    parser.add_argument("--out", type=Path, required=True, help="folder for data and runs")
+    parser.add_argument("--results", type=Path, help="folder for one file of each finished run; default: OUT/results")
     parser.add_argument("--data", nargs="+", choices=list(DATA_SETS), default=list(DATA_SETS))
     parser.add_argument("--rows", nargs="+", choices=every, help="default: all, on folds molflt, softmax and peers")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -127,6 +127,7 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     """Train what is missing, then report."""
     options = arguments().parse_args()
+    options.results = options.results or options.out / "results"
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     every = [*VARIANTS, *PEERS]
@@ -142,12 +143,11 @@ def main() -> None:
                 for row in options.rows or (MINIATURE_ROWS if options.miniature else default_rows(data)):
                     if wanted(row, data):
                         run_one(row, data, seed, fold, options)
-    found = results(options.out)
+    found = results(options.results)
     if not found:
         print("no run is finished")
         return
     text = tables(found, every)
-    write_record(options.out / "accuracy.json", runs=found, threads=options.threads)
     if options.page:
         insert(options.page, "accuracy", text)
     print(text)

@@ -24,6 +24,7 @@ from molflt.attention.kernelised import KernelisedAttention
 from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.layer import AttentionLayer, SharedPositions
+from molflt.attention.local_moments import LocalMoments
 from molflt.attention.randomised import MaskedRandomisedAttention, RandomisedAttention
 from molflt.attention.rpe import GaussianRPE
 from molflt.attention.softmax import SoftmaxAttention, SoftmaxPositions
@@ -93,8 +94,13 @@ def build_attention(
             MaskedRandomisedAttention(dim, n_heads, n_rbf, n_weights, config.n_samples, config.sampling, dropout)
             for _ in range(n_layers)
         ]
+
+    def moments() -> LocalMoments | None:
+        channels = config.n_moment_channels
+        return LocalMoments(dim, n_rbf, channels) if channels else None
+
     return positions, [
-        FourierAttention(dim, n_heads, n_rbf, n_weights, config.far_rank, own_kernel, far_dim, dropout)
+        FourierAttention(dim, n_heads, n_rbf, n_weights, config.far_rank, own_kernel, far_dim, moments(), dropout)
         for own_kernel in kernels
     ]
 
@@ -120,8 +126,9 @@ def interchangeable_method(kind: FrequenciesKind, tolerance: float) -> Frequency
 
 
 def _fourier_positions(config: AttentionConfig, order: OrderKind, sizes: LayerSizes, seed: int) -> FourierPositions:
+    moments = config.n_moment_channels > 0
     if not config.far_field:
-        return FourierPositions(None, None, sizes, order)
+        return FourierPositions(None, None, sizes, order, moments)
     rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms)
     if config.frequencies == "sampled":
         method: FrequencyMethod = _sampled(config, rpe, seed)
@@ -129,7 +136,7 @@ def _fourier_positions(config: AttentionConfig, order: OrderKind, sizes: LayerSi
         method = BudgetQuadratureMethod(config.tolerance, config.n_frequencies, config.l_max, rpe.sigma_low)
     else:
         method = interchangeable_method(config.frequencies, config.tolerance)
-    return FourierPositions(rpe, method, sizes, order)
+    return FourierPositions(rpe, method, sizes, order, moments)
 
 
 def _sampled(config: AttentionConfig, rpe: GaussianRPE, seed: int) -> SampledMethod:

@@ -24,16 +24,20 @@ KERNELS = (*RANDOM_FEATURES, "elu", "relu", "lara")
 
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "molflt": {},
-    "flt": {"far_rank": "m", "frequencies": "sampled"},
+    "flt": {"far_rank": "m", "frequencies": "sampled", "moment_channels": 0},
     "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
     "performer": {"mechanism": "kernelised"},
     "softmax": {"mechanism": "softmax"},
     "ra": {"mechanism": "randomised"},
     "ra-rpe": {"mechanism": "randomised", "positional_mask": True},
-    "lara-rpe": {"far_rank": "m", "kernel": "lara"},
+    "lara-rpe": {"far_rank": "m", "kernel": "lara", "moment_channels": 0},
     **{kernel: {"mechanism": "kernelised", "kernel": kernel} for kernel in KERNELS},
 }
 """What each name changes from the defaults of :class:`AttentionConfig`."""
+
+
+MOMENT_CHANNELS = 32
+"""Where the attention has moments and nothing else is said."""
 
 
 def unknown_kernel(name: str) -> str:
@@ -85,6 +89,13 @@ class AttentionConfig(BaseModel):
         le=65_536,
         description="how much of the values the far field carries, all heads together; null: a quarter of them, "
         "with far_rank=m all",
+    )
+    moment_channels: int | None = Field(
+        None,
+        ge=0,
+        le=65_536,
+        description="channels of the moments of an atom's neighbours, by which a layer sees angles; 0 leaves them "
+        "out; null: 32 with mechanism=fourier and combine=product, else 0",
     )
     n_basis: int = Field(16, ge=2, le=1024, description="T, Gaussians in the RPE function f")
     sigma_min: float = Field(2.0, ge=0.01, le=1e4, description="narrowest Gaussian of f at the start, Å")
@@ -179,9 +190,18 @@ class AttentionConfig(BaseModel):
             )
         if self.positional_mask and self.order == "linear":
             raise ValueError("mechanism=randomised is quadratic: leave order at auto")
+        if self.moment_channels and (self.mechanism != "fourier" or self.combine == "concat"):
+            raise ValueError("moment_channels belong to mechanism=fourier with combine=product: set them to 0")
         if self.spectrum == "free" and self.frequencies != "sampled":
             raise ValueError("spectrum=free is a property of the sampled estimator: set frequencies=sampled")
         return self
+
+    @property
+    def n_moment_channels(self) -> int:
+        """``moment_channels``, and what null stands for."""
+        if self.moment_channels is not None:
+            return self.moment_channels
+        return MOMENT_CHANNELS if self.mechanism == "fourier" and self.combine == "product" else 0
 
     def neighbour_cutoff(self, local_cutoff: float) -> float:
         """Å up to which this attention needs the neighbour list."""

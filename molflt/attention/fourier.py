@@ -25,6 +25,7 @@ from molflt.attention.fourier_positions import FourierContext, Part
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.layer import AttentionLayer, heads_first, split_heads
+from molflt.attention.local_moments import LocalMoments
 from molflt.attention.local_rpe import LocalRPE
 from molflt.attention.sparse import scalar_products, weighted_sum
 
@@ -117,6 +118,7 @@ class FourierAttention(AttentionLayer):
         far_rank: content factor of the far field.
         kernel: feature map of the content factor, for ``far_rank="m"``; else None.
         far_dim: how much of the values the far field carries, all heads together: the first channels of every head.
+        moments: of the neighbours, added to the output; None for none.
         dropout: on the values, which is the same in every contraction order.
     """
 
@@ -129,6 +131,7 @@ class FourierAttention(AttentionLayer):
         far_rank: FarRank,
         kernel: Kernel | None,
         far_dim: int,
+        moments: LocalMoments | None,
         dropout: float,
     ) -> None:
         super().__init__()
@@ -144,6 +147,7 @@ class FourierAttention(AttentionLayer):
         if n_weights and far_rank == 1:
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
         self.kernel = kernel if n_weights else None
+        self.moments = moments
 
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
@@ -162,7 +166,10 @@ class FourierAttention(AttentionLayer):
         context = prepared.context
         inputs = self._inputs(x, geometry).of_parts(context)
         found = map(self._attend, inputs, context.parts, prepared.factors)
-        return self.output(context.collect(list(found)))
+        out: Tensor = self.output(context.collect(list(found)))
+        if self.moments is None or context.moments is None:
+            return out
+        return out + self.moments(x, context.moments)
 
     def _inputs(self, x: Tensor, geometry: Geometry) -> _Inputs:
         query, key = self.query_key(x)

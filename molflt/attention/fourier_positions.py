@@ -17,6 +17,7 @@ from molflt.attention.frequencies.contraction import Contraction, LayerSizes, ch
 from molflt.attention.frequencies.method import FarOperator, FrequencyMethod
 from molflt.attention.geometry import Geometry, select_rows
 from molflt.attention.layer import SharedPositions
+from molflt.attention.local_moments import NeighbourMoments
 from molflt.attention.local_rpe import Neighbourhood
 from molflt.attention.partition import similar_sizes, split
 from molflt.attention.rpe import GaussianBasis, GaussianRPE
@@ -49,11 +50,13 @@ class FourierContext:
         parts: at least one.
         contractions: how each structure of the batch is contracted.
         order: (n_atoms,) atoms of the batch, part after part; None when the one part is the batch.
+        moments: of the neighbours in the whole batch; None if no layer has them.
     """
 
     parts: list[Part]
     contractions: list[Contraction]
     order: Tensor | None
+    moments: NeighbourMoments | None
 
     @cached_property
     def _back(self) -> Tensor:
@@ -82,16 +85,23 @@ class FourierPositions(SharedPositions):
         method: how it is evaluated.
         sizes: what the layers will do with it.
         order: ``auto`` picks the cheaper contraction order for each structure.
+        moments: whether the layers have moments of the neighbours.
     """
 
     def __init__(
-        self, rpe: GaussianRPE | None, method: FrequencyMethod | None, sizes: LayerSizes, order: OrderKind
+        self,
+        rpe: GaussianRPE | None,
+        method: FrequencyMethod | None,
+        sizes: LayerSizes,
+        order: OrderKind,
+        moments: bool,
     ) -> None:
         super().__init__()
         self.rpe = rpe
         self.method = method
         self.sizes = sizes
         self.order: OrderKind = order
+        self.moments = moments
 
     @property
     def n_weights(self) -> int:
@@ -114,7 +124,8 @@ class FourierPositions(SharedPositions):
             _part(*of_group, [contractions[b].method for b in group], basis, group is not linear)
             for of_group, group in zip(found, groups, strict=True)
         ]
-        return FourierContext(parts, contractions, order)
+        moments = NeighbourMoments(geometry, neighbourhood) if self.moments else None
+        return FourierContext(parts, contractions, order, moments)
 
     def contractions(
         self, geometry: Geometry, neighbourhood: Neighbourhood, basis: GaussianBasis | None

@@ -66,6 +66,12 @@ class Neighbourhood:
         """Of how many edges something as wide as φ may be made."""
         return max(1, _VALUES_AT_ONCE // self.self_basis.shape[1])
 
+    def basis_of(self, edges: slice) -> Tensor:
+        """φ of some edges; of a large neighbourhood it is made anew."""
+        if not self.is_large:
+            return self.basis[edges]
+        return self.radial(self.distances[edges], self.types[0][edges], self.types[1][edges])
+
     def evaluate(self, function: Callable[[Tensor, slice], Tensor], edges: slice) -> Tensor:
         """``function(φ, edges)`` of some edges; of a large neighbourhood nothing but its result is kept."""
         if not self.is_large:

@@ -130,6 +130,12 @@ def to_entries(pattern: SparsePattern, rows: Tensor) -> Tensor:
     return result
 
 
+def of_columns(pattern: SparsePattern, columns: Tensor) -> Tensor:
+    """(n_columns, c) values of the columns, given to each of their entries → (n_entries, c)."""
+    result: Tensor = _OfColumns.apply(pattern, columns)
+    return result
+
+
 class _SumOfEntries(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pattern: SparsePattern, entries: Tensor) -> Tensor:
@@ -154,6 +160,31 @@ class _ToEntries(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         return None, sum_of_entries(ctx.pattern, gradient)
+
+
+class _OfColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: SparsePattern, columns: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        return columns.index_select(0, pattern.columns)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, _SumOfColumns.apply(ctx.pattern, gradient)
+
+
+class _SumOfColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: SparsePattern, entries: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        turned, order = pattern.transposed
+        return functional.embedding_bag(
+            order, entries.contiguous(), turned.row_starts, mode="sum", include_last_offset=True
+        )
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, of_columns(ctx.pattern, gradient)
 
 
 class _WeightedSum(torch.autograd.Function):

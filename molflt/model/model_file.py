@@ -24,7 +24,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 METADATA_KEY = "molflt"
 _MOST_FEATURES = 1_000_000
 """Random features are drawn in a loop: a file may not make it endless."""
@@ -195,6 +195,8 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         )
     if schema < 3:
         _share_far_values(path, content.get("config"))
+    if schema < 5:
+        _without_moments(content.get("config"))
     try:
         return ModelMetadata.model_validate(content)
     except UnicodeEncodeError as error:
@@ -217,6 +219,12 @@ def _share_far_values(path: Path, config: Any) -> None:
             "train again"
         )
     attention["far_dim"] = config.get("dim")
+
+
+def _without_moments(config: Any) -> None:
+    """Before schema 5 no layer had moments of the neighbours."""
+    if isinstance(config, dict) and isinstance(config.get("attention"), dict):
+        config["attention"]["moment_channels"] = 0
 
 
 def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from molflt.attention.config import ATTENTION_PRESETS
 from molflt.training.config import TrainConfig
 
 _BUNDLED = {
@@ -28,11 +29,7 @@ def _paper(n_layers: int, attention: str) -> dict[str, Any]:
             "ffn_dim": 2048,
             "n_rbf": 128,
             "attention_dropout": 0.1,
-            "attention": {
-                "flt": {"far_rank": "m", "frequencies": "sampled"},
-                "performer": {"mechanism": "kernelised"},
-            }[attention]
-            | features,
+            "attention": {**ATTENTION_PRESETS[attention], **features},
         },
         "data": {"max_atoms": 5000, "num_workers": 4},
         "optimiser": {

@@ -17,10 +17,9 @@ MODEL: dict[str, Any] = {
 }
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "molflt": {},
-    "flt": {"attention": "flt"},
-    "no far field": {"attention": {"far_field": False}},
-    "no local RPE": {},
+    "molflt": {"attention": {"moment_channels": 32}},
+    "no moments": {},
+    "no far field": {"attention": {"moment_channels": 32, "far_field": False}},
     "performer": {"attention": "performer"},
     "concat, turned at random": {"attention": "flt-concat"},
     "softmax": {"attention": "softmax"},
