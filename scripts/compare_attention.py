@@ -82,7 +82,8 @@ def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -
     """The preset ``tiny`` with another attention; QM7 has no relaxed positions to learn."""
     values = preset_config("tiny").model_dump()
     values["seed"] = seed
-    values["model"]["attention"] = attention
+    # Mechanisms of attention alone: the moments of the neighbours that molflt adds are left out.
+    values["model"]["attention"] = {**ATTENTION_PRESETS[attention], "moment_channels": 0}
     values["trainer"] |= {"max_steps": steps, "max_epochs": 1000}
     values["data"]["max_atoms"] = MAX_ATOMS
     if data == "qm7":

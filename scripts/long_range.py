@@ -81,7 +81,8 @@ def config(
                 "cutoff": 4.0,
                 "n_rbf": 16,
                 "auxiliary_head": False,
-                "attention": attention,
+                # Moments of the neighbours see no further than these; here the far field is judged.
+                "attention": {"moment_channels": 0, **attention},
             },
             "optimiser": {"lr": 2e-3},
             "trainer": {"max_epochs": epochs},

@@ -23,24 +23,26 @@ DIM, HEADS, N_FEATURES, N_FREQUENCIES, N_BASIS = 256, 8, 64, 16, 16
 CUTOFF, N_RBF = 6.0, 48
 
 MECHANISMS: dict[str, dict[str, Any]] = {
-    "molflt": {},
-    "molflt, ε = 1e-3": {"tolerance": 1e-3},
-    "molflt, no far field": {"far_field": False},
-    "molflt, far_dim = 256": {"far_dim": 256},
-    "molflt, budget l_max = 4": {"frequencies": "quadrature", "l_max": 4},
-    "flt": {"far_rank": "m", "frequencies": "sampled"},
+    "molflt": {"moment_channels": 0},
+    "molflt, ε = 1e-3": {"tolerance": 1e-3, "moment_channels": 0},
+    "molflt, no far field": {"far_field": False, "moment_channels": 0},
+    "molflt, moments": {},
+    "molflt, far_dim = 256": {"far_dim": 256, "moment_channels": 0},
+    "molflt, budget l_max = 4": {"frequencies": "quadrature", "l_max": 4, "moment_channels": 0},
+    "flt": {"far_rank": "m", "frequencies": "sampled", "moment_channels": 0},
     "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
     "performer": {"mechanism": "kernelised"},
     "saderf-mm": {"mechanism": "kernelised", "kernel": "saderf-mm"},
     "elu": {"mechanism": "kernelised", "kernel": "elu"},
     "relu": {"mechanism": "kernelised", "kernel": "relu"},
     "lara": {"mechanism": "kernelised", "kernel": "lara"},
-    "lara-rpe": {"far_rank": "m", "kernel": "lara"},
+    "lara-rpe": {"far_rank": "m", "kernel": "lara", "moment_channels": 0},
     "ra": {"mechanism": "randomised"},
     "ra-rpe": {"mechanism": "randomised", "positional_mask": True},
     "softmax": {"mechanism": "softmax"},
 }
-"""What each row changes from the defaults; all have the widths above."""
+"""What each row changes from the defaults; all have the widths above. Moments of the neighbours, which no peer's
+layer has, are a row of their own."""
 
 ISOLATED_ONLY = ("molflt, budget l_max = 4",)
 """Rows whose linear form exists in isolated structures only."""
