@@ -250,3 +250,55 @@ def test_what_a_prediction_leaves_out(spoil: Callable[[Atoms], None], model_path
     assert SPOILT[spoil] in prediction.failures[PLACE]
     with pytest.raises(InputError, match=rf"#{PLACE}\b"):
         predict(load_model(model_path), resolve_inputs([path]))
+
+
+def test_a_prediction_needs_no_label(model_path: Path, tmp_path: Path) -> None:
+    from molflt.data.sources import resolve_inputs
+    from molflt.model.model_file import load_model
+    from molflt.prediction.predictor import predict
+
+    prediction, _ = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", no_label)]))
+    assert np.isfinite(prediction.energies).all()
+    assert len(prediction.energies) == N
+
+
+def test_no_forces_where_they_are_learnt(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    frames = [good(k) for k in range(N)]
+    for k, atoms in enumerate(frames):
+        forces = {} if k == PLACE else {"forces": np.full((len(atoms), 3), 0.1 * k)}
+        atoms.calc = SinglePointCalculator(atoms, energy=0.1 * k, **forces)
+    path = str(tmp_path / "forces.extxyz")
+    ase.io.write(path, frames)
+    learnt = {"loss.force_weight": 1.0, "data.val": {"val": path}}
+    with pytest.raises(InputError, match=rf"1 of 6 structures have no forces \(first: .*#{PLACE}\)"):
+        EnergyDataModule(configure(path, "stop", **learnt))
+    data = EnergyDataModule(configure(path, "skip", **learnt))
+    (skipped,) = data.skipped["train"]
+    assert skipped.index == PLACE
+    assert "forces" in skipped.reason
+    # Energies alone need none.
+    assert EnergyDataModule(configure(path, "skip")).skipped["train"] == []
+
+
+def test_an_sdf_block_that_cannot_be_read(model_path: Path, tmp_path: Path) -> None:
+    """Refused by name; skipped, the molecules after it keep their places."""
+    from rdkit import Chem
+    from rdkit.Chem import AllChem
+
+    from molflt.data.sources import resolve_inputs
+    from molflt.model.model_file import load_model
+    from molflt.prediction.predictor import predict
+
+    blocks = []
+    for smiles in ("CCO", "CC", "O"):
+        molecule = Chem.AddHs(Chem.MolFromSmiles(smiles))
+        AllChem.EmbedMolecule(molecule, randomSeed=1)
+        blocks.append(Chem.MolToMolBlock(molecule) + "$$$$\n")
+    blocks[1] = blocks[1].replace(" C ", " Qq", 1)
+    path = tmp_path / "some.sdf"
+    path.write_text("".join(blocks))
+    with pytest.raises(InputError, match=r"some\.sdf#1\b"):
+        predict(load_model(model_path), resolve_inputs([str(path)]))
+    prediction, _ = predict(load_model(model_path), resolve_inputs([str(path)], on_bad="skip"), on_error="skip")
+    assert np.isfinite(prediction.energies).tolist() == [True, False, True]
+    assert "some.sdf#1" in prediction.failures[1]
