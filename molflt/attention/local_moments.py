@@ -114,7 +114,7 @@ class NeighbourMoments:
         self.neighbourhood = neighbourhood
         whole = slice(0, neighbourhood.n_edges)
         self._kept: NeighbourSlots | None = None
-        if not neighbourhood.is_large:
+        if neighbourhood.n_edges <= neighbourhood.edges_at_once:
             self._kept = neighbour_slots(geometry, neighbourhood, neighbourhood.pattern, whole)
 
     def sums(self, filters: nn.Linear, values: Tensor) -> Iterator[Tensor]:
