@@ -64,7 +64,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "small": (
-        "a quarter of an hour on two cores; mean absolute error on val and test 0.078 eV, seed 0",
+        "a quarter of an hour on two cores; mean absolute error on val 0.067 eV, on test 0.063 eV, seed 0",
         {
             "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 24},
             "data": {"max_atoms": 768},
