@@ -17,9 +17,11 @@ MODEL: dict[str, Any] = {
 }
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "molflt": {"attention": {"moment_channels": 32}},
-    "no moments": {},
-    "no far field": {"attention": {"moment_channels": 32, "far_field": False}},
+    "molflt": {},
+    "flt": {"attention": "flt"},
+    "no moments": {"attention": {"moment_channels": 0}},
+    "no far field": {"attention": {"far_field": False}},
+    "no local RPE": {},
     "performer": {"attention": "performer"},
     "concat, turned at random": {"attention": "flt-concat"},
     "softmax": {"attention": "softmax"},
