@@ -49,7 +49,7 @@ def _paper(n_layers: int, attention: str) -> dict[str, Any]:
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": (
-        "two minutes on two cores; mean absolute error on val 0.110 eV, seed 0",
+        "two minutes on two cores; mean absolute error on val 0.092 eV, seed 0",
         {
             "model": {
                 "dim": 64,
