@@ -10,7 +10,7 @@ from molflt.training.config import TrainConfig
 MODEL: dict[str, Any] = {
     "dim": 128,
     "n_heads": 8,
-    "n_layers": 4,
+    "n_layers": 2,
     "ffn_dim": 256,
     "n_rbf": 32,
     "auxiliary_head": False,
@@ -31,6 +31,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sampled": {"attention": {"frequencies": "sampled"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
+    "molflt, 4 layers": {"n_layers": 4},
+    "no moments, 4 layers": {"n_layers": 4, "attention": {"moment_channels": 0}},
+    "performer, 4 layers": {"n_layers": 4, "attention": "performer"},
+    "softmax, 4 layers": {"n_layers": 4, "attention": "softmax"},
 }
 """What each row changes of the model."""
 
