@@ -2,7 +2,7 @@
 
     w_jc   = (W φ(|Δ_ij|, z_i, z_j))_c env(|Δ_ij|) v_jc        radial filter times value, channel c
     M^l_ic = Σ_j w_jc û_ij^{⊗l},  û = Δ/√(|Δ|² + 1 Å²)          l = 0, 1, 2; images included
-    out_i  = [M^0_c, ⟨M^1_c, (U_1 M^1)_c⟩, ⟨M^2_c, (U_2 M^2)_c⟩]
+    out_i  = W_o [M^0_c, ⟨M^1_c, (U_1 M^1)_c⟩, ⟨M^2_c, (U_2 M^2)_c⟩]
 
 A product of two moments of order l is Σ_jk w_j w_k (û_ij·û_ik)^l, a sum over triples of atoms; it depends on the
 angle, and is invariant because it is made of scalar products. The moments are those of moment tensor potentials
