@@ -48,11 +48,11 @@ class Neighbourhood:
     def basis(self) -> Tensor:
         """(n_local, n_rbf) φ of each edge."""
         if torch.is_grad_enabled() or self.n_edges <= self.edges_at_once:
-            return self.radial(self.distances, *self.types)
+            return self._make_basis(slice(None))
         out = self.distances.new_empty((self.n_edges, self.self_basis.shape[1]))
         for first in range(0, self.n_edges, self.edges_at_once):
             few = slice(first, first + self.edges_at_once)
-            out[few] = self.radial(self.distances[few], self.types[0][few], self.types[1][few])
+            out[few] = self._make_basis(few)
         return out
 
     @property
@@ -68,8 +68,9 @@ class Neighbourhood:
 
     def basis_of(self, edges: slice) -> Tensor:
         """φ of some edges; of a large neighbourhood it is made anew."""
-        if not self.is_large:
-            return self.basis[edges]
+        return self._make_basis(edges) if self.is_large else self.basis[edges]
+
+    def _make_basis(self, edges: slice) -> Tensor:
         return self.radial(self.distances[edges], self.types[0][edges], self.types[1][edges])
 
     def evaluate(self, function: Callable[[Tensor, slice], Tensor], edges: slice) -> Tensor:

@@ -120,71 +120,51 @@ def scalar_products(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tens
 
 def sum_of_entries(pattern: SparsePattern, entries: Tensor) -> Tensor:
     """(n_entries, c) values of the entries, those of every row added → (n_rows, c)."""
-    result: Tensor = _SumOfEntries.apply(pattern, entries)
+    result: Tensor = _SumOfEntries.apply(pattern, entries, False)
     return result
 
 
 def to_entries(pattern: SparsePattern, rows: Tensor) -> Tensor:
     """(n_rows, c) values of the rows, given to each of their entries → (n_entries, c)."""
-    result: Tensor = _ToEntries.apply(pattern, rows)
+    result: Tensor = _ToEntries.apply(pattern, rows, False)
     return result
 
 
 def of_columns(pattern: SparsePattern, columns: Tensor) -> Tensor:
     """(n_columns, c) values of the columns, given to each of their entries → (n_entries, c)."""
-    result: Tensor = _OfColumns.apply(pattern, columns)
+    result: Tensor = _ToEntries.apply(pattern, columns, True)
     return result
 
 
 class _SumOfEntries(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pattern: SparsePattern, entries: Tensor) -> Tensor:
-        ctx.pattern = pattern
-        index = torch.arange(pattern.n_entries, dtype=pattern.columns.dtype, device=entries.device)
-        # Adding rows at an index is many times slower where rows are short.
-        return functional.embedding_bag(
-            index, entries.contiguous(), pattern.row_starts, mode="sum", include_last_offset=True
-        )
+    """Of every row, or of every column. Each is the other's derivative."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, to_entries(ctx.pattern, gradient)
+    def forward(ctx: Any, pattern: SparsePattern, entries: Tensor, by_column: bool) -> Tensor:
+        ctx.pattern, ctx.by_column = pattern, by_column
+        if by_column:
+            turned, order = pattern.transposed
+            starts = turned.row_starts
+        else:
+            order = torch.arange(pattern.n_entries, dtype=pattern.columns.dtype, device=entries.device)
+            starts = pattern.row_starts
+        # Adding rows at an index is many times slower where rows are short.
+        return functional.embedding_bag(order, entries.contiguous(), starts, mode="sum", include_last_offset=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        return None, _ToEntries.apply(ctx.pattern, gradient, ctx.by_column), None
 
 
 class _ToEntries(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pattern: SparsePattern, rows: Tensor) -> Tensor:
-        ctx.pattern = pattern
-        return rows.index_select(0, pattern.rows)
+    def forward(ctx: Any, pattern: SparsePattern, values: Tensor, by_column: bool) -> Tensor:
+        ctx.pattern, ctx.by_column = pattern, by_column
+        return values.index_select(0, pattern.columns if by_column else pattern.rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, sum_of_entries(ctx.pattern, gradient)
-
-
-class _OfColumns(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pattern: SparsePattern, columns: Tensor) -> Tensor:
-        ctx.pattern = pattern
-        return columns.index_select(0, pattern.columns)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, _SumOfColumns.apply(ctx.pattern, gradient)
-
-
-class _SumOfColumns(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pattern: SparsePattern, entries: Tensor) -> Tensor:
-        ctx.pattern = pattern
-        turned, order = pattern.transposed
-        return functional.embedding_bag(
-            order, entries.contiguous(), turned.row_starts, mode="sum", include_last_offset=True
-        )
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, of_columns(ctx.pattern, gradient)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        return None, _SumOfEntries.apply(ctx.pattern, gradient, ctx.by_column), None
 
 
 class _WeightedSum(torch.autograd.Function):

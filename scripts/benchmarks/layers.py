@@ -23,26 +23,25 @@ DIM, HEADS, N_FEATURES, N_FREQUENCIES, N_BASIS = 256, 8, 64, 16, 16
 CUTOFF, N_RBF = 6.0, 48
 
 MECHANISMS: dict[str, dict[str, Any]] = {
-    "molflt": {"moment_channels": 0},
-    "molflt, ε = 1e-3": {"tolerance": 1e-3, "moment_channels": 0},
-    "molflt, no far field": {"far_field": False, "moment_channels": 0},
-    "molflt, moments": {},
-    "molflt, far_dim = 256": {"far_dim": 256, "moment_channels": 0},
-    "molflt, budget l_max = 4": {"frequencies": "quadrature", "l_max": 4, "moment_channels": 0},
-    "flt": {"far_rank": "m", "frequencies": "sampled", "moment_channels": 0},
+    "molflt": {},
+    "molflt, ε = 1e-3": {"tolerance": 1e-3},
+    "molflt, no far field": {"far_field": False},
+    "molflt, moments": {"moment_channels": 32},
+    "molflt, far_dim = 256": {"far_dim": 256},
+    "molflt, budget l_max = 4": {"frequencies": "quadrature", "l_max": 4},
+    "flt": {"far_rank": "m", "frequencies": "sampled"},
     "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
     "performer": {"mechanism": "kernelised"},
     "saderf-mm": {"mechanism": "kernelised", "kernel": "saderf-mm"},
     "elu": {"mechanism": "kernelised", "kernel": "elu"},
     "relu": {"mechanism": "kernelised", "kernel": "relu"},
     "lara": {"mechanism": "kernelised", "kernel": "lara"},
-    "lara-rpe": {"far_rank": "m", "kernel": "lara", "moment_channels": 0},
+    "lara-rpe": {"far_rank": "m", "kernel": "lara"},
     "ra": {"mechanism": "randomised"},
     "ra-rpe": {"mechanism": "randomised", "positional_mask": True},
     "softmax": {"mechanism": "softmax"},
 }
-"""What each row changes from the defaults; all have the widths above. Moments of the neighbours, which no peer's
-layer has, are a row of their own."""
+"""What each row changes from the defaults; all have the widths above, and no moments unless named."""
 
 ISOLATED_ONLY = ("molflt, budget l_max = 4",)
 """Rows whose linear form exists in isolated structures only."""
@@ -60,7 +59,7 @@ class MolfltLayer(nn.Module):
 
     def __init__(self, name: str, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF) -> None:
         super().__init__()
-        sizes = {"n_features": N_FEATURES, "n_frequencies": N_FREQUENCIES, "n_basis": N_BASIS}
+        sizes = {"n_features": N_FEATURES, "n_frequencies": N_FREQUENCIES, "n_basis": N_BASIS, "moment_channels": 0}
         self.config = AttentionConfig.model_validate(sizes | {"sigma_min": 2.0, "sigma_max": 12.0} | MECHANISMS[name])
         self.radial = GaussianDistanceBasis(n_rbf, CUTOFF)
         self.positions, (self.layer,) = build_attention(
