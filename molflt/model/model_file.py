@@ -26,8 +26,6 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SCHEMA_VERSION = 5
 METADATA_KEY = "molflt"
-_MOST_FEATURES = 1_000_000
-"""Random features are drawn in a loop: a file may not make it endless."""
 _MOST_METADATA = 1 << 20
 """Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
 _REMEDY = "the file was altered or is damaged: copy it again or train again"
@@ -234,7 +232,7 @@ def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[
     """
     found = set(handle.keys())
     config = metadata.config
-    if config.n_layers > len(found) or config.attention.n_features > _MOST_FEATURES:
+    if config.n_layers > len(found):
         raise InputError(f"{path}: the weights do not fit the sizes in the file's configuration; {_REMEDY}")
     try:
         with torch.device("meta"):

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from molflt.attention.config import AttentionConfig
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import LoadedModel, save_model
+
 Run = Callable[..., Any]
 
 
@@ -54,8 +58,6 @@ def test_drift_between_precisions(molflt: Run, model_path: Path) -> None:
 
 
 def test_a_failure_is_status_one(molflt: Run, model_path: Path, monkeypatch) -> None:
-    from molflt.model.energy_model import EnergyModel
-
     sound = EnergyModel.forward
 
     def broken(self, batch, n_max=None):
@@ -77,3 +79,15 @@ def test_user_mistakes(molflt: Run, model_path: Path, tmp_path: Path) -> None:
     assert result.status == 2
     assert "wrong.cif" in result.err
     assert molflt("check-invariance", tmp_path / "absent.safetensors").status == 2
+
+
+def test_a_model_without_a_far_field(molflt: Run, tmp_path: Path, loaded: LoadedModel) -> None:
+    config = loaded.model.config.model_copy(update={"attention": AttentionConfig.model_validate("performer")})
+    metadata = loaded.metadata.model_copy(update={"config": config, "elements": [6, 8]})
+    save_model(tmp_path / "performer.safetensors", EnergyModel(config, metadata.seed), metadata)
+    arguments = ("check-invariance", tmp_path / "performer.safetensors", "--draws", 1, "--dtype", "float64")
+    result = molflt(*arguments, "CCO", "O")
+    assert result.status == 0, result
+    assert "This model has no Fourier far field." in result.out
+    # of the elements of the built-in structures it knows hardly any
+    assert "give structures of your own" in " ".join(molflt(*arguments).err.split())

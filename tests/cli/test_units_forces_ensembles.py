@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import shutil
@@ -12,11 +13,15 @@ from typing import Any
 import ase.io
 import numpy as np
 import pytest
+import torch
 from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.model.model_file import LoadedModel, save_model
+from molflt.prediction.average import average_models
 
 Run = Callable[..., Any]
 KCAL = 23.060547830619
@@ -141,6 +146,31 @@ def test_average(train: Run, molflt: Run, tmp_path: Path) -> None:
     assert molflt("average", *checkpoints, "-o", tmp_path / "mean.safetensors").status == 0
     assert molflt("info", tmp_path / "mean.safetensors").status == 0
     assert molflt("average", *checkpoints, "-o", tmp_path / "mean.safetensors").status == 2
+
+
+def test_average_of_what_is_not_of_one_run(model_path: Path, loaded: LoadedModel, tmp_path: Path) -> None:
+    constants = dict(loaded.model.named_buffers())
+    learnt = dict(loaded.model.named_parameters())
+    assert constants
+    for name in constants:
+        changed = copy.deepcopy(loaded.model)
+        dict(changed.named_buffers())[name].view(-1)[0] += 1
+        save_model(tmp_path / "changed.safetensors", changed, loaded.metadata)
+        with pytest.raises(InputError, match=f"'{name}' differs from that of"):
+            average_models([model_path, tmp_path / "changed.safetensors"], tmp_path / "mean.safetensors")
+    with pytest.raises(InputError, match="at least two"):
+        average_models([model_path], tmp_path / "mean.safetensors")
+    other = loaded.metadata.model_copy(update={"seed": loaded.metadata.seed + 1})
+    save_model(tmp_path / "other.safetensors", loaded.model, other)
+    with pytest.raises(InputError, match="another configuration or seed"):
+        average_models([model_path, tmp_path / "other.safetensors"], tmp_path / "mean.safetensors")
+    with torch.no_grad():
+        for tensor in learnt.values():
+            tensor *= 3
+    save_model(tmp_path / "tripled.safetensors", loaded.model, loaded.metadata)
+    mean = average_models([model_path, tmp_path / "tripled.safetensors"], tmp_path / "mean.safetensors").model
+    for name, tensor in mean.named_parameters():
+        torch.testing.assert_close(tensor, learnt[name] * (2 / 3))
 
 
 def test_convert_reads_a_label_in_its_unit(molflt: Run, folder: Path, tmp_path: Path) -> None:

@@ -98,6 +98,14 @@ def test_layer_numbers_are_not_taken_for_oc20_tags(layers: int, with_adsorbate: 
     assert data.tags.tolist() == expected
 
 
+@pytest.mark.parametrize("tags", [[0.5, 1.0, 2.0], [float("nan")] * 3, ["a", "b", "c"]], ids=str)
+def test_tags_are_whole_numbers(tags: list[object]) -> None:
+    atoms = molecule("H2O")
+    atoms.arrays["tags"] = np.array(tags)
+    with pytest.raises(InputError, match="water: tags must be whole numbers"):
+        from_atoms(atoms, "water")
+
+
 def test_oc20_tags_pass_and_can_be_forced() -> None:
     slab = _oc20_slab()
     assert from_atoms(slab, "x").tags.tolist() == slab.get_tags().tolist()

@@ -233,6 +233,12 @@ def test_wrong_numbers_of_records_leave_no_file(tmp_path: Path, make_record: Any
     assert not (tmp_path / "a.lmdb").exists()
 
 
+def test_no_records_are_no_data_set(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\.lmdb: there are no records to write"):
+        write_lmdb(tmp_path / "a.lmdb", [])
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_folder_is_named(tmp_path: Path, make_record: Any) -> None:
     with pytest.raises(InputError, match="no such folder"):
         write_lmdb(os.path.join(tmp_path, "none", "a.lmdb"), [make_record(0)])

@@ -270,6 +270,7 @@ def test_weights_that_are_not_numbers(value: float, altered: Altered) -> None:
         (None, {"ffn_dim": 10**10}),
         (None, {"n_rbf": 10**12}),
         (None, {"n_layers": 10**9}),
+        (None, {"n_layers": 1024}),
         ("attention", {"n_basis": 10**10}),
         ("attention", {"n_features": 10**12}),
         ("attention", {"n_frequencies": 10**10, "frequencies": "sampled"}),

@@ -65,6 +65,20 @@ def test_npz(prediction: Prediction, val_set: StructureDataset, tmp_path: Path) 
         np.testing.assert_array_equal(archive["energy"], prediction.energies)
 
 
+def test_deviations_of_an_ensemble_are_in_every_format(
+    prediction: Prediction, val_set: StructureDataset, tmp_path: Path
+) -> None:
+    prediction.std = np.linspace(0.1, 1.0, len(val_set))
+    for suffix in outputs.FORMATS:
+        write_predictions(tmp_path / f"out{suffix}", prediction, val_set, "y_relaxed")
+    with np.load(tmp_path / "out.npz", allow_pickle=False) as archive:
+        np.testing.assert_array_equal(archive["std"], prediction.std)
+    images = ase.io.read(tmp_path / "out.extxyz", index=":")
+    assert [atoms.info["predicted_y_relaxed_std"] for atoms in images] == pytest.approx(prediction.std, rel=1e-6)
+    with open(tmp_path / "out.csv", newline="") as handle:
+        assert [float(row["std_eV"]) for row in csv.DictReader(handle)] == prediction.std.tolist()
+
+
 def test_leaderboard_file_of_four_runs(prediction: Prediction, val_set: StructureDataset, tmp_path: Path) -> None:
     path = tmp_path / "submission.npz"
     splits = get_args(OC20Split)

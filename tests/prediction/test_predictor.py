@@ -100,6 +100,17 @@ def test_what_does_not_fit_is_computed_in_parts(
     np.testing.assert_array_equal(np.isnan(skipped.energies), sizes > room)
 
 
+def test_an_energy_that_is_not_finite(loaded: LoadedModel, val_set: StructureDataset) -> None:
+    huge = next(loaded.model.energy_head.parameters())
+    with torch.no_grad():
+        huge.fill_(float("inf"))
+    with pytest.raises(InputError, match="set1-00: the model's energy is not finite; check the structure"):
+        predict(loaded, val_set)
+    skipped, _ = predict(loaded, val_set, on_error="skip")
+    assert sorted(skipped.failures) == list(range(len(val_set)))
+    assert np.isnan(skipped.energies).all()
+
+
 def test_a_frozen_model_stays_as_it_was(model_path: Path, val_set: StructureDataset) -> None:
     loaded = load_model(model_path)
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}

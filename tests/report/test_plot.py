@@ -45,10 +45,12 @@ def test_other_formats(molflt: Run, tiny_run: Path, tmp_path: Path) -> None:
 
 def test_mistakes(molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
     (tmp_path / "old.png").write_bytes(b"")
+    (tmp_path / "folder.png").mkdir()
     val = tiny_data / "val.lmdb"
     for arguments, message in (
         (["parity", "absent", val, "-o", tmp_path / "f.jpg"], "must end in .png, .svg, .pdf"),
         (["parity", "absent", val, "-o", tmp_path / "old.png"], "give --overwrite"),
+        (["parity", "absent", val, "-o", tmp_path / "folder.png"], "is a folder"),
         (["parity", "absent", "-o", tmp_path / "f.png"], "give labelled structures"),
         (["rpe", "absent", val, "-o", tmp_path / "f.png"], "leave out"),
         (["parity", "absent.safetensors", val, "-o", tmp_path / "f.png"], "no such file"),
@@ -60,7 +62,7 @@ def test_mistakes(molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) 
         assert result.status == 2, result
         assert result.err.startswith("Error: "), result
         assert message in result.err.replace("\n", " "), result
-        assert [p.name for p in tmp_path.iterdir()] == ["old.png"]
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.png", "old.png"]
 
 
 def test_overwrite(molflt: Run, tiny_run: Path, tmp_path: Path) -> None:

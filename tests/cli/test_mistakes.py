@@ -1,0 +1,44 @@
+"""Options that cannot be had together, or not at all: refused before anything is computed or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("predict", "MODEL", "CCO", "-o", "NEW.npz", "--oc20-split", "id", "--on-error", "skip"), "every structure"),
+        (("predict", "MODEL", "CCO", "-o", "NEW.csv", "--forces"), "give -o NAME.extxyz"),
+        (("predict", "MODEL", "CCO", "--forces"), "give -o NAME.extxyz"),
+        (("predict", "MODEL", "CCO", "--calibrate", "DATA"), "is a single model"),
+        (("predict", "FOLDER", "CCO"), "is a folder without best.safetensors"),
+        (("convert", "DATA", "NEW.lmdb", "--force-unit", "eV/nm"), "--force-unit eV/nm: choose one of"),
+        (("convert", "DATA", "NEW.extxyz"), "the last argument must be the LMDB to write"),
+        (("evaluate", "MODEL", "DATA", "--report", "NEW.txt"), "a report must end in .html"),
+        (("explain", "MODEL", "CCO", "-o", "NEW.txt"), "output must end in .html or .csv"),
+        (("explain", "MODEL", "CCO", "-o", "FOLDER"), "is a folder"),
+        (("explain", "MODEL", "DATA", "-o", "NEW.html"), "choose one with --index, from 0 to 9"),
+        (("explain", "MODEL", "DATA", "--index", "10", "-o", "NEW.html"), "--index 10 is out of range"),
+        (("explain", "MODEL", "DATA", "--index", "-1", "-o", "NEW.html"), "--index -1 is out of range"),
+    ],
+    ids=lambda value: " ".join(value[:1] + value[2:]) if isinstance(value, tuple) else None,
+)
+def test_refused(
+    arguments: tuple[str, ...], message: str, molflt: Run, model_path: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder.html"
+    folder.mkdir()
+    known = {"MODEL": model_path, "DATA": tiny_data / "val.lmdb", "FOLDER": folder}
+    result = molflt(*(known.get(word, tmp_path / word if word.startswith("NEW") else word) for word in arguments))
+    assert result.status == 2, result
+    assert result.err.startswith("Error: ")
+    assert message in " ".join(result.err.split())
+    assert list(tmp_path.iterdir()) == [folder]
+    assert not list(folder.iterdir())

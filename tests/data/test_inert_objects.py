@@ -1,0 +1,122 @@
+"""What stands for the objects of a record's pickle believes nothing it is told."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from molflt.data.allowance import allowance
+from molflt.data.inert_objects import (
+    Frozen,
+    InertArray,
+    InertBufferArray,
+    InertDtype,
+    InertMapping,
+    InertObject,
+    InertScalar,
+    InertStorage,
+    InertTensor,
+    Latin1,
+    natural,
+    sizes_of,
+)
+
+FLOAT = InertDtype("f8")
+RAW = np.arange(6.0).tobytes()
+PLAIN = (3, "<", None, None, None, -1, -1, 0)
+
+
+@pytest.fixture(autouse=True)
+def plenty() -> Iterator[None]:
+    """Bytes to copy."""
+    with allowance(10_000):
+        yield
+
+
+def _array(*state: object) -> np.ndarray:
+    array = InertArray()
+    array.__setstate__(state)
+    assert array.value is not None
+    return array.value
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: InertDtype("O"), "element type"),
+        (lambda: InertDtype("V8"), "element type"),
+        (lambda: InertDtype(8), "element type"),
+        (lambda: FLOAT.__setstate__([3, "<", None, None, None]), "structured"),
+        (lambda: FLOAT.__setstate__((3, "<", None, None)), "structured"),
+        (lambda: FLOAT.__setstate__((3, "<", None, ("a",), {"a": FLOAT})), "structured"),
+        (lambda: FLOAT.__setstate__((3, "!", None, None, None)), "structured"),
+        (lambda: InertBufferArray(RAW, np.dtype("f8"), (6,)), "plain numbers"),
+        (lambda: InertBufferArray("text", FLOAT, (6,)), "plain numbers"),
+        (lambda: InertBufferArray(RAW, FLOAT, (7,)), "6 elements do not fill"),
+        (lambda: InertBufferArray(RAW, FLOAT, (-6,)), "not a count"),
+        (lambda: InertBufferArray(RAW, FLOAT, (1,) * 9), "not a short tuple"),
+        (lambda: InertBufferArray(RAW, FLOAT, (6,)).__setstate__({}), "one state only"),
+        (lambda: _array(1, (6,), FLOAT, False), "malformed array state"),
+        (lambda: InertArray().__setstate__([1, (6,), FLOAT, False, RAW]), "malformed array state"),
+        (lambda: InertScalar(FLOAT, RAW), "do not fill"),
+        (lambda: Latin1(b"raw", "latin1"), "latin1"),
+        (lambda: Latin1("text", "rot13"), "latin1"),
+        (lambda: InertMapping({"a": 1}), "pairs"),
+        (lambda: InertMapping([("a", 1), ("b",)]), "pairs"),
+        (lambda: InertMapping(["ab", 1]), "pairs"),
+        (lambda: InertStorage("text"), "must be bytes"),
+        (lambda: InertStorage(b"").__setstate__({}), "no state"),
+        (lambda: InertTensor(b"raw", 0, (1,), (1,)), "needs a storage"),
+        (lambda: InertTensor(InertStorage(b""), 0, (1, 2), (1,)), "has stride"),
+        (lambda: InertTensor(InertStorage(b""), -1, (1,), (1,)), "not a count"),
+        (lambda: InertTensor(InertStorage(b""), 0, (1,), (1,)).__setstate__({}), "no state"),
+        (lambda: InertObject().__setstate__([("pos", 1)]), "expected a dict"),
+        (lambda: natural(True, "it"), "not a count"),
+        (lambda: natural(1.0, "it"), "not a count"),
+        (lambda: natural(1 << 62, "it"), "not a count"),
+        (lambda: sizes_of(8, "it"), "not a short tuple"),
+    ],
+)
+def test_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("kind", [InertObject, InertDtype, InertArray, InertScalar, InertTensor, Latin1])
+def test_classes_cannot_be_changed(kind: type) -> None:
+    assert type(kind) is Frozen
+    with pytest.raises(pickle.UnpicklingError, match="may not set"):
+        kind.__call__ = print  # type: ignore[method-assign]
+    with pytest.raises(pickle.UnpicklingError, match="may not delete"):
+        del kind.__doc__
+
+
+def test_what_is_plain_is_read() -> None:
+    numbers = np.arange(6.0)
+    FLOAT.__setstate__(PLAIN)
+    assert np.array_equal(_array(1, (2, 3), FLOAT, False, RAW), numbers.reshape(2, 3))
+    assert np.array_equal(_array(1, (2, 3), FLOAT, True, RAW), numbers.reshape(2, 3, order="F"))
+    assert np.array_equal(InertBufferArray(RAW, FLOAT, (2, 3), "F").value, numbers.reshape(2, 3, order="F"))
+    assert InertScalar(FLOAT, RAW[8:16]) == 1.0
+    assert Latin1("é", "latin1") == b"\xe9"
+    assert InertMapping([("a", 1)]) == {"a": 1}
+    assert natural((1 << 62) - 1, "it") == (1 << 62) - 1
+    assert sizes_of([1] * 8, "it") == (1,) * 8
+
+
+def test_byte_order_is_that_of_the_state() -> None:
+    kind = InertDtype("f8")
+    kind.__setstate__((3, ">", *PLAIN[2:]))
+    swapped = np.arange(6.0).astype(">f8").tobytes()
+    read = _array(1, (6,), kind, False, swapped)
+    assert np.array_equal(read, np.arange(6.0))
+    assert read.dtype.isnative
+
+
+def test_a_boolean_is_zero_or_one() -> None:
+    read = _array(1, (3,), InertDtype("?"), False, b"\x00\x01\x07")
+    assert read.view(np.uint8).tolist() == [0, 1, 1]
