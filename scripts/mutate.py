@@ -88,17 +88,22 @@ class Tests:
     """Which tests run which lines, and for how long.
 
     Args:
-        coverage: data file, with a context for each test.
-        junit: durations and outcomes of the same run.
+        coverage: data files, with a context for each test.
+        junit: durations and outcomes of the same runs.
     """
 
-    def __init__(self, coverage: Path, junit: Path) -> None:
-        self._data = CoverageData(str(coverage))
-        self._data.read()
-        self._files = {name.rpartition("/molflt/")[2]: name for name in self._data.measured_files()}
+    def __init__(self, coverage: list[Path], junit: list[Path]) -> None:
+        self._contexts: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        for path in coverage:
+            data = CoverageData(str(path))
+            data.read()
+            for name in data.measured_files():
+                for line, contexts in data.contexts_by_lineno(name).items():
+                    self._contexts[name.rpartition("/molflt/")[2]][line].update(contexts)
         self._seconds = {
             f"{case.get('classname')}.{case.get('name')}": float(case.get("time", "1"))
-            for case in ElementTree.parse(junit).iter("testcase")  # noqa: S314
+            for path in junit
+            for case in ElementTree.parse(path).iter("testcase")  # noqa: S314
             if not len(case)
         }
 
@@ -109,7 +114,7 @@ class Tests:
 
     def of(self, module: Path, lines: range, budget: float) -> list[str]:
         """Those of a statement, then those of its module; at most a budget of seconds, but one at least."""
-        by_line = self._data.contexts_by_lineno(self._files[module.relative_to("molflt").as_posix()])
+        by_line = self._contexts[module.relative_to("molflt").as_posix()]
         near = {test for line in lines for test in by_line.get(line, ())}
         far = {test for tests in by_line.values() for test in tests} - near
         chosen = [*self._passed(near), *self._passed(far)]
@@ -131,6 +136,13 @@ def _own_lines(node: ast.stmt) -> range:
     body = getattr(node, "body", None)
     end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
     return range(node.lineno, max(end, node.lineno) + 1)
+
+
+def guarded(source: ast.Module, line: int) -> range:
+    """Lines that the condition at a line leads to: only tests that get there can miss it."""
+    found = [node for node in ast.walk(source) if isinstance(node, ast.If) and line in _own_lines(node)]
+    body = max(found, key=lambda node: node.lineno).body
+    return range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1)
 
 
 def annotations(source: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -203,7 +215,8 @@ def run(database: WorkDB, tests: Tests, budget: float) -> None:
     selection = Path("selected-tests.txt")
     for k, item in enumerate(pending):
         mutation = item.mutations[0]
-        lines = statement(ast.parse(mutation.module_path.read_text()), mutation.start_pos[0])
+        find = guarded if mutation.operator_name == GUARDS else statement
+        lines = find(ast.parse(mutation.module_path.read_text()), mutation.start_pos[0])
         chosen = tests.of(mutation.module_path, lines, budget)
         selection.write_text("\n".join(chosen))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "", "-p", "no:cacheprovider", f"@{selection}"]
@@ -262,9 +275,9 @@ def main() -> None:
     options = parser.parse_args()
     out = options.out.resolve()
     if not options.report:
-        if options.junit is None or not options.junit.exists() or not options.coverage.exists():
-            parser.error("--junit and --coverage want files of one run of the tests; see above")
-        tests = Tests(options.coverage.resolve(), options.junit.resolve())
+        if not options.junit or not all(path.exists() for path in options.junit + options.coverage):
+            parser.error("--junit and --coverage want files of a run of the tests; see above")
+        tests = Tests(options.coverage, options.junit)
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="molflt-mutants-") as folder, use_db(out) as database:
             copy_tracked(Path(folder))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request
+from urllib.error import URLError
+from urllib.request import OpenerDirector, Request
 
 import pytest
 
@@ -352,6 +354,26 @@ def test_nobody_answers(server: Server, part: Path) -> None:
     with pytest.raises(OSError, match="after 7 tries"):
         download(archive_of(CONTENT, url), url, part, sleeps)
     assert sleeps == list(module._PAUSES)
+
+
+@pytest.mark.parametrize("code", [202, 204])
+def test_an_answer_without_the_file_is_tried_again(server: Server, part: Path, code: int) -> None:
+    server.replies = [cut(2000), fixed(code), fixed(code)]
+    assert len(fetch(server, part)) == 3
+    assert part.read_bytes() == CONTENT
+
+
+def test_a_certificate_that_nobody_vouches_for_is_final(
+    server: Server, part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def distrust(*_: object, **__: object) -> None:
+        raise URLError(ssl.SSLCertVerificationError("self-signed certificate"))
+
+    monkeypatch.setattr(OpenerDirector, "open", distrust)
+    sleeps = Sleeps()
+    with pytest.raises(OSError, match=r"certificate cannot be verified .*self-signed"):
+        download(archive_of(CONTENT, server.url), server.url, part, sleeps)
+    assert sleeps == []
 
 
 def test_another_server_goes_on_without_the_first_ones_etag(server: Server, part: Path) -> None:

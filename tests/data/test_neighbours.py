@@ -199,6 +199,16 @@ def test_attach_names_structure_and_atoms(make_structure: Any, all_pairs: bool) 
         attach_neighbours(data, 5.0, all_pairs_if_isolated=all_pairs)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_positions_that_are_no_numbers(make_structure: Any, value: float) -> None:
+    data = make_structure(2)
+    data.pbc[:] = False
+    data.positions[3, 1] = value
+    for use in (check_geometry, lambda d: attach_neighbours(d, 5.0, all_pairs_if_isolated=True)):
+        with pytest.raises(InputError, match=r"structure 2 .*an atom has a position that is not finite"):
+            use(data)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_geometry_is_checked_as_a_neighbour_list_does(seed: int) -> None:
     """Coincident in any image of a skewed cell, or just not: the same verdict as the list itself."""

@@ -10,7 +10,7 @@ import torch
 from rdkit import Chem
 from rdkit.Chem import rdDepictor, rdDistGeom
 
-from molflt.data.rdkit_io import from_mol, from_smiles, is_smiles, read_sdf, read_smiles_file
+from molflt.data.rdkit_io import from_any_mol, from_mol, from_smiles, is_smiles, read_sdf, read_smiles_file
 from molflt.errors import InputError
 
 
@@ -166,3 +166,29 @@ def test_a_property_in_another_encoding_is_refused_by_name(tmp_path: Path) -> No
     path.write_bytes(block.encode() + b"> <who>\nM\xfcller\n\n$$$$\n")
     with pytest.raises(InputError, match=r"latin\.sdf#0: a property is no text in UTF-8"):
         read_sdf(path)
+
+
+def test_a_molecule_without_atoms() -> None:
+    with pytest.raises(InputError, match="nothing: the molecule has no atoms"):
+        from_any_mol(Chem.Mol(), "nothing")
+
+
+def test_no_conformer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdDistGeom, "EmbedMolecule", lambda *_: -1)
+    with pytest.raises(InputError, match="ethanol: RDKit found no conformer"):
+        from_smiles("CCO", "ethanol")
+
+
+def test_rdkit_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Invariant Violation")
+
+    monkeypatch.setattr(rdDistGeom, "EmbedMolecule", fail)
+    with pytest.raises(InputError, match="ethanol: RDKit could not build a geometry: Invariant Violation"):
+        from_smiles("CCO", "ethanol")
+
+
+@pytest.mark.parametrize("read", [read_sdf, read_smiles_file])
+def test_a_file_that_is_not_there(read: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.sdf: no such file"):
+        read(tmp_path / "none.sdf")

@@ -18,6 +18,7 @@ from rdkit import Chem
 import molflt
 from molflt.data.sources import StructureDataset, open_dataset
 from molflt.errors import InputError
+from molflt.prediction.members import load_members
 from molflt.prediction.predictor import predict
 
 
@@ -146,3 +147,10 @@ def test_it_says_what_it_is(model: molflt.Model) -> None:
 def test_batches_change_nothing(model: molflt.Model, tiny_data: Path) -> None:
     data = open_dataset(tiny_data / "train.lmdb")
     np.testing.assert_allclose(model.predict(data, max_atoms=1), model.predict(data), rtol=1e-5)
+
+
+def test_no_model_is_none() -> None:
+    with pytest.raises(InputError, match="no model: give a model file or a run directory"):
+        load_members([])
+    with pytest.raises(InputError, match="at least one member"):
+        molflt.Model([])
