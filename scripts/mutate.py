@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import importlib
 import os
 import random
-import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,21 +32,39 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Iterator
+from difflib import unified_diff
 from itertools import accumulate
+from multiprocessing import get_context
 from pathlib import Path
 
 import parso
+import pytest
 from cosmic_ray.commands.init import init
-from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.mutating import use_mutation
 from cosmic_ray.operators.operator import Example, Operator
-from cosmic_ray.plugins import OPERATOR_PROVIDERS
+from cosmic_ray.plugins import OPERATOR_PROVIDERS, get_operator
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import MutationSpec, WorkItem, WorkResult
+from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
 from coverage import CoverageData
 from parso.python.tree import IfStmt, PythonNode
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("attention", "data")
+IMPORTED = (
+    "ase.io",
+    "hypothesis",
+    "lightning.pytorch",
+    "matplotlib.figure",
+    "omegaconf",
+    "plotly.graph_objects",
+    "pydantic",
+    "rdkit.Chem.AllChem",
+    "safetensors.torch",
+    "scipy.spatial",
+    "torch_geometric.data",
+    "typer.testing",
+)
+"""Libraries that mutants find imported. None of them imports molflt."""
 STARTING = 60.0
 """Seconds that a process may take before its first test."""
 SLOWER = 5.0
@@ -208,26 +228,64 @@ def copy_tracked(folder: Path) -> None:
     )
 
 
+def run_tests(chosen: list[str], limit: float | None) -> tuple[TestOutcome, str]:
+    """Whether a mutant survives tests, and what they print.
+
+    Args:
+        chosen: ids of tests, in order.
+        limit: seconds that they may take; None: any.
+    """
+    with tempfile.TemporaryFile("w+") as printed:
+        # Forked, so that libraries need not be imported anew: that takes longer than most tests.
+        process = get_context("fork").Process(target=_run_pytest, args=(chosen, printed.fileno()))
+        process.start()
+        process.join(limit)
+        late = process.exitcode is None
+        # Some mutants leave processes behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        printed.seek(0)
+        output = "timeout" if late else printed.read()
+    return (TestOutcome.SURVIVED if process.exitcode == 0 else TestOutcome.KILLED), output
+
+
+def _run_pytest(chosen: list[str], file: int) -> None:
+    os.setsid()
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.path.insert(0, os.getcwd())
+    # Not sys.exit, which would wait for what a mutant has started.
+    os._exit(pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", *chosen]))
+
+
 def run(database: WorkDB, tests: Tests, budget: float) -> None:
     """All mutants without a result; the working directory is the copy."""
     os.environ |= {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    for name in IMPORTED:
+        importlib.import_module(name)
     pending, start = database.pending_work_items, time.monotonic()
-    selection = Path("selected-tests.txt")
+    if pending:
+        chosen = tests.of(pending[0].mutations[0].module_path, range(0), budget)
+        if run_tests(chosen, None)[0] != TestOutcome.SURVIVED:
+            sys.exit("tests fail without a mutation")
     for k, item in enumerate(pending):
         mutation = item.mutations[0]
         find = guarded if mutation.operator_name == GUARDS else statement
         lines = find(ast.parse(mutation.module_path.read_text()), mutation.start_pos[0])
         chosen = tests.of(mutation.module_path, lines, budget)
-        selection.write_text("\n".join(chosen))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "", "-p", "no:cacheprovider", f"@{selection}"]
         limit = STARTING + SLOWER * sum(tests.seconds(test) or 0.0 for test in chosen)
-        result = mutate_and_test([mutation], shlex.join(command), limit)
-        database.set_result(item.job_id, result)
-        outcome = result.test_outcome.value if result.test_outcome else result.worker_outcome.value
+        operator = get_operator(mutation.operator_name)()
+        with use_mutation(mutation.module_path, operator, mutation.occurrence) as (before, after):
+            outcome, output = run_tests(chosen, limit)
+        diff = "\n".join(
+            unified_diff(before.splitlines(), after.splitlines(), str(mutation.module_path), n=2, lineterm="")
+        )
+        database.set_result(item.job_id, WorkResult(WorkerOutcome.NORMAL, output, outcome, diff))
         minutes = (time.monotonic() - start) / 60
         print(
             f"{k + 1}/{len(pending)}, {minutes:.0f} min: {mutation.module_path}:{mutation.start_pos[0]} "
-            f"{mutation.operator_name.removeprefix('core/')}: {outcome} ({len(chosen)} tests)",
+            f"{mutation.operator_name.removeprefix('core/')}: {outcome.value} ({len(chosen)} tests)",
             flush=True,
         )
 
@@ -267,10 +325,9 @@ def main() -> None:
     parser.add_argument("--guards", action="store_true", help="remove every guard, instead of mutants at random")
     parser.add_argument("--seed", type=int, default=0, help="of the choice (default 0)")
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests for each mutant at most (default 60)")
-    parser.add_argument(
-        "--coverage", type=Path, default=ROOT / ".coverage", help="data of coverage (default .coverage)"
-    )
-    parser.add_argument("--junit", type=Path, help="durations of the tests, from --junitxml")
+    default = [ROOT / ".coverage"]
+    parser.add_argument("--coverage", type=Path, nargs="+", default=default, help="data files (default .coverage)")
+    parser.add_argument("--junit", type=Path, nargs="+", default=[], help="durations of tests, from --junitxml")
     parser.add_argument("--report", action="store_true", help="only say what has been found")
     options = parser.parse_args()
     out = options.out.resolve()
