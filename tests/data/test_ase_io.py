@@ -232,6 +232,14 @@ def test_formats_off_the_list(name: str) -> None:
     assert ase_format(Path(name)) is None
 
 
+def test_content_does_not_put_a_file_on_the_list(tmp_path: Path) -> None:
+    ase.io.write(tmp_path / "a", molecule("H2O"), format="extxyz")
+    # ASE looks inside
+    assert len(ase.io.read(tmp_path / "a")) == 3
+    with pytest.raises(InputError, match="no safe reader for this kind of file"):
+        read_ase(tmp_path / "a")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files_are_one_input_error(tmp_path: Path, name: str) -> None:
     ase.io.write(tmp_path / name, [_oc20_slab() for _ in range(3)])

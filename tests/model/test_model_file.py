@@ -270,7 +270,6 @@ def test_weights_that_are_not_numbers(value: float, altered: Altered) -> None:
         (None, {"ffn_dim": 10**10}),
         (None, {"n_rbf": 10**12}),
         (None, {"n_layers": 10**9}),
-        (None, {"n_layers": 1024}),
         ("attention", {"n_basis": 10**10}),
         ("attention", {"n_features": 10**12}),
         ("attention", {"n_frequencies": 10**10, "frequencies": "sampled"}),
@@ -281,6 +280,16 @@ def test_absurd_sizes_allocate_nothing(section: str | None, sizes: dict[str, Any
     # Were memory taken for these, the test run would not survive them.
     path = altered(lambda t, m: (m["config"][section] if section else m["config"]).update(sizes))
     _refuses(path)
+
+
+def test_more_layers_than_tensors_are_not_built(altered: Altered, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = altered(lambda t, m: m["config"].update({"n_layers": 1024}))
+
+    def build(*_: Any) -> None:
+        raise AssertionError("a thousand layers were made")
+
+    monkeypatch.setattr(model_file, "EnergyModel", build)
+    _refuses(path, "do not fit the sizes")
 
 
 @pytest.mark.parametrize(
