@@ -56,8 +56,6 @@ def _checked(data: Data, name: str) -> Data:
     for key, value in fields.items():
         if not isinstance(value, torch.Tensor):
             raise InputError(f"{name}: '{key}' is {type(value).__name__}, expected a tensor")
-    if "atomic_numbers" not in fields:
-        raise InputError(f"{name}: field 'atomic_numbers' is missing ({vocabulary.FIELDS['atomic_numbers'].meaning})")
     vocabulary.check(fields, name)
     structure = Data(**fields)
     structure.num_nodes = int(fields["atomic_numbers"].shape[0])
