@@ -166,7 +166,7 @@ def test_other_bytes(content: bytes, tmp_path: Path) -> None:
 
 
 def test_folder_and_missing_file(tmp_path: Path) -> None:
-    _refuses(tmp_path, "best.safetensors")
+    _refuses(tmp_path, "is a folder", "best.safetensors")
     _refuses(tmp_path / "absent.safetensors", "no such file", "best.safetensors")
 
 

@@ -151,6 +151,12 @@ def test_other_files(content: bytes, tmp_path: Path) -> None:
     assert str(path) in _message(path)
 
 
+def test_a_list_is_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text("- a\n- b\n")
+    assert _message(path) == f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one"
+
+
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     assert "molflt config tiny" in _message(tmp_path / "absent.yaml")
     assert "is a folder" in _message(tmp_path)

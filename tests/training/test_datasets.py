@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from molflt.data.labels import LabelSpec
 from molflt.data.sources import ListDataset, StructureDataset, open_dataset
+from molflt.errors import InputError
 from molflt.model.standardiser import Standardiser, fit_statistics
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
@@ -174,3 +176,20 @@ def test_noisy_nodes_from_ten_thousand_structures_on(
 def test_standardiser_chosen_by_target(target: str, kind: str, make_config: Callable[..., TrainConfig]) -> None:
     assert EnergyDataModule(make_config(**{"data.target": target})).training_set.statistics.kind == kind
     assert EnergyDataModule(make_config(**{"data.standardise": "element"})).training_set.statistics.kind == "element"
+
+
+def test_structures_are_shared_by_processes(make_config: Callable[..., TrainConfig]) -> None:
+    data = EnergyDataModule(make_config(**{"data.max_atoms": 2048}))
+
+    def among(n_processes: int) -> None:
+        data.trainer = SimpleNamespace(global_rank=0, world_size=n_processes, current_epoch=0)  # type: ignore[assignment]
+
+    among(6)
+    # of ten and six structures, which would make one batch each
+    batches = [list(loader.batch_sampler) for loader in data.val_dataloader()]
+    assert all(len(own) >= 1 for own in batches)
+    among(29)
+    with pytest.raises(InputError, match="28 structures cannot be shared by 29 processes; use fewer"):
+        data.train_dataloader()
+    with pytest.raises(InputError, match="10 structures cannot be shared by 29 processes; use fewer"):
+        data.val_dataloader()
