@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import ase.db
 import ase.io
 import numpy as np
 import pytest
@@ -230,6 +231,14 @@ def test_files_are_not_run(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["geometry.in", "a.py", "a.pckl", "a.bundle", "a.traj.gz", "a.db.gz", "a", "a.txt"])
 def test_formats_off_the_list(name: str) -> None:
     assert ase_format(Path(name)) is None
+
+
+def test_a_database_without_structures(tmp_path: Path) -> None:
+    with ase.db.connect(tmp_path / "a.db") as database:
+        database.write(molecule("H2O"))
+        del database[1]
+    with pytest.raises(InputError, match=r"a\.db: holds no structures"):
+        read_ase(tmp_path / "a.db")
 
 
 def test_content_does_not_put_a_file_on_the_list(tmp_path: Path) -> None:

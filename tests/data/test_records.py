@@ -195,6 +195,16 @@ def test_atoms_that_do_not_move_need_a_cell_all_the_same() -> None:
         nearest_image(np.zeros((2, 3)), np.zeros((2, 3)), cell, np.ones(3, dtype=bool), "x")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", range(3))
+def test_no_nearest_image_of_what_is_no_number(which: int, value: float) -> None:
+    arrays = [np.zeros((2, 3)), np.ones((2, 3)), 4 * np.eye(3)]
+    arrays[which][1, 1] = value
+    for pbc in (True, False):
+        with pytest.raises(InputError, match="x: positions or cell hold NaN or infinity"):
+            nearest_image(*arrays, np.full(3, pbc), "x")
+
+
 @pytest.mark.parametrize("key", ["pos", "tags", "natoms", "force", "y_relaxed", "name"])
 @pytest.mark.parametrize("value", [[[1, 2], [3]], 10**5000, [10**5000]], ids=["ragged", "huge", "list of huge"])
 def test_values_that_numpy_or_python_refuse(key: str, value: Any, make_record: Callable[..., dict[str, Any]]) -> None:

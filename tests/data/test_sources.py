@@ -64,6 +64,11 @@ def test_unusable_paths_are_named(folder: Path, name: str) -> None:
         open_dataset(folder / name)
 
 
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="slabs: no such file or folder"):
+        open_dataset(tmp_path / "slabs")
+
+
 def test_inputs_of_all_kinds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     dataset = resolve_inputs(["b.extxyz", "CCO", "shards/*.lmdb", "[Na+].[Cl-]", "*.xyz"])
