@@ -43,6 +43,17 @@ def test_larger_structures_and_the_reported_error(name):
     assert worst / 3 < reported <= worst * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-8])
+def test_no_wave_is_an_alias_of_another(tolerance):
+    """A period of n points tells n waves apart: −K to K with K at most (n − 1) / 2."""
+    for n in range(mesh_module.NODES, 500):
+        most = (n - 1) // 2
+        found = MeshMethod(tolerance).n_waves(n)
+        assert 1 <= found <= most
+        # so wide a tolerance needs so coarse a grid that all of its waves count
+        assert tolerance < 1e-2 or found == most
+
+
 def test_the_error_falls_with_the_power_of_the_assignment():
     """Spacing halved: the error of order NODES falls by about 2^NODES; a rule too coarse misses its tolerance."""
     rpe, geometry, errors = small_rpe(), geometry_of([STRUCTURES["molecule"]()]), []

@@ -127,6 +127,8 @@ def test_oc20_tags_pass_and_can_be_forced() -> None:
         (lambda a: a.info.update(sid=1.5), "'sid'"),
         (lambda a: a.info.update(energy=float("nan")), "'energy'"),
         (lambda a: a.info.update(occupancy={"0": {"Cu": 0.5, "Au": 0.5}}), "occupied"),
+        (lambda a: a.info.update(occupancy={"0": {"Cu": 1.0}, "1": {"Cu": 1.0, "Au": 1.0}}), "shared by elements"),
+        (lambda a: a.info.update(occupancy={"0": {"Cu": 0.9}}), "partly occupied"),
         (lambda a: a.numbers.__setitem__(0, 0), "atomic_numbers"),
         (lambda a: a.positions.__setitem__((0, 0), np.inf), "positions"),
     ],

@@ -360,6 +360,8 @@ def test_nobody_answers(server: Server, part: Path) -> None:
 def test_an_answer_without_the_file_is_tried_again(server: Server, part: Path, code: int) -> None:
     server.replies = [cut(2000), fixed(code), fixed(code)]
     assert len(fetch(server, part)) == 3
+    # what was there is not fetched again
+    assert server.requests[-1]["range"] == "bytes=2000-"
     assert part.read_bytes() == CONTENT
 
 
