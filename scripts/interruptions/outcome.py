@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import torch
 from safetensors import safe_open
+
+from molflt.data.lmdb_environment import close_readonly, open_readonly
 
 
 def run_content(run_dir: Path) -> dict[str, Any]:
@@ -35,9 +36,17 @@ def run_content(run_dir: Path) -> dict[str, Any]:
 
 
 def lmdb_content(path: Path) -> dict[str, Any]:
-    """Keys and values; pages may lie in another order."""
-    with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as environment, environment.begin() as reading:
-        content: dict[str, Any] = {key.decode(): bytes(value) for key, value in reading.cursor()}
+    """Keys and values; pages may lie in another order.
+
+    Raises:
+        InputError: the file is cut short; LMDB itself would end the process.
+    """
+    try:
+        with open_readonly(path).begin() as reading:
+            content: dict[str, Any] = {key.decode(): bytes(value) for key, value in reading.cursor()}
+    finally:
+        # The next one may have its inode.
+        close_readonly(path)
     content["files"] = sorted(file.name for file in path.parent.iterdir())
     return content
 
