@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import scipy.fft
 import torch
 from ase import Atoms
 
 from molflt.attention.build import build_attention
 from molflt.attention.config import AttentionConfig
+from molflt.attention.fast_length import fast_length
+from molflt.attention.frequencies.automatic import AutomaticMethod
 from molflt.attention.frequencies.features import PositionFeatures
 from molflt.attention.local_rpe import local_neighbourhood
 from molflt.attention.radial_basis import GaussianDistanceBasis
@@ -159,3 +162,36 @@ def test_a_budget_is_invariant_and_is_an_approximation():
         errors.append(float((found - untruncated).abs().max()))
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1e-3 > 10 * errors[-1]
+
+
+@pytest.mark.parametrize("name", ["molecule", "slab"])
+@pytest.mark.parametrize("method", ["lattice", "quadrature", "quadrature budget", "random", "averaged budget"])
+def test_the_counted_cost_is_that_of_the_features(method, name):
+    """Applied once more, an operator takes two products with its features more: N · features · channels each."""
+    options, names = METHODS[method]
+    shared = Layer(options).shared
+    geometry, basis = geometry_of([STRUCTURES[name]()], CUTOFF), shared.rpe()
+    operator = shared.method.operator(geometry, 0, basis)
+    if name not in names:
+        assert operator is None or not np.isfinite(shared.method.operator_cost(geometry, 0, basis, 8, 2))
+        return
+    once, twice, wider = (shared.method.operator_cost(geometry, 0, basis, *of) for of in ((8, 1), (8, 2), (16, 1)))
+    assert twice == wider
+    # The lattice expects a number of vectors from the volume.
+    assert twice - once == pytest.approx(2 * operator.features.numel() * 8, rel=0.1 if method == "lattice" else 1e-12)
+    assert once > twice - once
+
+
+def test_the_mesh_is_offered_to_many_atoms():
+    offered = {
+        n: [method.name for method in AutomaticMethod(1e-4).candidates(geometry_of([water(n)]), 0)] for n in (5, 100)
+    }
+    assert offered[5] == ["exact"]
+    assert offered[100] == ["exact", "mesh"]
+    periodic = AutomaticMethod(1e-4).candidates(geometry_of([STRUCTURES["triclinic"]()]), 0)
+    assert [method.name for method in periodic] == ["exact", "lattice"]
+
+
+def test_sizes_that_transforms_are_fast_on():
+    for n in range(1, 700):
+        assert fast_length(n) == scipy.fft.next_fast_len(n, real=True)
