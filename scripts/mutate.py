@@ -41,7 +41,7 @@ from pathlib import Path
 import parso
 import pytest
 from cosmic_ray.commands.init import init
-from cosmic_ray.mutating import use_mutation
+from cosmic_ray.mutating import mutate_code, use_mutation
 from cosmic_ray.operators.operator import Example, Operator
 from cosmic_ray.plugins import OPERATOR_PROVIDERS, get_operator
 from cosmic_ray.work_db import WorkDB, use_db
@@ -281,6 +281,12 @@ def run(database: WorkDB, tests: Tests, budget: float) -> None:
         chosen = tests.of(mutation.module_path, lines, budget)
         limit = STARTING + SLOWER * sum(tests.seconds(test) or 0.0 for test in chosen)
         operator = get_operator(mutation.operator_name)()
+        try:
+            mutate_code(mutation.module_path.read_text(), operator, mutation.occurrence)
+        except AttributeError as error:
+            # cosmic-ray stumbles over some operators of two words.
+            database.set_result(item.job_id, WorkResult(WorkerOutcome.EXCEPTION, str(error)))
+            continue
         with use_mutation(mutation.module_path, operator, mutation.occurrence) as (before, after):
             outcome, output = run_tests(chosen, limit)
         diff = "\n".join(
@@ -297,7 +303,8 @@ def run(database: WorkDB, tests: Tests, budget: float) -> None:
 
 def report(database: WorkDB) -> None:
     """A line for each package, and what survived."""
-    done = sorted(database.completed_work_items, key=lambda pair: _place(pair[0].mutations[0]))
+    completed = [pair for pair in database.completed_work_items if pair[1].test_outcome is not None]
+    done = sorted(completed, key=lambda pair: _place(pair[0].mutations[0]))
     for package in sorted({item.mutations[0].module_path.parts[1] for item, _ in done}):
         results = [result for item, result in done if item.mutations[0].module_path.parts[1] == package]
         killed = sum(_killed(result) for result in results)
@@ -318,8 +325,7 @@ def _place(mutation: MutationSpec) -> tuple[str, tuple[int, int]]:
 
 
 def _killed(result: WorkResult) -> bool:
-    # What could not be applied or run is not a success of the tests.
-    return result.test_outcome is not None and result.test_outcome.value == "killed"
+    return result.test_outcome == TestOutcome.KILLED
 
 
 def main() -> None:

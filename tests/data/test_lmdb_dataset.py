@@ -64,7 +64,7 @@ def test_every_layout_reads_the_same(tmp_path: Path, make_record: Any, length: b
     assert dataset.n_atoms.dtype == np.int64
     assert dataset.n_atoms.tolist() == [len(r["pos"]) for r in records]
     assert [int(d.sid) for d in dataset] == list(range(12))
-    for outside in (12, -13):
+    for outside in (12, 13, 100, -13, -100):
         with pytest.raises(IndexError):
             dataset[outside]
 
