@@ -95,9 +95,10 @@ class RunRecorder(Callback):
         """Drop records of epochs that are about to be repeated.
 
         Raises:
-            InputError: the best model is damaged, which may not be written again.
+            InputError: the best model, or one that is kept to average, is damaged; they may not be written again.
         """
         self._check_best()
+        self._check_kept()
         if trainer.is_global_zero:
             forget_from(self.run_dir, self._n_epochs + 1)
             self._write_records(self._records)
@@ -194,11 +195,25 @@ class RunRecorder(Callback):
             InputError: one is damaged.
         """
         self._check_best()
+        self._check_kept()
         self._check_model("last.safetensors", 0)
 
     def _check_best(self) -> None:
         if self.best_epoch >= 0:
             self._check_model("best.safetensors", self.best_epoch)
+
+    def _check_kept(self) -> None:
+        for path in sorted(self.run_dir.glob(epoch_file("[0-9]*"))):
+            if path.name > epoch_file(self._n_epochs - 1):
+                # The epoch is about to be repeated.
+                break
+            try:
+                read_metadata(path)
+            except InputError as error:
+                raise InputError(
+                    f"{path}: is damaged, and this run does not write it again; remove it and go on without it, or "
+                    f"remove {self.run_dir} and start again"
+                ) from error
 
     def _check_model(self, name: str, epoch: int) -> None:
         """The file must be there, whole, and not older than ``epoch``."""

@@ -275,6 +275,32 @@ def test_a_damaged_model_of_a_finished_run_is_refused(
         train(make_config(), run_dir, resume=True, say=quiet)
 
 
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_a_damaged_model_that_is_kept_to_average(epoch: int, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Of an epoch that is over: refused by name, and removing it is enough. Of one to come: written again."""
+    config, run_dir = make_config(**{"trainer.max_epochs": 4, "trainer.keep_last": 9}), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run_dir, say=quiet, callbacks=[Interrupt(2, 1)])
+    path = run_dir / f"epoch-{epoch:06d}.safetensors"
+    if epoch == 3:
+        path.write_bytes(b"")
+    else:
+        os.truncate(path, path.stat().st_size - 1)
+        for _ in range(2):
+            with pytest.raises(InputError, match=rf"{path.name}: is damaged, .*; remove it and go on without it"):
+                train(config, run_dir, resume=True, say=quiet)
+        path.unlink()
+    train(config, run_dir, resume=True, say=quiet)
+    kept = sorted(run_dir.glob("epoch-*.safetensors"))
+    assert len(kept) == (4 if epoch == 3 else 3)
+    assert [load_model(file).metadata.epoch + 1 for file in kept] == [
+        k for k in range(1, 5) if k != epoch or epoch == 3
+    ]
+    os.truncate(kept[-1], 1000)
+    with pytest.raises(InputError, match=r"epoch-000004\.safetensors: is damaged"):
+        train(config, run_dir, resume=True, say=quiet)
+
+
 def test_records_come_from_the_checkpoint(reference: Path, make_config: MakeConfig, tmp_path: Path) -> None:
     config, run_dir = make_config(**EVERYTHING_RANDOM), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
