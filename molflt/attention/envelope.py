@@ -17,8 +17,8 @@ def envelope(distances: Tensor, cutoff: float) -> Tensor:
     """
     p = 6.0
     x = (distances / cutoff).clamp(max=1.0)
-    high = 1 - (p + 1) * (p + 2) / 2 * x**p + p * (p + 2) * x ** (p + 1) - p * (p + 1) / 2 * x ** (p + 2)
-    return torch.where(x < 1, high, torch.zeros_like(high))
+    # At x = 1 the terms are 1 − 28 + 48 − 21, which is zero without rounding.
+    return 1 - (p + 1) * (p + 2) / 2 * x**p + p * (p + 2) * x ** (p + 1) - p * (p + 1) / 2 * x ** (p + 2)
 
 
 def taper(x: Tensor, start: float | Tensor, end: float | Tensor) -> Tensor:

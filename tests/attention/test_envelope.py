@@ -29,6 +29,14 @@ def test_envelope_starts_at_one_and_falls_monotonically():
     assert bool((values.diff() <= 0).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cutoff", [0.3, 1.0, 4.7, 6.0, 100.0])
+def test_envelope_is_zero_from_the_cutoff_on(dtype, cutoff):
+    d = cutoff * torch.linspace(1, 7, 100, dtype=dtype)
+    d[0] = cutoff
+    assert not bool(envelope(d, cutoff).any())
+
+
 @pytest.mark.parametrize("edge", [1.0, 2.0])
 def test_taper_has_two_continuous_derivatives_at_either_end(edge):
     inside = derivatives(lambda x: taper(x, 1.0, 2.0), 1.5, 2)
