@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from molflt.atomic_file import remove_leftovers
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,5 +72,6 @@ def training_report(run_dir: Path, config: TrainConfig) -> Path:
         for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"
+    remove_leftovers(run_dir, [report.name])
     evaluation_report(report, members[0], sets, members[0].path.parent)
     return report

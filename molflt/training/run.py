@@ -37,11 +37,11 @@ from molflt.training.loaders import losing_no_loader
 from molflt.training.processes import check_processes, cluster_plugins, losing_no_process
 from molflt.training.rank import is_first_process
 from molflt.training.recorder import RunRecorder
-from molflt.training.screening import write_skipped
+from molflt.training.screening import SKIPPED, write_skipped
 from molflt.training.task import EnergyTask
 
 CONFIG = "config.yaml"
-_FILES = (CONFIG, "metrics.*", "*.safetensors", CHECKPOINT, PREVIOUS, BAD)
+_FILES = (CONFIG, "metrics.*", "*.safetensors", CHECKPOINT, PREVIOUS, BAD, SKIPPED)
 _OCCUPIED = "another process is training there; wait for it, end it, or choose another '--out'"
 
 

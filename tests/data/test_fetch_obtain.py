@@ -190,6 +190,8 @@ def test_space(free: int, archive: Archive, server: Server, tmp_path: Path, monk
 def test_a_plan_writes_nothing_and_says_it_all(tmp_path: Path) -> None:
     text = make_plan(OC20_IS2RE, tmp_path / "a" / "b").describe()
     assert all(part in text for part in ("8.1 GiB", "97.0 GiB", "105 GiB needed", "CC-BY-4.0", OC20_IS2RE.url))
+    assert "removed after unpacking" in text
+    assert "it stays" in make_plan(OC20_IS2RE, tmp_path / "a" / "b", keep=True).describe()
     assert names(tmp_path) == []
 
 

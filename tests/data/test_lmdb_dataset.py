@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,12 @@ def test_shards_follow_each_other(tmp_path: Path, make_record: Any) -> None:
     assert dataset.n_atoms.tolist() == [len(r["pos"]) for r in records]
 
 
-def _truncated(path: Path, make_record: Any) -> None:
-    _write(path, _items(_records(make_record, 50)))
-    os.truncate(path, path.stat().st_size - 8192)
+def _truncated(by: int) -> Callable[[Path, Any], None]:
+    def make(path: Path, make_record: Any) -> None:
+        _write(path, _items(_records(make_record, 50)))
+        os.truncate(path, path.stat().st_size - by)
+
+    return make
 
 
 DAMAGE = {
@@ -101,11 +104,17 @@ DAMAGE = {
     "empty": (lambda path, _: path.touch(), "empty"),
     "text": (lambda path, _: path.write_text("not a database\n" * 2000), "not an LMDB"),
     "short text": (lambda path, _: path.write_text("x"), "not an LMDB"),
-    "cut short": (_truncated, "cut short"),
+    "cut short": (_truncated(8192), "cut short"),
+    "cut short by a page": (_truncated(4096), "cut short"),
+    "cut short by a byte": (_truncated(1), "cut short"),
     "no records": (lambda path, _: _write(path, {"metadata": b"1"}), "no records"),
     "length alone": (lambda path, _: _write(path, {"length": b"3"}), "'length' says 3"),
     "zero length": (lambda path, _: _write(path, {"length": b"0"}), "no records"),
     "bad length": (lambda path, _: _write(path, {"length": pickle.dumps("many")}), "not a number of records"),
+    "true length": (lambda path, _: _write(path, {"length": pickle.dumps(True)}), "not a number of records"),
+    "broken length": (lambda path, _: _write(path, {"length": pickle.dumps(1.0)}), "not a number of records"),
+    "negative length": (lambda path, _: _write(path, {"length": pickle.dumps(-1)}), "not a number of records"),
+    "huge length": (lambda path, _: _write(path, {"length": pickle.dumps(1 << 62)}), "not a number of records"),
     "folder": (lambda path, _: path.mkdir(), "no \\*.lmdb"),
 }
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from molflt.cli.report import training_report
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
@@ -327,10 +328,20 @@ def test_a_checkpoint_without_records(reference: Path, make_config: MakeConfig, 
 
 def test_what_a_killed_process_leaves_is_cleared_away(make_config: MakeConfig, tmp_path: Path) -> None:
     """Killed while it wrote its first file: the folder is no other's, and holds nothing in the end."""
-    for name in (".config.0123abcd.partial.yaml", ".last.89abcdef.partial.ckpt"):
+    for name in (".config.0123abcd.partial.yaml", ".last.89abcdef.partial.ckpt", ".skipped.89abcdef.partial.csv"):
         (tmp_path / name).write_text("half")
     train(make_config(**{"trainer.max_epochs": 1}), tmp_path, resume=True, say=quiet)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_report_that_was_half_written_is_cleared_away(
+    make_config: MakeConfig, tiny_run: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(tiny_run, run_dir)
+    (run_dir / ".report.0123abcd.partial.html").write_text("half")
+    assert training_report(run_dir, make_config()).stat().st_size > 1000
+    assert not list(run_dir.glob(".*"))
 
 
 def test_checkpoints_are_not_trusted(make_config: MakeConfig, tiny_run: Path, tmp_path: Path) -> None:
