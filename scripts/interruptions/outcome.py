@@ -52,8 +52,8 @@ def lmdb_content(path: Path) -> dict[str, Any]:
 
 
 def page_content(path: Path) -> dict[str, Any]:
-    """A report without the minute it was written in."""
-    text = path.read_text(encoding="utf-8")
+    """A report without the minute it was written in, and without what a refusal asked to add to the command."""
+    text = path.read_text(encoding="utf-8").replace(" --overwrite</dd>", "</dd>")
     shorter, n = re.subn(r"(report written</dt><dd>)\d[^<]*", r"\1", text)
     return {path.name: shorter, f"{path.name}: dates": n}
 
