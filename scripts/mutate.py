@@ -41,9 +41,10 @@ from pathlib import Path
 import parso
 import pytest
 from cosmic_ray.commands.init import init
-from cosmic_ray.mutating import mutate_code, use_mutation
+from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Example, Operator
 from cosmic_ray.plugins import OPERATOR_PROVIDERS, get_operator
+from cosmic_ray.util import restore_contents
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
 from coverage import CoverageData
@@ -276,18 +277,18 @@ def run(database: WorkDB, tests: Tests, budget: float) -> None:
             sys.exit("tests fail without a mutation")
     for k, item in enumerate(pending):
         mutation = item.mutations[0]
+        before = mutation.module_path.read_text()
         find = guarded if mutation.operator_name == GUARDS else statement
-        lines = find(ast.parse(mutation.module_path.read_text()), mutation.start_pos[0])
-        chosen = tests.of(mutation.module_path, lines, budget)
+        chosen = tests.of(mutation.module_path, find(ast.parse(before), mutation.start_pos[0]), budget)
         limit = STARTING + SLOWER * sum(tests.seconds(test) or 0.0 for test in chosen)
-        operator = get_operator(mutation.operator_name)()
         try:
-            mutate_code(mutation.module_path.read_text(), operator, mutation.occurrence)
+            after = mutate_code(before, get_operator(mutation.operator_name)(), mutation.occurrence)
         except AttributeError as error:
             # cosmic-ray stumbles over some operators of two words.
             database.set_result(item.job_id, WorkResult(WorkerOutcome.EXCEPTION, str(error)))
             continue
-        with use_mutation(mutation.module_path, operator, mutation.occurrence) as (before, after):
+        with restore_contents(mutation.module_path):
+            mutation.module_path.write_text(after)
             outcome, output = run_tests(chosen, limit)
         diff = "\n".join(
             unified_diff(before.splitlines(), after.splitlines(), str(mutation.module_path), n=2, lineterm="")

@@ -15,10 +15,12 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc100, fcc111, molecule
 from ase.calculators.emt import EMT
 
+from molflt.attention.config import AttentionConfig
 from molflt.cli.main import main
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import StructureDataset, open_dataset
-from molflt.model.model_file import LoadedModel, load_model
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import LoadedModel, load_model, save_model
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 
@@ -133,6 +135,16 @@ def model_path(tiny_run: Path) -> Path:
 def loaded(model_path: Path) -> LoadedModel:
     """The tiny trained model, loaded; a fresh copy for every test."""
     return load_model(model_path)
+
+
+@pytest.fixture
+def performer_path(loaded: LoadedModel, tmp_path: Path) -> Path:
+    """An untrained model without a far field, of carbon and oxygen, alone in ``tmp_path``."""
+    config = loaded.model.config.model_copy(update={"attention": AttentionConfig.model_validate("performer")})
+    metadata = loaded.metadata.model_copy(update={"config": config, "elements": [6, 8]})
+    path = tmp_path / "performer.safetensors"
+    save_model(path, EnergyModel(config, metadata.seed), metadata)
+    return path
 
 
 @pytest.fixture(scope="session")

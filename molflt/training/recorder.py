@@ -195,7 +195,6 @@ class RunRecorder(Callback):
             InputError: one is damaged.
         """
         self._check_best()
-        self._check_kept()
         self._check_model("last.safetensors", 0)
 
     def _check_best(self) -> None:

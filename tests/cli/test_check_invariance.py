@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from molflt.attention.config import AttentionConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, save_model
 
 Run = Callable[..., Any]
 
@@ -81,11 +79,8 @@ def test_user_mistakes(molflt: Run, model_path: Path, tmp_path: Path) -> None:
     assert molflt("check-invariance", tmp_path / "absent.safetensors").status == 2
 
 
-def test_a_model_without_a_far_field(molflt: Run, tmp_path: Path, loaded: LoadedModel) -> None:
-    config = loaded.model.config.model_copy(update={"attention": AttentionConfig.model_validate("performer")})
-    metadata = loaded.metadata.model_copy(update={"config": config, "elements": [6, 8]})
-    save_model(tmp_path / "performer.safetensors", EnergyModel(config, metadata.seed), metadata)
-    arguments = ("check-invariance", tmp_path / "performer.safetensors", "--draws", 1, "--dtype", "float64")
+def test_a_model_without_a_far_field(molflt: Run, performer_path: Path) -> None:
+    arguments = ("check-invariance", performer_path, "--draws", 1, "--dtype", "float64")
     result = molflt(*arguments, "CCO", "O")
     assert result.status == 0, result
     assert "This model has no Fourier far field." in result.out

@@ -10,10 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from molflt.attention.config import AttentionConfig
 from molflt.cli.main import app
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, save_model
 
 Run = Callable[..., Any]
 
@@ -68,15 +65,12 @@ def test_mistakes(molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) 
         assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.png", "old.png"]
 
 
-def test_no_far_field_no_curve(molflt: Run, loaded: LoadedModel, tmp_path: Path) -> None:
-    config = loaded.model.config.model_copy(update={"attention": AttentionConfig.model_validate("performer")})
-    model = tmp_path / "performer.safetensors"
-    save_model(model, EnergyModel(config, 0), loaded.metadata.model_copy(update={"config": config}))
+def test_no_far_field_no_curve(molflt: Run, performer_path: Path, tmp_path: Path) -> None:
     for kind in ("rpe", "spectrum"):
-        result = molflt("plot", kind, model, "-o", tmp_path / "f.png")
+        result = molflt("plot", kind, performer_path, "-o", tmp_path / "f.png")
         assert result.status == 2
         assert "its attention (kernelised) has no far field" in " ".join(result.err.split())
-    assert list(tmp_path.iterdir()) == [model]
+    assert list(tmp_path.iterdir()) == [performer_path]
 
 
 def test_overwrite(molflt: Run, tiny_run: Path, tmp_path: Path) -> None:
