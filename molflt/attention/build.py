@@ -39,6 +39,7 @@ def build_attention(
     n_rbf: int,
     dropout: float,
     seed: int,
+    pair_types: bool = False,
 ) -> tuple[SharedPositions, Sequence[AttentionLayer]]:
     """Build the mechanism named by ``config``.
 
@@ -51,6 +52,7 @@ def build_attention(
         n_rbf: size of the radial bases.
         dropout: on attention values.
         seed: of frequencies and random features, which are part of the model.
+        pair_types: whether the radial bases know pairs of elements.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -63,7 +65,7 @@ def build_attention(
             KernelisedAttention(dim, n_heads, kernel(head_dim), dropout) for _ in range(n_layers)
         ]
     if config.mechanism == "softmax":
-        return SoftmaxPositions(n_rbf, config.dense_cutoff), [
+        return SoftmaxPositions(n_rbf, config.dense_cutoff, pair_types), [
             SoftmaxAttention(dim, n_heads, n_rbf, dropout) for _ in range(n_layers)
         ]
     if config.mechanism == "randomised" and not config.positional_mask:

@@ -25,12 +25,13 @@ class SoftmaxPositions(SharedPositions):
     Args:
         n_rbf: size of the radial basis.
         cutoff: Å, reach in periodic structures.
+        pair_types: of the radial basis.
     """
 
-    def __init__(self, n_rbf: int, cutoff: float) -> None:
+    def __init__(self, n_rbf: int, cutoff: float, pair_types: bool = False) -> None:
         super().__init__()
         self.cutoff = cutoff
-        self.radial = GaussianDistanceBasis(n_rbf, cutoff)
+        self.radial = GaussianDistanceBasis(n_rbf, cutoff, pair_types)
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Neighbourhood:
         """See :class:`SharedPositions`. The geometry must hold all pairs of isolated structures as edges."""

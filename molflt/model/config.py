@@ -21,6 +21,9 @@ class ModelConfig(BaseModel):
     ffn_dim: int = Field(256, ge=4, le=262_144, description="width of the feed-forward block")
     cutoff: float = Field(6.0, gt=0, le=100, description="reach of local RPE, centrality and displacement head, Å")
     n_rbf: int = Field(32, ge=2, le=4096, description="Gaussians of the distance basis")
+    pair_types: bool = Field(
+        False, description="stretch and shift distances by two numbers for every pair of elements, as Graphormer does"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="on the output of attention and feed-forward")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the values of the attention")
     auxiliary_head: bool = Field(True, description="predict the relaxed displacement as a training signal")

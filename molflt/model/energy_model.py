@@ -54,7 +54,7 @@ class EnergyModel(nn.Module):
         super().__init__()
         self.config = config
         self.seed = seed
-        self.radial = GaussianDistanceBasis(config.n_rbf, config.cutoff)
+        self.radial = GaussianDistanceBasis(config.n_rbf, config.cutoff, config.pair_types)
         self.embedding = AtomEmbedding(config.dim, config.n_rbf)
         self.positions, layers = build_attention(
             config.attention,
@@ -65,6 +65,7 @@ class EnergyModel(nn.Module):
             config.n_rbf,
             config.attention_dropout,
             seed,
+            config.pair_types,
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim)

@@ -24,7 +24,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 METADATA_KEY = "molflt"
 _MOST_METADATA = 1 << 20
 """Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
@@ -195,6 +195,9 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         _share_far_values(path, content.get("config"))
     if schema < 5:
         _without_moments(content.get("config"))
+    if schema < 6 and isinstance(content.get("config"), dict):
+        # Every model knew pairs of elements.
+        content["config"]["pair_types"] = True
     try:
         return ModelMetadata.model_validate(content)
     except UnicodeEncodeError as error:

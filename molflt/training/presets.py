@@ -28,6 +28,7 @@ def _paper(n_layers: int, attention: str) -> dict[str, Any]:
             "n_recycles": 4,
             "ffn_dim": 2048,
             "n_rbf": 128,
+            "pair_types": True,
             "attention_dropout": 0.1,
             "attention": {**ATTENTION_PRESETS[attention], **features},
         },

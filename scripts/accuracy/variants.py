@@ -31,10 +31,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sampled": {"attention": {"frequencies": "sampled"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
-    "molflt, 4 layers": {"n_layers": 4},
-    "no moments, 4 layers": {"n_layers": 4, "attention": {"moment_channels": 0}},
-    "performer, 4 layers": {"n_layers": 4, "attention": "performer"},
-    "softmax, 4 layers": {"n_layers": 4, "attention": "softmax"},
+    "molflt, pair types": {"pair_types": True},
+    "no moments, pair types": {"attention": {"moment_channels": 0}, "pair_types": True},
+    "no far field, pair types": {"attention": {"far_field": False}, "pair_types": True},
+    "performer, pair types": {"attention": "performer", "pair_types": True},
+    "softmax, pair types": {"attention": "softmax", "pair_types": True},
 }
 """What each row changes of the model."""
 

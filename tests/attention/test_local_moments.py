@@ -24,7 +24,7 @@ NAMES = ("molecule", "atom", "tiny_cell", "wire")
 @pytest.fixture
 def radial():
     torch.manual_seed(0)
-    radial = GaussianDistanceBasis(RBF, CUTOFF).double()
+    radial = GaussianDistanceBasis(RBF, CUTOFF, pair_types=True).double()
     with torch.no_grad():
         # An element's own affine: receiver and sender must not be exchanged.
         radial.gamma.add_(0.1 * torch.rand_like(radial.gamma))

@@ -22,7 +22,7 @@ N_TYPES = MAX_ATOMIC_NUMBER + 1
 def learnt(seed: int = 0) -> tuple[GaussianDistanceBasis, LocalRPE]:
     """Every parameter away from its start, the affine of every pair of types another."""
     generator = torch.Generator().manual_seed(seed)
-    radial, rpe = GaussianDistanceBasis(8, CUTOFF).double(), LocalRPE(8, 2).double()
+    radial, rpe = GaussianDistanceBasis(8, CUTOFF, pair_types=True).double(), LocalRPE(8, 2).double()
     with torch.no_grad():
         # nn.Linear starts at random
         rpe.bias.weight.fill_(0.2)
@@ -124,7 +124,7 @@ def test_types_of_a_pair_matter_and_their_order_is_that_of_the_basis():
 
 
 def test_types_do_not_matter_before_anything_is_learnt():
-    radial = GaussianDistanceBasis(8, CUTOFF)
+    radial = GaussianDistanceBasis(8, CUTOFF, pair_types=True)
     d = torch.tensor([1.0, 1.0, 1.0])
     found = radial(d, torch.tensor([1, 78, 6]), torch.tensor([1, 8, 6]))
     assert torch.equal(found[0], found[1])

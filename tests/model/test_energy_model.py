@@ -33,7 +33,8 @@ LITERATURE = {
 def make_model(attention, dtype=torch.float64, recycles: int = 1) -> EnergyModel:
     """Generic weights, with the far field scaled up until it matters and tags that weigh alike."""
     torch.manual_seed(0)
-    config = ModelConfig(dim=16, n_heads=4, n_layers=2, ffn_dim=32, n_rbf=8, n_recycles=recycles, attention=attention)
+    sizes = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8, "n_recycles": recycles}
+    config = ModelConfig(**sizes, pair_types=True, attention=attention)
     model = EnergyModel(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

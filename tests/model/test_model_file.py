@@ -219,14 +219,15 @@ def test_newer_schema_asks_for_an_upgrade(altered: Altered) -> None:
     _refuses(altered(change), f"schema {SCHEMA_VERSION + 1}", "upgrade molflt")
 
 
-def _as_before_moments(tensors: dict[str, torch.Tensor]) -> None:
+def _as_of_an_early_schema(tensors: dict[str, torch.Tensor]) -> None:
     for name in [name for name in tensors if ".moments." in name]:
         del tensors[name]
+    tensors.update({"radial.gamma": torch.ones(119 * 119), "radial.beta": torch.zeros(119 * 119)})
 
 
 def test_a_file_of_the_first_schema_is_read(altered: Altered) -> None:
     def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
-        _as_before_moments(tensors)
+        _as_of_an_early_schema(tensors)
         metadata.update(schema_version=1)
         metadata.pop("labels")
 
@@ -235,7 +236,7 @@ def test_a_file_of_the_first_schema_is_read(altered: Altered) -> None:
 
 def test_before_the_third_schema_the_far_field_carried_all_values(altered: Altered) -> None:
     def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
-        _as_before_moments(tensors)
+        _as_of_an_early_schema(tensors)
         metadata.update(schema_version=2)
         metadata["config"]["attention"].pop("far_dim")
 
@@ -446,4 +447,4 @@ def test_model_without_far_field_refuses_a_method(attention: dict[str, Any], fre
 
 def test_schema_number_is_written_down() -> None:
     # Whoever changes the layout of the file changes this number, and keeps reading the old one.
-    assert model_file.SCHEMA_VERSION == 5
+    assert model_file.SCHEMA_VERSION == 6
