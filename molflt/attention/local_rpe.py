@@ -148,8 +148,9 @@ def self_basis(geometry: Geometry, radial: GaussianDistanceBasis) -> Tensor:
 class LocalRPE(nn.Module):
     """Σ over images of exp(b_h(|Δ_ij|, z_i, z_j)) · env(|Δ_ij|), with env = 1 for the atom itself.
 
-    b_h is linear in the radial basis, which knows z_i and z_j only with ``model.pair_types``. Because exp(q·k + b) = exp(q·k) exp(b), the images of one pair can be
-    summed before the content enters, and what is left is one number per pair and head.
+    b_h is linear in the radial basis, which knows z_i and z_j only with ``model.pair_types``. Because exp(q·k + b) =
+    exp(q·k) exp(b), the images of one pair can be summed before the content enters, and what is left is one number
+    per pair and head.
 
     Args:
         n_rbf: size of the radial basis.
