@@ -28,7 +28,7 @@ class SoftmaxPositions(SharedPositions):
         pair_types: of the radial basis.
     """
 
-    def __init__(self, n_rbf: int, cutoff: float, pair_types: bool = False) -> None:
+    def __init__(self, n_rbf: int, cutoff: float, pair_types: bool) -> None:
         super().__init__()
         self.cutoff = cutoff
         self.radial = GaussianDistanceBasis(n_rbf, cutoff, pair_types)

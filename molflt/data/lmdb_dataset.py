@@ -191,7 +191,8 @@ class _Shard:
         try:
             with np.load(self._sizes_file, allow_pickle=False) as kept:
                 stamp, sizes = kept["stamp"], kept["n_atoms"]
-        # absent or damaged: the sizes are counted again and the file is replaced
+        # Absent or damaged: the sizes are counted again and the file is replaced. For damage NumPy, zipfile and zlib
+        # raise a dozen kinds of error without a common one, tokenize.TokenError and MemoryError among them.
         except Exception:
             return None
         fits = np.array_equal(stamp, self._stamp()) and sizes.shape == (len(self),)

@@ -195,9 +195,8 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         _share_far_values(path, content.get("config"))
     if schema < 5:
         _without_moments(content.get("config"))
-    if schema < 6 and isinstance(content.get("config"), dict):
-        # Every model knew pairs of elements.
-        content["config"]["pair_types"] = True
+    if schema < 6:
+        _with_pair_types(content.get("config"))
     try:
         return ModelMetadata.model_validate(content)
     except UnicodeEncodeError as error:
@@ -226,6 +225,12 @@ def _without_moments(config: Any) -> None:
     """Before schema 5 no layer had moments of the neighbours."""
     if isinstance(config, dict) and isinstance(config.get("attention"), dict):
         config["attention"]["moment_channels"] = 0
+
+
+def _with_pair_types(config: Any) -> None:
+    """Before schema 6 every model knew pairs of elements."""
+    if isinstance(config, dict):
+        config["pair_types"] = True
 
 
 def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from molflt.data.progress import visible
 from molflt.errors import InputError
 from molflt.file_lock import alone
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import ModelMetadata, TrainingData, read_metadata
+from molflt.model.model_file import SCHEMA_VERSION, ModelMetadata, TrainingData, read_metadata
 from molflt.training.bad_batches import FILE as BAD
 from molflt.training.checkpoints import CHECKPOINT, PREVIOUS, DurableCheckpoints, find_checkpoint
 from molflt.training.config import TrainConfig
@@ -139,7 +139,7 @@ def _train(
         epoch=-1,
     )
     if checkpoint:
-        _check_same_data(run_dir, metadata.training_data)
+        _check_same_beginning(run_dir, metadata.training_data)
     say(
         f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
@@ -222,14 +222,22 @@ def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
         raise InputError(f"{run_dir}: is not empty and not a run of molflt; choose another '--out'")
 
 
-def _check_same_data(run_dir: Path, data: TrainingData) -> None:
+def _check_same_beginning(run_dir: Path, data: TrainingData) -> None:
     last = run_dir / "last.safetensors"
+    if not last.exists():
+        return
     try:
-        known = read_metadata(last).training_data.fingerprint if last.exists() else data.fingerprint
+        begun = read_metadata(last)
     except InputError:
         # It will be written again; where it would not, that is refused later.
         return
-    if known != data.fingerprint:
+    if begun.schema_version != SCHEMA_VERSION:
+        raise InputError(
+            f"{last}: the run was started by a molflt whose models have schema {begun.schema_version}, those of this "
+            f"one have {SCHEMA_VERSION}: its checkpoint does not fit. The model can be used as it is; to go on "
+            "training, take that version, or start again with another '--out'"
+        )
+    if begun.training_data.fingerprint != data.fingerprint:
         raise InputError(
             f"{run_dir}: {data.path} has changed since the run was started; restore it, or choose another '--out'"
         )

@@ -16,7 +16,7 @@ MODEL: dict[str, Any] = {
     "auxiliary_head": False,
 }
 
-VARIANTS: dict[str, dict[str, Any]] = {
+_CHANGES: dict[str, dict[str, Any]] = {
     "molflt": {},
     "flt": {"attention": "flt"},
     "no moments": {"attention": {"moment_channels": 0}},
@@ -31,12 +31,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sampled": {"attention": {"frequencies": "sampled"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
-    "molflt, pair types": {"pair_types": True},
-    "no moments, pair types": {"attention": {"moment_channels": 0}, "pair_types": True},
-    "no far field, pair types": {"attention": {"far_field": False}, "pair_types": True},
-    "performer, pair types": {"attention": "performer", "pair_types": True},
-    "softmax, pair types": {"attention": "softmax", "pair_types": True},
 }
+_TYPED = ("molflt", "no moments", "no far field", "performer", "softmax")
+
+VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types": True} for row in _TYPED}}
 """What each row changes of the model."""
 
 TURNED = ("concat, turned at random",)

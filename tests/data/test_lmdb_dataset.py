@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,39 @@ def test_sizes_of_a_large_file_are_kept(large: Path) -> None:
     kept.write_bytes(b"damaged")
     assert LmdbDataset(large).n_atoms.tolist() == expected
     assert sorted(p.name for p in large.parent.iterdir()) == ["a.lmdb", "a.lmdb.natoms.npz"]
+
+
+def _header(old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Change the description of the array in a file whose checksums are right."""
+
+    def damage(kept: Path) -> None:
+        with zipfile.ZipFile(kept) as archive:
+            content = {name: archive.read(name) for name in archive.namelist()}
+        assert old in content["n_atoms.npy"]
+        content["n_atoms.npy"] = content["n_atoms.npy"].replace(old, new.ljust(len(old)))
+        with zipfile.ZipFile(kept, "w") as archive:
+            for name, data in content.items():
+                archive.writestr(name, data)
+
+    return damage
+
+
+CACHE_DAMAGE = {
+    "empty": lambda kept: kept.touch() or os.truncate(kept, 0),
+    "cut short": lambda kept: os.truncate(kept, kept.stat().st_size // 2),
+    "another array": lambda kept: kept.write_bytes(b"\x93NUMPY\x01\x00"),
+    "a folder": lambda kept: kept.unlink() or kept.mkdir(),
+    "a bracket": _header(b"(6,)", b"(6,"),
+    "objects": _header(b"'<i8'", b"'|O'"),
+}
+
+
+@pytest.mark.parametrize("damage", CACHE_DAMAGE.values(), ids=CACHE_DAMAGE)
+def test_damaged_sizes_are_counted_again(damage: Callable[[Path], object], large: Path) -> None:
+    """Whatever NumPy raises for them."""
+    expected = LmdbDataset(large).n_atoms.tolist()
+    damage(large.with_name("a.lmdb.natoms.npz"))
+    assert LmdbDataset(large).n_atoms.tolist() == expected
 
 
 def test_sizes_of_a_small_file_are_not_kept(tmp_path: Path, make_record: Any) -> None:

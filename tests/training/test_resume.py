@@ -23,7 +23,7 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
-from molflt.model.model_file import load_model
+from molflt.model.model_file import SCHEMA_VERSION, load_model, read_metadata, save_model
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.recorder import read_records
@@ -232,6 +232,21 @@ def test_another_configuration_is_refused(make_config: MakeConfig, tiny_run: Pat
     assert "optimiser.lr: 0.005 then, 0.0001 now" in message
     assert "model.n_layers: 1 then, 2 now" in message
     assert "seed" not in message
+
+
+def test_a_run_of_an_earlier_schema_is_refused(make_config: MakeConfig, tiny_run: Path, tmp_path: Path) -> None:
+    """Its checkpoint holds other weights; its model is still read."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(tiny_run, run_dir)
+    last = run_dir / "last.safetensors"
+    before = load_model(last)
+    metadata = before.metadata.model_copy(update={"schema_version": SCHEMA_VERSION - 1})
+    save_model(last, before.model, metadata)
+    assert read_metadata(last).schema_version == SCHEMA_VERSION - 1
+    kept = {path.name: path.read_bytes() for path in run_dir.iterdir()}
+    with pytest.raises(InputError, match=f"schema {SCHEMA_VERSION - 1}, those of this one have {SCHEMA_VERSION}"):
+        train(load_config(run_dir / "config.yaml"), run_dir, resume=True, say=quiet)
+    assert {name: (run_dir / name).read_bytes() for name in kept} == kept
 
 
 def test_changed_data_is_refused(make_config: MakeConfig, tiny_data: Path, tmp_path: Path) -> None:
