@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.local_rpe import Neighbourhood
-from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS
+from molflt.model.periodic_table import element_embedding
+from molflt.vocabulary import N_TAGS
 
 
 class AtomEmbedding(nn.Module):
@@ -24,9 +25,9 @@ class AtomEmbedding(nn.Module):
 
     def __init__(self, dim: int, n_rbf: int) -> None:
         super().__init__()
-        self.element = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
+        self.element = element_embedding(dim)
         self.tag = nn.Embedding(N_TAGS, dim)
-        self.neighbour_element = nn.Embedding(MAX_ATOMIC_NUMBER + 1, n_rbf)
+        self.neighbour_element = element_embedding(n_rbf)
         self.centrality = nn.Sequential(nn.Linear(n_rbf, dim), nn.GELU(), nn.Linear(dim, dim))
 
     def forward(self, geometry: Geometry, tags: Tensor, neighbourhood: Neighbourhood) -> Tensor:

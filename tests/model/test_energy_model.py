@@ -39,7 +39,7 @@ def make_model(attention, dtype=torch.float64, recycles: int = 1) -> EnergyModel
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("rpe_weights"):
-                parameter.mul_(20.0)
+                parameter.mul_(30.0)
             if "radial" in name and name.endswith(("gamma", "beta")):
                 parameter.add_(0.1 * torch.randn_like(parameter))
         model.energy_head.factor.fill_(1.0)

@@ -1,0 +1,90 @@
+"""How alike elements are, and vectors of elements that start so."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+
+import torch
+from ase.data import atomic_numbers, covalent_radii, missing
+from torch import Tensor, nn
+
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
+
+_ENDS = (0, 2, 10, 18, 36, 54, 86, 118)
+"""Atomic numbers of the noble gases, with which periods end."""
+
+_RADII_ALIKE, _PAULING_ALIKE = 0.2, 0.3
+"""Å, and on Pauling's scale: elements nearer than that are alike."""
+
+_PAULING = """
+H 2.20
+Li 0.98 Be 1.57 B 2.04 C 2.55 N 3.04 O 3.44 F 3.98
+Na 0.93 Mg 1.31 Al 1.61 Si 1.90 P 2.19 S 2.58 Cl 3.16
+K 0.82 Ca 1.00 Sc 1.36 Ti 1.54 V 1.63 Cr 1.66 Mn 1.55 Fe 1.83 Co 1.88 Ni 1.91 Cu 1.90 Zn 1.65
+Ga 1.81 Ge 2.01 As 2.18 Se 2.55 Br 2.96 Kr 3.00
+Rb 0.82 Sr 0.95 Y 1.22 Zr 1.33 Nb 1.60 Mo 2.16 Tc 1.90 Ru 2.20 Rh 2.28 Pd 2.20 Ag 1.93 Cd 1.69
+In 1.78 Sn 1.96 Sb 2.05 Te 2.10 I 2.66 Xe 2.60
+Cs 0.79 Ba 0.89 La 1.10 Ce 1.12 Pr 1.13 Nd 1.14 Sm 1.17 Gd 1.20 Dy 1.22 Ho 1.23 Er 1.24 Tm 1.25 Lu 1.27
+Hf 1.30 Ta 1.50 W 2.36 Re 1.90 Os 2.20 Ir 2.20 Pt 2.28 Au 2.54 Hg 2.00
+Tl 1.62 Pb 2.33 Bi 2.02 Po 2.00 At 2.20
+Fr 0.70 Ra 0.90 Ac 1.10 Th 1.30 Pa 1.50 U 1.38 Np 1.36 Pu 1.28
+"""
+"""Electronegativities on Pauling's scale (CRC Handbook of Chemistry and Physics, after Allred 1961)."""
+
+
+def group_and_period(atomic_number: int) -> tuple[int, int]:
+    """Group, 1 to 18, and period, 1 to 7; lanthanides and actinides are in group 3, being alike.
+
+    Args:
+        atomic_number: Z, 1 to 118.
+    """
+    period = bisect_left(_ENDS, atomic_number)
+    before_end, after_start = _ENDS[period] - atomic_number, atomic_number - _ENDS[period - 1]
+    if after_start <= 2 and before_end:
+        return after_start, period
+    return max(3, 18 - before_end), period
+
+
+def descriptors() -> Tensor:
+    """(119, 4) float64: group, period, covalent radius in Å (Cordero et al. 2008, from ASE), electronegativity.
+
+    NaN where there is none, as for atomic number 0.
+    """
+    words = _PAULING.split()
+    pauling = {atomic_numbers[symbol]: float(value) for symbol, value in zip(words[::2], words[1::2], strict=True)}
+    found = [(math.nan,) * 4]
+    for z in range(1, MAX_ATOMIC_NUMBER + 1):
+        radius = math.nan if covalent_radii[z] == missing else covalent_radii[z]
+        found.append((*group_and_period(z), radius, pauling.get(z, math.nan)))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def likeness() -> Tensor:
+    """How alike every two elements are, (119, 119) float64: one for an element and itself.
+
+    A fifth each for the same group and the same period, and a fifth of exp(−Δ²/2ℓ²) each for radii and
+    electronegativities.
+    """
+    table = descriptors()
+    places, properties = table[:, :2], table[:, 2:] / torch.tensor([_RADII_ALIKE, _PAULING_ALIKE])
+    same = (places[:, None] == places).sum(dim=2)
+    near = torch.exp(-(properties[:, None] - properties).square() / 2).nan_to_num().sum(dim=2)
+    return ((same + near) / 5).fill_diagonal_(1.0)
+
+
+def element_embedding(dim: int) -> nn.Embedding:
+    """A vector for each atomic number, which starts as normal numbers of covariance :func:`likeness`.
+
+    What is learned of one element is thus a first guess of those that are like it, and a model need not learn by
+    itself that, say, Nb and Ta are. Networks are given such descriptors since CGCNN (Xie & Grossman 2018, arXiv
+    1710.10324); as a start of what is trained they bind nothing.
+
+    Args:
+        dim: length of the vectors; drawn from torch's global generator.
+    """
+    table = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
+    with torch.no_grad():
+        root = torch.linalg.cholesky(likeness()).to(table.weight)
+        table.weight.copy_(root @ table.weight)
+    return table

@@ -1,0 +1,80 @@
+"""Groups and periods against the table as IUPAC prints it, starts of vectors against their covariance."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from ase.data import atomic_numbers, chemical_symbols
+
+from molflt.model.periodic_table import descriptors, element_embedding, group_and_period, likeness
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
+
+TABLE = """
+H  .  .  .  .  .  .  .  .  .  .  .  .  .  .  .  .  He
+Li Be .  .  .  .  .  .  .  .  .  .  B  C  N  O  F  Ne
+Na Mg .  .  .  .  .  .  .  .  .  .  Al Si P  S  Cl Ar
+K  Ca Sc Ti V  Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr
+Rb Sr Y  Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I  Xe
+Cs Ba *  Hf Ta W  Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn
+Fr Ra *  Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts Og
+"""
+F_BLOCK = {
+    6: "La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu",
+    7: "Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr",
+}
+
+
+def _expected() -> dict[str, tuple[int, int]]:
+    found = {symbol: (3, period) for period, symbols in F_BLOCK.items() for symbol in symbols.split()}
+    for period, row in enumerate(TABLE.strip().splitlines(), start=1):
+        found |= {symbol: (group, period) for group, symbol in enumerate(row.split(), start=1) if symbol.isalpha()}
+    return found
+
+
+def test_groups_and_periods() -> None:
+    expected = _expected()
+    assert len(expected) == MAX_ATOMIC_NUMBER
+    found = {chemical_symbols[z]: group_and_period(z) for z in range(1, MAX_ATOMIC_NUMBER + 1)}
+    assert found == expected
+
+
+def test_descriptors_of_some_elements() -> None:
+    """Fluorine is the most electronegative element, and what is not known is no number."""
+    table = descriptors()
+    assert table[atomic_numbers["Fe"]].tolist() == [8, 4, 1.32, 1.83]
+    pauling = table[:, 3].nan_to_num()
+    assert chemical_symbols[int(pauling.argmax())] == "F"
+    assert table[0].isnan().all()
+    assert table[atomic_numbers["Ne"], 3].isnan()
+    assert table[atomic_numbers["Og"], 2:].isnan().all()
+    assert not table[1:, :2].isnan().any()
+
+
+def _like(first: str, second: str) -> float:
+    return float(likeness()[atomic_numbers[first], atomic_numbers[second]])
+
+
+def test_likeness() -> None:
+    """Nb and Ta share their group and are near in radius and electronegativity; neon has no electronegativity."""
+    expected = (1 + math.exp(-((0.06 / 0.2) ** 2) / 2) + math.exp(-((0.1 / 0.3) ** 2) / 2)) / 5
+    assert _like("Nb", "Ta") == pytest.approx(expected)
+    assert _like("Nb", "Ta") > _like("Nb", "Sr") > _like("Nb", "O")
+    assert _like("Ne", "Ar") == pytest.approx((1 + math.exp(-((0.48 / 0.2) ** 2) / 2)) / 5)
+    matrix = likeness()
+    assert torch.equal(matrix, matrix.T)
+    assert torch.equal(matrix.diagonal(), torch.ones(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64))
+    assert float(torch.linalg.eigvalsh(matrix)[0]) > 0.15
+
+
+def test_vectors_start_alike() -> None:
+    dim = 40_000
+    torch.manual_seed(0)
+    vectors = element_embedding(dim).weight.detach().to(torch.float64)
+    torch.testing.assert_close(vectors @ vectors.T / dim, likeness(), rtol=0, atol=6 * math.sqrt(2 / dim))
+
+
+def test_vectors_of_the_same_seed_are_the_same() -> None:
+    first, second = (torch.manual_seed(3) and element_embedding(8).weight for _ in range(2))
+    assert torch.equal(first, second)
