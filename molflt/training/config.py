@@ -88,6 +88,10 @@ class DataConfig(BaseModel):
         )
 
 
+WEIGHT_DECAY = 0.1
+"""Of AdamW where nothing else is said."""
+
+
 class OptimiserConfig(BaseModel):
     """Optimiser and schedule."""
 
@@ -97,13 +101,22 @@ class OptimiserConfig(BaseModel):
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
     betas: tuple[float, float] = Field((0.9, 0.98), description="moment decays of Adam")
     eps: float = Field(1e-6, gt=0, description="Adam's epsilon")
-    weight_decay: float = Field(1e-3, ge=0, description="on matrices only")
+    weight_decay: float | None = Field(
+        None, ge=0, description="on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty"
+    )
     schedule: Literal["linear", "cosine"] = Field("cosine", description="decay to zero after the warm-up")
     warmup_steps: int = Field(100, ge=0, description="linear rise to the peak")
     clip_norm: float = Field(5.0, ge=0, description="gradient norm is clipped to this; 0 does not clip")
     ema_decay: float = Field(
         0.999, ge=0, lt=1, description="moving average of the weights that is validated; 0 is off"
     )
+
+    @property
+    def decay(self) -> float:
+        """``weight_decay``, and what null stands for."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return WEIGHT_DECAY if self.name == "adamw" else 0.0
 
 
 class LossConfig(BaseModel):

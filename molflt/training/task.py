@@ -257,7 +257,7 @@ class EnergyTask(lightning.LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam or AdamW; decay on matrices only; the schedule counts steps."""
         config = self.config.optimiser
-        groups = parameter_groups(self.model, config.weight_decay)
+        groups = parameter_groups(self.model, config.decay)
         kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
         # One pass over all tensors: on small models the default's many small operations take a fifth of a step.
         optimiser = kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)

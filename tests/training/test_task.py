@@ -30,6 +30,21 @@ def quiet(line: str) -> None:
     pass
 
 
+@pytest.mark.parametrize(
+    ("optimiser", "given", "expected"),
+    [("adamw", None, 0.1), ("adam", None, 0.0), ("adamw", 0.0, 0.0), ("adam", 0.02, 0.02)],
+)
+def test_weight_decay_where_none_is_given(
+    make_config: MakeConfig, optimiser: str, given: float | None, expected: float
+) -> None:
+    """Adam's is a penalty in the gradient, of another size."""
+    config = make_config(**{"optimiser.name": optimiser, "optimiser.weight_decay": given})
+    task = EnergyTask(config, EnergyModel(config.model), ["val"], TRAINING_SET)
+    task._total_steps = lambda: 10  # type: ignore[method-assign]
+    found = task.configure_optimizers()["optimizer"]  # type: ignore[call-overload,index]
+    assert [group["weight_decay"] for group in found.param_groups] == [expected, 0.0]
+
+
 def test_weight_decay_is_on_matrices_only(make_config: MakeConfig) -> None:
     config = make_config(**{"optimiser.weight_decay": 0.25})
     task = EnergyTask(config, EnergyModel(config.model), ["val"], TRAINING_SET)
