@@ -32,7 +32,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
 }
-_TYPED = ("molflt", "no moments", "no far field", "performer", "softmax")
+_TYPED = ("molflt", "softmax")
 
 VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types": True} for row in _TYPED}}
 """What each row changes of the model."""
