@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from functools import cache
 
 import torch
 from ase.data import atomic_numbers, covalent_radii, missing
@@ -73,6 +74,13 @@ def likeness() -> Tensor:
     return ((same + near) / 5).fill_diagonal_(1.0)
 
 
+@cache
+def _root() -> Tensor:
+    """The triangular L of likeness = L Lᵀ; on the CPU also where a model is built without memory behind it."""
+    with torch.device("cpu"):
+        return torch.linalg.cholesky(likeness())
+
+
 def element_embedding(dim: int) -> nn.Embedding:
     """A vector for each atomic number, which starts as normal numbers of covariance :func:`likeness`.
 
@@ -85,6 +93,5 @@ def element_embedding(dim: int) -> nn.Embedding:
     """
     table = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
     with torch.no_grad():
-        root = torch.linalg.cholesky(likeness()).to(table.weight)
-        table.weight.copy_(root @ table.weight)
+        table.weight.copy_(_root().to(table.weight) @ table.weight)
     return table

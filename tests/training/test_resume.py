@@ -234,7 +234,7 @@ def test_another_configuration_is_refused(make_config: MakeConfig, tiny_run: Pat
     assert "seed" not in message
 
 
-def test_a_run_of_an_earlier_schema_is_refused(make_config: MakeConfig, tiny_run: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_schema_is_refused(tiny_run: Path, tmp_path: Path) -> None:
     """Its checkpoint holds other weights; its model is still read."""
     run_dir = tmp_path / "run"
     shutil.copytree(tiny_run, run_dir)
