@@ -24,7 +24,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "no local RPE": {},
     "performer": {"attention": "performer"},
     "concat, turned at random": {"attention": "flt-concat"},
-    "softmax": {"attention": "softmax"},
+    # Wider feed-forward layers, for as many parameters as molflt has.
+    "softmax": {"attention": "softmax", "ffn_dim": 332},
     "far_rank = 1": {"attention": {"far_rank": 1}},
     "far_rank = m": {"attention": {"far_rank": "m"}},
     "all channels": {"attention": {"far_dim": MODEL["dim"]}},

@@ -51,6 +51,14 @@ def test_every_row_is_a_configuration(tmp_path):
             EnergyModel(config.model, 0)
 
 
+@pytest.mark.parametrize("data", DATA_SETS)
+def test_dense_softmax_has_as_many_parameters(data, tmp_path):
+    def n_parameters(row):
+        return EnergyModel(run_config(row, data, split("is2re", 0, tmp_path), 0, 1).model, 0).n_parameters()
+
+    assert n_parameters("softmax") == pytest.approx(n_parameters("molflt"), rel=1e-3)
+
+
 def test_a_batch_of_plain_tensors_is_that_of_the_collater():
     """Against bench_model's batches, whose peers are checked against their own graphs."""
     import bench_model as bench
