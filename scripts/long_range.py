@@ -61,7 +61,7 @@ def write_ions(path: Path, structures: Iterable[Ions], count: int, what: str) ->
 
 
 def config(
-    train_file: Path, val_file: Path, attention: Mapping[str, Any], seed: int, epochs: int, max_atoms: int
+    train_file: Path, val_file: Path, attention: Mapping[str, Any], seed: int, epochs: int, max_atoms: int, lr: float
 ) -> TrainConfig:
     """The same model and trainer for every attention of a pilot; a local cutoff of 4 Å."""
     return TrainConfig.model_validate(
@@ -84,7 +84,7 @@ def config(
                 # Moments of the neighbours see no further than these; here the far field is judged.
                 "attention": {"moment_channels": 0, **attention},
             },
-            "optimiser": {"lr": 2e-3},
+            "optimiser": {"lr": lr},
             "trainer": {"max_epochs": epochs},
         }
     )
@@ -112,6 +112,7 @@ def arguments(
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and the table")
     parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--train", type=int, default=n_train, help="structures to train on")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--attention", nargs="+", default=list(attentions), choices=list(attentions))
@@ -143,9 +144,9 @@ def compare(
         for seed in options.seeds:
             run = options.out / f"{name.split(',')[0].split(' ')[0]}-{list(attentions).index(name)}-{seed}"
             first = next(iter(tests.values()))
-            chosen = config(train_file, first, attentions[name], seed, options.epochs, max_atoms)
+            chosen = config(train_file, first, attentions[name], seed, options.epochs, max_atoms, options.lr)
             rows.append(errors(name, chosen, run, tests))
-    report(rows, tests, options.out / record, epochs=options.epochs, n_train=options.train)
+    report(rows, tests, options.out / record, epochs=options.epochs, lr=options.lr, n_train=options.train)
 
 
 def report(rows: Sequence[Mapping[str, Any]], labels_of_tests: Iterable[str], path: Path, **settings: Any) -> None:

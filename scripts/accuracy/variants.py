@@ -30,6 +30,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "far_rank = m": {"attention": {"far_rank": "m"}},
     "all channels": {"attention": {"far_dim": MODEL["dim"]}},
     "sampled": {"attention": {"frequencies": "sampled"}},
+    "sampled, free spectrum": {"attention": {"frequencies": "sampled", "spectrum": "free"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
 }

@@ -30,7 +30,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def features(path: Path, attention: dict) -> tuple[Tensor, Tensor]:
     """(n, dim) mean over the atoms of what an untrained encoder makes of each structure, and (n,) energies."""
-    chosen = config(path, path, attention, seed=0, epochs=1, max_atoms=100)
+    chosen = config(path, path, attention, seed=0, epochs=1, max_atoms=100, lr=2e-3)
     torch.manual_seed(0)
     model = EnergyModel(chosen.model, 0).double().eval()
     data = open_dataset(path)
