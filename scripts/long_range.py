@@ -20,6 +20,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.sources import open_dataset
+from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
@@ -138,6 +139,9 @@ def compare(
         tests: files by the names of the columns; the first validates.
         max_atoms: of a batch.
         record: name of the JSON file.
+
+    Raises:
+        SystemExit: a run in the folder was started with other settings.
     """
     rows = []
     for name in options.attention:
@@ -145,7 +149,10 @@ def compare(
             run = options.out / f"{name.split(',')[0].split(' ')[0]}-{list(attentions).index(name)}-{seed}"
             first = next(iter(tests.values()))
             chosen = config(train_file, first, attentions[name], seed, options.epochs, max_atoms, options.lr)
-            rows.append(errors(name, chosen, run, tests))
+            try:
+                rows.append(errors(name, chosen, run, tests))
+            except InputError as error:
+                raise SystemExit(f"error: {error}") from error
     report(rows, tests, options.out / record, epochs=options.epochs, lr=options.lr, n_train=options.train)
 
 
