@@ -2,7 +2,7 @@
 
 The same trainer, divisions, budget and seeds for all rows; the peers are given the processor time that molflt's
 default took on the same data. Every run that is finished has a file of its own and is not repeated, an interrupted
-one goes on from its last epoch.
+one goes on from its last epoch. Start the same command once for each core: no two processes take the same run.
 
     python scripts/benchmark_accuracy.py --out runs/accuracy                       # everything: 40 hours of one core
     python scripts/benchmark_accuracy.py --out runs/accuracy --data qm7 --rows molflt softmax SchNet --seeds 0
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from accuracy.callbacks import RandomRotations, WithoutLocalRPE
+from accuracy.claims import claimed
 from accuracy.data_sets import DATA_SETS, Split, available, split
 from accuracy.peers import PEERS, train_peer
 from accuracy.report import tables
@@ -87,20 +88,23 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespace) -> None:
-    """One run, unless it is finished."""
+    """One run, unless it is finished or another process is at it."""
     name = "-".join([data, row, str(seed), str(fold)]).replace(" ", "_").replace(",", "").replace("=", "").lower()
     path = options.results / f"{name}.json"
-    if path.exists():
-        return
-    files = split(data, fold, options.out / "data", MINIATURE if options.miniature else None)
-    if row in PEERS:
-        found = run_peer(row, data, files, seed, options)
-        if "mae" not in found:
-            print(f"{data:<12}{row:<26}{found['status']}: {found.get('note', '')}", flush=True)
+    with claimed(options.out / "claims" / name) as mine:
+        # Asked of the claimed run only: another process may have finished it a moment ago.
+        if not mine or path.exists():
             return
-    else:
-        found = run_variant(row, data, files, seed, options, options.out / "runs" / name)
-    write_record(path, data=data, row=row, seed=seed, fold=fold, threads=options.threads, **found)
+        with claimed(options.out / "claims" / "data", wait=True):
+            files = split(data, fold, options.out / "data", MINIATURE if options.miniature else None)
+        if row in PEERS:
+            found = run_peer(row, data, files, seed, options)
+            if "mae" not in found:
+                print(f"{data:<12}{row:<26}{found['status']}: {found.get('note', '')}", flush=True)
+                return
+        else:
+            found = run_variant(row, data, files, seed, options, options.out / "runs" / name)
+        write_record(path, data=data, row=row, seed=seed, fold=fold, threads=options.threads, **found)
     errors = "  ".join(f"{split_name} {error:.4f}" for split_name, error in found["mae"].items())
     print(f"{data:<12}{row:<26}seed {seed} fold {fold}  {errors} eV  {found['seconds']:.0f} s", flush=True)
 

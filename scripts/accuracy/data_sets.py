@@ -93,11 +93,12 @@ def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
         return Split(f"{base}train.lmdb", {n: f"{base}{n}.lmdb" for n in names}, "y_relaxed")
     label = f"{name}-{fold}" if most is None else f"{name}-{fold}-{most}"
     train, test = folder / f"{label}-train.lmdb", folder / f"{label}-test.lmdb"
-    if not (train.exists() and test.exists()):
+    missing = [path for path in (train, test) if not path.exists()]
+    if missing:
         frames = read(Path(os.environ["MOLFLT_DATA"]) / data.file, most)
-        first, second = divide(len(frames), fold, data.n_folds)
-        write(train, frames, first)
-        write(test, frames, second)
+        chosen = dict(zip((train, test), divide(len(frames), fold, data.n_folds), strict=True))
+        for path in missing:
+            write(path, frames, chosen[path])
     return Split(str(train), {"test": str(test)}, "energy")
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from benchmarks.isolated import run_isolated
 
+from accuracy.claims import claimed
 from accuracy.data_sets import Split
 from accuracy.peer_worker import PeerSpec
 from accuracy.plain_set import PlainSet
+from molflt.atomic_file import atomic_file
 from molflt.data.labels import LabelSpec
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import open_dataset
@@ -98,7 +100,8 @@ def train_peer(
     if peer.elsewhere and python is None:
         return {"status": "not available", "note": "needs --peers-python (scripts/bench_peers_environment.sh)"}
     cutoff = peer.cutoff[0 if molecules else 1]
-    train, test = plain_files(split, cutoff, folder)
+    with claimed(folder / "claimed", wait=True):
+        train, test = plain_files(split, cutoff, folder)
     spec = PeerSpec(
         peer.family, {**peer.sizes, "cutoff": cutoff}, train, test, seconds, peer.lr, BATCH, seed, threads
     )
@@ -131,7 +134,8 @@ def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[st
         for z, energy in statistics.references.items():
             references[z] = energy
         target = (energies - composition.double() @ references) / statistics.std
-        plain_set(structures, target, statistics.std).save(paths[name])
+        with atomic_file(paths[name]) as temporary:
+            plain_set(structures, target, statistics.std).save(temporary)
     return str(paths["train"]), held_out
 
 

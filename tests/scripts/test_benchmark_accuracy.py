@@ -1,5 +1,6 @@
 """The accuracy benchmark: divisions, what peers are fed, rotations, and a miniature of the whole."""
 
+import argparse
 import itertools
 import json
 import os
@@ -11,12 +12,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
+from ase.io import write
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from accuracy import peer_worker  # noqa: E402
+import benchmark_accuracy  # noqa: E402
+from accuracy import claims, peer_worker  # noqa: E402
 from accuracy.callbacks import WithoutLocalRPE, turn  # noqa: E402
+from accuracy.claims import claimed  # noqa: E402
 from accuracy.data_sets import DATA_SETS, MATBENCH_SEED, QM7_TRAIN, divide, split  # noqa: E402
 from accuracy.peer_worker import PeerSpec, train  # noqa: E402
 from accuracy.peers import plain_files, plain_set  # noqa: E402
@@ -26,6 +31,7 @@ from accuracy.variants import VARIANTS, run_config  # noqa: E402
 from benchmarks import structures  # noqa: E402
 
 from molflt.data.neighbours import attach_neighbours  # noqa: E402
+from molflt.data.sources import open_dataset  # noqa: E402
 from molflt.model.energy_model import EnergyModel  # noqa: E402
 
 
@@ -42,6 +48,50 @@ def test_one_division_of_qm7():
     first, second = divide(6000, 0, 1)
     assert len(first) == QM7_TRAIN
     assert sorted([*first, *second]) == list(range(6000))
+
+
+def test_a_division_that_was_interrupted_is_finished(tmp_path, monkeypatch):
+    """The second of its files is missing, the first is there and stays."""
+    (tmp_path / "qm7").mkdir()
+    frames = [Atoms("H2", [[0, 0, 0], [0, 0, 0.7 + 0.01 * i]], info={"energy": float(i)}) for i in range(9)]
+    write(tmp_path / DATA_SETS["qm7"].file, frames, format="extxyz")
+    monkeypatch.setenv("MOLFLT_DATA", str(tmp_path))
+    whole = split("qm7", 0, tmp_path / "data")
+    test = Path(whole.held_out["test"])
+    train, written = Path(whole.train).read_bytes(), open_dataset(test)
+    n_test = len(written)
+    test.unlink()
+    assert split("qm7", 0, tmp_path / "data") == whole
+    assert len(open_dataset(test)) == n_test == 3
+    assert Path(whole.train).read_bytes() == train
+
+
+def test_no_two_processes_take_the_same_run(tmp_path, monkeypatch):
+    """A run is left alone while it is claimed, taken when it is not, and not repeated."""
+    taken = []
+
+    def run_variant(row, data, files, seed, options, run):
+        with claimed(tmp_path / "claims" / run.name) as mine:
+            taken.append((row, mine))
+        return {"mae": {"val": 0.1}, "epochs": 1, "seconds": 1.0, "parameters": 1}
+
+    monkeypatch.setattr(benchmark_accuracy, "run_variant", run_variant)
+    options = argparse.Namespace(out=tmp_path, results=tmp_path / "results", miniature=False, threads=1)
+    with claimed(tmp_path / "claims" / "is2re-molflt-0-0") as mine:
+        assert mine
+        benchmark_accuracy.run_one("molflt", "is2re", 0, 0, options)
+        assert not taken
+    benchmark_accuracy.run_one("molflt", "is2re", 0, 0, options)
+    benchmark_accuracy.run_one("molflt", "is2re", 0, 0, options)
+    assert taken == [("molflt", False)]
+
+
+def test_waiting_for_a_claim(tmp_path, monkeypatch):
+    first = claimed(tmp_path / "data")
+    assert first.__enter__()
+    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=lambda seconds: first.__exit__(None, None, None)))
+    with claimed(tmp_path / "data", wait=True) as mine:
+        assert mine
 
 
 def test_every_row_is_a_configuration(tmp_path):
