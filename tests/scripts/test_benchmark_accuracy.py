@@ -28,6 +28,7 @@ from accuracy.peers import plain_files, plain_set  # noqa: E402
 from accuracy.plain_set import PlainSet  # noqa: E402
 from accuracy.report import tables  # noqa: E402
 from accuracy.variants import VARIANTS, run_config  # noqa: E402
+from accuracy_selection import selection_split  # noqa: E402
 from benchmarks import structures  # noqa: E402
 
 from molflt.data.neighbours import attach_neighbours  # noqa: E402
@@ -50,19 +51,43 @@ def test_one_division_of_qm7():
     assert sorted([*first, *second]) == list(range(6000))
 
 
-def test_a_division_that_was_interrupted_is_finished(tmp_path, monkeypatch):
-    """The second of its files is missing, the first is there and stays."""
-    (tmp_path / "qm7").mkdir()
-    frames = [Atoms("H2", [[0, 0, 0], [0, 0, 0.7 + 0.01 * i]], info={"energy": float(i)}) for i in range(9)]
-    write(tmp_path / DATA_SETS["qm7"].file, frames, format="extxyz")
+@pytest.fixture
+def hydrogen(tmp_path, monkeypatch):
+    """Fifteen structures in the place of every data set that has a file; their energies number them."""
+    frames = [Atoms("H2", [[0, 0, 0], [0, 0, 0.7 + 0.01 * i]], info={"energy": float(i)}) for i in range(15)]
+    for data in DATA_SETS.values():
+        if data.file:
+            (tmp_path / data.file).parent.mkdir()
+            write(tmp_path / data.file, frames, format="extxyz")
     monkeypatch.setenv("MOLFLT_DATA", str(tmp_path))
+
+
+def numbers(path):
+    """Which structures are in a file."""
+    structures = open_dataset(path)
+    return [round(float(structures[i].energy)) for i in range(len(structures))]
+
+
+@pytest.mark.parametrize("data", [name for name, data in DATA_SETS.items() if data.file])
+def test_settings_are_chosen_on_what_is_trained_on(data, hydrogen, tmp_path):
+    """The division for selection is one of the first training set, without what is held out."""
+    benchmark, selection = split(data, 0, tmp_path / "data"), selection_split(data, tmp_path)
+    train, val = numbers(selection.train), numbers(selection.held_out["val"])
+    assert sorted([*train, *val]) == sorted(numbers(benchmark.train))
+    assert len(train) == (len(train) + len(val)) * 4 // 5
+    fewer = selection_split(data, tmp_path, 3)
+    assert numbers(fewer.train) == train[:3]
+    assert numbers(fewer.held_out["val"]) == val
+
+
+def test_a_division_that_was_interrupted_is_finished(hydrogen, tmp_path):
+    """The second of its files is missing, the first is there and stays."""
     whole = split("qm7", 0, tmp_path / "data")
     test = Path(whole.held_out["test"])
-    train, written = Path(whole.train).read_bytes(), open_dataset(test)
-    n_test = len(written)
+    train, held_out = Path(whole.train).read_bytes(), numbers(test)
     test.unlink()
     assert split("qm7", 0, tmp_path / "data") == whole
-    assert len(open_dataset(test)) == n_test == 3
+    assert numbers(test) == held_out
     assert Path(whole.train).read_bytes() == train
 
 

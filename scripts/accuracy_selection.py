@@ -1,0 +1,73 @@
+"""Try settings where choosing is honest: on a fifth of the structures that the accuracy benchmark trains on.
+
+Writes the division and a configuration of the benchmark's trainer; `molflt train` with overrides does the rest. Sets
+with folds are divided within the first. What the benchmark holds out is not touched.
+
+    python scripts/accuracy_selection.py --out runs/selection --data qm7
+    molflt train runs/selection/qm7.yaml --out runs/selection/base trainer.max_epochs=20
+    molflt train runs/selection/qm7.yaml --out runs/selection/recycled trainer.max_epochs=20 model.n_recycles=2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+from accuracy.data_sets import DATA_SETS, Split, available, divide, read, write
+from accuracy.variants import VARIANTS, run_config
+
+from molflt.atomic_file import atomic_file
+from molflt.training.config_file import to_yaml
+
+
+def selection_split(data: str, folder: Path, n_train: int | None = None, most: int | None = None) -> Split:
+    """Write a division of the structures to train on, unless it is there: four fifths and a fifth.
+
+    Args:
+        data: of :data:`accuracy.data_sets.DATA_SETS`, with a file.
+        folder: for the files.
+        n_train: of the four fifths to take; None for all.
+        most: structures of the file to take; None for all.
+    """
+    label = data if n_train is None else f"{data}-{n_train}"
+    train, val = folder / f"{label}-train.lmdb", folder / f"{label}-val.lmdb"
+    chosen = DATA_SETS[data]
+    missing = [path for path in (train, val) if not path.exists()]
+    if missing:
+        frames = read(Path(os.environ["MOLFLT_DATA"]) / chosen.file, most)
+        order = divide(len(frames), 0, chosen.n_folds)[0]
+        if chosen.n_folds > 1:
+            # Those of a fold are in the order of the file.
+            order = np.random.RandomState(0).permutation(order)
+        first, second = np.split(order, [len(order) * 4 // 5])
+        parts = {train: first[:n_train], val: second}
+        for path in missing:
+            write(path, frames, parts[path])
+    return Split(str(train), {"val": str(val)}, "energy")
+
+
+def main() -> None:
+    """Write division and configuration."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [name for name, data in DATA_SETS.items() if data.file]
+    parser.add_argument("--out", type=Path, required=True, help="folder for the division and the configuration")
+    parser.add_argument("--data", choices=names, default="qm7")
+    parser.add_argument("--row", choices=list(VARIANTS), default="molflt", help="of the benchmark, to start from")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--n-train", type=int, help="of the four fifths to take; default: all")
+    options = parser.parse_args()
+    if not available(options.data):
+        parser.error(f"MOLFLT_DATA is not set or has no {DATA_SETS[options.data].file}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    split = selection_split(options.data, options.out, options.n_train)
+    config = run_config(options.row, options.data, split, options.seed, DATA_SETS[options.data].epochs)
+    path = options.out / f"{options.data}.yaml"
+    with atomic_file(path) as temporary:
+        temporary.write_text(to_yaml(config))
+    print(f"molflt train {path} --out {options.out / 'base'}")
+
+
+if __name__ == "__main__":
+    main()
