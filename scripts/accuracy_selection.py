@@ -19,6 +19,7 @@ from accuracy.data_sets import DATA_SETS, Split, available, divide, read, write
 from accuracy.variants import VARIANTS, run_config
 
 from molflt.atomic_file import atomic_file
+from molflt.errors import InputError
 from molflt.training.config_file import to_yaml
 
 
@@ -61,9 +62,12 @@ def main() -> None:
     if not available(options.data):
         parser.error(f"MOLFLT_DATA is not set or has no {DATA_SETS[options.data].file}")
     options.out.mkdir(parents=True, exist_ok=True)
-    split = selection_split(options.data, options.out, options.n_train)
+    try:
+        split = selection_split(options.data, options.out, options.n_train)
+    except InputError as error:
+        parser.error(str(error))
     config = run_config(options.row, options.data, split, options.seed, DATA_SETS[options.data].epochs)
-    path = options.out / f"{options.data}.yaml"
+    path = Path(split.train.replace("-train.lmdb", ".yaml"))
     with atomic_file(path) as temporary:
         temporary.write_text(to_yaml(config))
     print(f"molflt train {path} --out {options.out / 'base'}")
