@@ -11,11 +11,10 @@ with folds are divided within the first. What the benchmark holds out is not tou
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import numpy as np
-from accuracy.data_sets import DATA_SETS, Split, available, divide, read, write
+from accuracy.data_sets import DATA_SETS, Split, available, divide, write_missing
 from accuracy.variants import VARIANTS, run_config
 
 from molflt.atomic_file import atomic_file
@@ -23,29 +22,26 @@ from molflt.errors import InputError
 from molflt.training.config_file import to_yaml
 
 
-def selection_split(data: str, folder: Path, n_train: int | None = None, most: int | None = None) -> Split:
+def selection_split(name: str, folder: Path, n_train: int | None = None) -> Split:
     """Write a division of the structures to train on, unless it is there: four fifths and a fifth.
 
     Args:
-        data: of :data:`accuracy.data_sets.DATA_SETS`, with a file.
+        name: of :data:`accuracy.data_sets.DATA_SETS`, with a file.
         folder: for the files.
         n_train: of the four fifths to take; None for all.
-        most: structures of the file to take; None for all.
     """
-    label = data if n_train is None else f"{data}-{n_train}"
+    data, label = DATA_SETS[name], name if n_train is None else f"{name}-{n_train}"
     train, val = folder / f"{label}-train.lmdb", folder / f"{label}-val.lmdb"
-    chosen = DATA_SETS[data]
-    missing = [path for path in (train, val) if not path.exists()]
-    if missing:
-        frames = read(Path(os.environ["MOLFLT_DATA"]) / chosen.file, most)
-        order = divide(len(frames), 0, chosen.n_folds)[0]
-        if chosen.n_folds > 1:
+
+    def parts(n: int) -> tuple[np.ndarray, np.ndarray]:
+        order = divide(n, 0, data.n_folds)[0]
+        if data.n_folds > 1:
             # Those of a fold are in the order of the file.
             order = np.random.RandomState(0).permutation(order)
         first, second = np.split(order, [len(order) * 4 // 5])
-        parts = {train: first[:n_train], val: second}
-        for path in missing:
-            write(path, frames, parts[path])
+        return first[:n_train], second
+
+    write_missing(data, (train, val), parts)
     return Split(str(train), {"val": str(val)}, "energy")
 
 

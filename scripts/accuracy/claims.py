@@ -28,10 +28,8 @@ def claimed(path: Path, wait: bool = False) -> Iterator[bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        mine = lock(handle)
-        while wait and not mine:
+        while not (mine := lock(handle)) and wait:
             time.sleep(POLL)
-            mine = lock(handle)
         yield mine
     finally:
         os.close(handle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -93,13 +93,30 @@ def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
         return Split(f"{base}train.lmdb", {n: f"{base}{n}.lmdb" for n in names}, "y_relaxed")
     label = f"{name}-{fold}" if most is None else f"{name}-{fold}-{most}"
     train, test = folder / f"{label}-train.lmdb", folder / f"{label}-test.lmdb"
-    missing = [path for path in (train, test) if not path.exists()]
-    if missing:
-        frames = read(Path(os.environ["MOLFLT_DATA"]) / data.file, most)
-        chosen = dict(zip((train, test), divide(len(frames), fold, data.n_folds), strict=True))
-        for path in missing:
-            write(path, frames, chosen[path])
+    write_missing(data, (train, test), lambda n: divide(n, fold, data.n_folds), most)
     return Split(str(train), {"test": str(test)}, "energy")
+
+
+def write_missing(
+    data: DataSet,
+    paths: tuple[Path, Path],
+    parts: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    most: int | None = None,
+) -> None:
+    """Write those of the two files of a division that are not there.
+
+    Args:
+        data: with a file.
+        paths: of what is trained on and of what is held out.
+        parts: number of structures to the indices of either.
+        most: structures to take, the first of the file; None for all.
+    """
+    if all(path.exists() for path in paths):
+        return
+    frames = read(Path(os.environ["MOLFLT_DATA"]) / data.file, most)
+    for path, chosen in zip(paths, parts(len(frames)), strict=True):
+        if not path.exists():
+            write(path, frames, chosen)
 
 
 @cache
