@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accuracy.callbacks import RandomRotations, WithoutLocalRPE
+from accuracy.callbacks import ProcessorTime, RandomRotations, WithoutLocalRPE
 from accuracy.claims import claimed
 from accuracy.data_sets import DATA_SETS, Split, available, split
 from accuracy.peers import PEERS, train_peer
@@ -29,13 +28,11 @@ from accuracy.variants import ONLY_RELAXED, TURNED, UNBIASED, VARIANTS, run_conf
 from lightning.pytorch.callbacks import Callback
 from literature.tables import insert, write_record
 
-from molflt.atomic_file import atomic_file
 from molflt.model.model_file import load_model
 from molflt.training.recorder import read_records
 from molflt.training.run import train
 
 MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("molflt", "softmax", "concat, turned at random", "SchNet")
-SECONDS = "seconds.json"
 
 
 def wanted(row: str, data: str) -> bool:
@@ -49,23 +46,17 @@ def run_variant(
     """Train and judge a row of molflt's own: the moving average after the last step, chosen by nothing."""
     epochs = options.epochs or DATA_SETS[data].epochs
     config = run_config(row, data, files, seed, epochs, MINIATURE_STEPS if options.miniature else -1)
-    callbacks: list[Callback] = [RandomRotations(seed)] if row in TURNED else []
+    spent = ProcessorTime(run.parent / f"{run.name}-seconds.json")
+    callbacks: list[Callback] = [spent]
+    callbacks += [RandomRotations(seed)] if row in TURNED else []
     callbacks += [WithoutLocalRPE()] if row in UNBIASED else []
-    spent = run.parent / f"{run.name}-{SECONDS}"
-    before = json.loads(spent.read_text()) if spent.exists() else 0.0
-    start = time.process_time()
-    try:
-        train(config, run, resume=True, say=lambda line: None, callbacks=callbacks)
-    finally:
-        seconds = before + time.process_time() - start
-        with atomic_file(spent) as temporary:
-            temporary.write_text(json.dumps(seconds))
+    train(config, run, resume=True, say=lambda line: None, callbacks=callbacks)
     # The last epoch is always validated, by the model that is saved.
     last = read_records(run)[-1]
     return {
         "mae": {name: last[f"{name}/energy_mae"] for name in files.held_out},
         "epochs": last["epoch"] + 1,
-        "seconds": seconds,
+        "seconds": spent.seconds,
         "parameters": load_model(run / "last.safetensors").model.n_parameters(),
     }
 

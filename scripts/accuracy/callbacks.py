@@ -1,7 +1,10 @@
-"""What two rows of the accuracy benchmark change of training."""
+"""What the accuracy benchmark adds to training: its time, and what two rows change."""
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -9,7 +12,31 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch_geometric.data import Batch
 
+from molflt.atomic_file import atomic_file
 from molflt.attention.local_rpe import LocalRPE
+
+
+class ProcessorTime(Callback):
+    """Keeps the processor time of a run in a file, at the end of every epoch: a killed run loses one epoch's at most.
+
+    Args:
+        path: of the file; what it says already was spent before.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.before = json.loads(path.read_text()) if path.exists() else 0.0
+        self.start = time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """Up to now, with what was spent before."""
+        return self.before + time.process_time() - self.start
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Write the file."""
+        with atomic_file(self.path) as temporary:
+            temporary.write_text(json.dumps(self.seconds))
 
 
 class RandomRotations(Callback):

@@ -20,7 +20,7 @@ PUBLISHED = {
 
 
 def tables(results: Sequence[dict[str, Any]], order: Sequence[str]) -> str:
-    """One table for each data set, rows in the given order."""
+    """One table for each data set, rows in the given order; minutes are the median of the runs."""
     parts = []
     for data in dict.fromkeys(result["data"] for result in results):
         mine = [result for result in results if result["data"] == data]
@@ -35,7 +35,7 @@ def tables(results: Sequence[dict[str, Any]], order: Sequence[str]) -> str:
                     *(cell([run["mae"][name] for run in runs if name in run["mae"]]) for name in judged),
                     str(len(runs)),
                     f"{np.mean([run['epochs'] for run in runs]):.0f}",
-                    f"{np.mean([run['seconds'] for run in runs]) / 60:.1f}",
+                    f"{np.median([run['seconds'] for run in runs]) / 60:.1f}",
                     f"{runs[0]['parameters']:,}",
                 ]
             )

@@ -19,8 +19,8 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import benchmark_accuracy  # noqa: E402
-from accuracy import claims, peer_worker  # noqa: E402
-from accuracy.callbacks import WithoutLocalRPE, turn  # noqa: E402
+from accuracy import callbacks, claims, peer_worker  # noqa: E402
+from accuracy.callbacks import ProcessorTime, WithoutLocalRPE, turn  # noqa: E402
 from accuracy.claims import claimed  # noqa: E402
 from accuracy.data_sets import DATA_SETS, MATBENCH_SEED, QM7_TRAIN, divide, split  # noqa: E402
 from accuracy.peer_worker import PeerSpec, train  # noqa: E402
@@ -164,6 +164,19 @@ def test_turning_keeps_distances_and_moves_everything():
     ]
     torch.testing.assert_close(*fractional, rtol=1e-5, atol=1e-5)
     assert float((before - batch.positions).abs().max()) > 0.1
+
+
+def test_what_a_killed_run_spent_is_not_lost(tmp_path, monkeypatch):
+    """The clock starts anew in each process; only what finished epochs took is in the file."""
+    clock = [100.0]
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(process_time=lambda: clock[0]))
+    killed = ProcessorTime(tmp_path / "seconds.json")
+    clock[0] = 107.0
+    killed.on_train_epoch_end(None, None)
+    clock = [3.0]
+    again = ProcessorTime(tmp_path / "seconds.json")
+    clock[0] = 5.0
+    assert again.seconds == 9.0
 
 
 def test_without_local_rpe_distances_of_neighbours_do_not_count(tmp_path):
