@@ -28,6 +28,7 @@ from accuracy.variants import ONLY_RELAXED, TURNED, UNBIASED, VARIANTS, run_conf
 from lightning.pytorch.callbacks import Callback
 from literature.tables import insert, write_record
 
+from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.training.recorder import read_records
 from molflt.training.run import train
@@ -119,14 +120,9 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
-    """Train what is missing, then report."""
-    options = arguments().parse_args()
-    options.results = options.results or options.out / "results"
-    torch.set_num_threads(options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
-    every = [*VARIANTS, *PEERS]
-    for data in [] if options.report else options.data:
+def run_missing(options: argparse.Namespace) -> None:
+    """Every run that is asked for and not finished."""
+    for data in options.data:
         if not available(data):
             print(f"{data}: MOLFLT_DATA is not set or has no {DATA_SETS[data].file}; left out")
             continue
@@ -138,11 +134,25 @@ def main() -> None:
                 for row in options.rows or (MINIATURE_ROWS if options.miniature else default_rows(data)):
                     if wanted(row, data):
                         run_one(row, data, seed, fold, options)
+
+
+def main() -> None:
+    """Train what is missing, then report."""
+    parser = arguments()
+    options = parser.parse_args()
+    options.results = options.results or options.out / "results"
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if not options.report:
+        try:
+            run_missing(options)
+        except InputError as error:
+            parser.exit(2, f"error: {error}\n")
     found = results(options.results)
     if not found:
         print("no run is finished")
         return
-    text = tables(found, every)
+    text = tables(found, [*VARIANTS, *PEERS])
     if options.page:
         insert(options.page, "accuracy", text)
     print(text)

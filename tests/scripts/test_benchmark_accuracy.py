@@ -119,6 +119,20 @@ def test_waiting_for_a_claim(tmp_path, monkeypatch):
         assert mine
 
 
+def test_a_damaged_data_file_gets_one_line(tmp_path, monkeypatch, capsys):
+    file = tmp_path / DATA_SETS["qm7"].file
+    file.parent.mkdir()
+    file.write_bytes(b"no gzip")
+    monkeypatch.setenv("MOLFLT_DATA", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["benchmark_accuracy.py", "--out", str(tmp_path / "out"), "--data", "qm7"])
+    with pytest.raises(SystemExit) as stop:
+        benchmark_accuracy.main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert said.count("\n") == 1
+
+
 def test_every_row_is_a_configuration(tmp_path):
     for name in VARIANTS:
         for data in DATA_SETS:
