@@ -61,9 +61,9 @@ def main() -> None:
     try:
         split = selection_split(options.data, options.out, options.n_train)
     except InputError as error:
-        parser.error(str(error))
+        parser.exit(2, f"error: {error}\n")
     config = run_config(options.row, options.data, split, options.seed, DATA_SETS[options.data].epochs)
-    path = Path(split.train.replace("-train.lmdb", ".yaml"))
+    path = Path(f"{split.train.removesuffix('-train.lmdb')}.yaml")
     with atomic_file(path) as temporary:
         temporary.write_text(to_yaml(config))
     print(f"molflt train {path} --out {options.out / 'base'}")

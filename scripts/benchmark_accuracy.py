@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +128,13 @@ def run_missing(options: argparse.Namespace) -> None:
             print(f"{data}: MOLFLT_DATA is not set or has no {DATA_SETS[data].file}; left out")
             continue
         folds = options.folds or range(DATA_SETS[data].n_folds)
-        for fold in [f for f in folds if f < DATA_SETS[data].n_folds][: 1 if options.miniature else None]:
-            # Folds are spread enough: each has one seed.
-            seeds = options.seeds if DATA_SETS[data].n_folds == 1 and not options.miniature else options.seeds[:1]
-            for seed in seeds:
-                for row in options.rows or (MINIATURE_ROWS if options.miniature else default_rows(data)):
-                    if wanted(row, data):
-                        run_one(row, data, seed, fold, options)
+        folds = [fold for fold in folds if fold < DATA_SETS[data].n_folds][: 1 if options.miniature else None]
+        # Folds are spread enough: each has one seed.
+        seeds = options.seeds if DATA_SETS[data].n_folds == 1 and not options.miniature else options.seeds[:1]
+        rows = options.rows or (MINIATURE_ROWS if options.miniature else default_rows(data))
+        for fold, seed, row in product(folds, seeds, rows):
+            if wanted(row, data):
+                run_one(row, data, seed, fold, options)
 
 
 def main() -> None:
