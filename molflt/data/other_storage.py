@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from molflt.data.opcodes import refuse_opcodes
+from molflt.printable import shown
 
 _TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(code)
@@ -87,7 +88,7 @@ def read_other_storage(raw: bytes) -> np.ndarray:
     stored, present = int.from_bytes(raw[header - 8 : header], "little", signed=True), len(raw) - header
     if not 0 <= n_elements == stored or present < n_elements * dtype.itemsize:
         raise pickle.UnpicklingError(
-            f"a storage of {_shown(n_elements)} elements announces {stored} and has {present} bytes"
+            f"a storage of {shown(n_elements)} elements announces {stored} and has {present} bytes"
         )
     elements = np.frombuffer(raw, dtype, n_elements, header) if n_elements else np.empty(0, dtype)
     if kind == "Bool":
@@ -101,10 +102,6 @@ def read_other_storage(raw: bytes) -> np.ndarray:
 def _load(raw: bytes, stream: io.BytesIO) -> Any:
     refuse_opcodes(raw[stream.tell() :])
     return _StorageUnpickler(stream).load()
-
-
-def _shown(number: int) -> str:
-    return str(number) if abs(number) < 1 << 64 else "too many"
 
 
 def _refuse() -> NoReturn:
