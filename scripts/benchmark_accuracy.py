@@ -1,8 +1,9 @@
 """Accuracy of molflt, of what becomes of it when a part is taken away, and of its peers: one table.
 
 The same trainer, divisions, budget and seeds for all rows; the peers are given the processor time that molflt's
-default took on the same data. Every run that is finished has a file of its own and is not repeated, an interrupted
-one goes on from its last epoch. Start the same command once for each core: no two processes take the same run.
+default took on the same data and the same kind of processor. Every run that is finished has a file of its own and is
+not repeated, an interrupted one goes on from its last epoch. Start the same command once for each core: no two
+processes take the same run.
 
     python scripts/benchmark_accuracy.py --out runs/accuracy                       # everything: 50 hours of one core
     python scripts/benchmark_accuracy.py --out runs/accuracy --data qm7 --rows molflt softmax SchNet --seeds 0
@@ -26,9 +27,11 @@ from accuracy.data_sets import DATA_SETS, Split, available, split
 from accuracy.peers import PEERS, train_peer
 from accuracy.report import tables
 from accuracy.variants import ONLY_RELAXED, TURNED, UNBIASED, VARIANTS, run_config
+from benchmarks.results import machine
 from lightning.pytorch.callbacks import Callback
-from literature.tables import insert, write_record
+from literature.tables import insert
 
+from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.training.recorder import read_records
@@ -64,10 +67,12 @@ def run_variant(
 
 
 def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train and judge a peer for as long as molflt's default took."""
-    took = [r["seconds"] for r in results(options.results) if r["row"] == "molflt" and r["data"] == data]
+    """Train and judge a peer for as long as molflt's default took on the same processor."""
+    processor = machine()["processor"]
+    ours = [r for r in results(options.results) if r["row"] == "molflt" and r["data"] == data]
+    took = [r["seconds"] for r in ours if r["machine"]["processor"] == processor]
     if not took:
-        return {"status": "waiting", "note": f"its time is that of molflt on {data}, which has not been run"}
+        return {"status": "waiting", "note": f"its time is that of molflt on {data}, not yet run on {processor}"}
     molecules = data == "qm7"
     seconds, python = float(np.median(took)), options.peers_python
     folder = options.out / "plain"
@@ -97,7 +102,10 @@ def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespa
                 return
         else:
             found = run_variant(row, data, files, seed, options, options.out / "runs" / name)
-        write_record(path, data=data, row=row, seed=seed, fold=fold, threads=options.threads, **found)
+        record = {"machine": machine(), "data": data, "row": row, "seed": seed, "fold": fold}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as temporary:
+            temporary.write_text(json.dumps({**record, "threads": options.threads, **found}, indent=1))
     errors = "  ".join(f"{split_name} {error:.4f}" for split_name, error in found["mae"].items())
     print(f"{data:<12}{row:<26}seed {seed} fold {fold}  {errors} eV  {found['seconds']:.0f} s", flush=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from literature.tables import markdown
+from benchmarks.results import markdown
 
 from accuracy.data_sets import DATA_SETS
 

@@ -119,6 +119,31 @@ def test_waiting_for_a_claim(tmp_path, monkeypatch):
         assert mine
 
 
+def test_peers_have_the_time_that_molflt_took_on_the_same_processor(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(benchmark_accuracy, "machine", lambda: {"processor": "this"})
+    monkeypatch.setattr(benchmark_accuracy, "train_peer", lambda *arguments: given.append(arguments[3]) or {})
+    options = argparse.Namespace(out=tmp_path, results=tmp_path / "results", threads=1, peers_python=None)
+    options.results.mkdir()
+
+    def took(number, seconds, processor="this", row="molflt", data="qm7"):
+        record = {"row": row, "data": data, "seconds": seconds, "machine": {"processor": processor}}
+        (options.results / f"{number}.json").write_text(json.dumps(record))
+
+    def run_peer():
+        return benchmark_accuracy.run_peer("SchNet", "qm7", split("is2re", 0, tmp_path), 0, options)
+
+    took(0, 900.0, "another")
+    took(1, 800.0, row="softmax")
+    took(2, 700.0, data="is2re")
+    assert run_peer()["status"] == "waiting"
+    assert not given
+    for number, seconds in enumerate((10.0, 12.0, 90.0)):
+        took(3 + number, seconds)
+    run_peer()
+    assert given == [12.0]
+
+
 def test_a_damaged_data_file_gets_one_line(tmp_path, monkeypatch, capsys):
     file = tmp_path / DATA_SETS["qm7"].file
     file.parent.mkdir()
