@@ -49,7 +49,7 @@ class DataSet:
 DATA_SETS = {
     "qm7": DataSet("qm7/qm7_train.extxyz.gz", 1, 60, 384, 4.0, "eV"),
     "is2re": DataSet("", 1, 15, 512, 5.0, "eV", {"auxiliary_head": True}),
-    "perovskites": DataSet("perovskites/perovskites.extxyz.gz", N_FOLDS, 40, 320, 5.0, "eV per cell"),
+    "perovskites": DataSet("perovskites/perovskites.extxyz.gz", N_FOLDS, 80, 320, 4.0, "eV per cell"),
     "atoms": DataSet("adsorption/atomic_adsorption_882.extxyz.gz", N_FOLDS, 60, 256, 5.0, "eV"),
 }
 QM7_TRAIN = 5000
