@@ -50,8 +50,9 @@ def test_mean_and_spread(ensemble: Path, val_set: StructureDataset) -> None:
     np.testing.assert_allclose(together.energies, alone.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(together.std, alone.std(axis=0, ddof=1), rtol=1e-4)
     mean, std = molflt.load(ensemble, device="cpu").predict(val_set, return_std=True)
-    np.testing.assert_array_equal(mean, together.energies)
-    np.testing.assert_array_equal(std, together.std)
+    # To the last digits only: torch.matmul folds batches of matrices by whether a weight needs a gradient.
+    np.testing.assert_allclose(mean, together.energies, rtol=1e-6)
+    np.testing.assert_allclose(std, together.std, rtol=1e-4)
 
 
 def test_the_result_is_that_of_the_mean(make_config: MakeConfig, tmp_path: Path, val_set: StructureDataset) -> None:
