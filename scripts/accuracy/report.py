@@ -34,7 +34,7 @@ def tables(results: Sequence[dict[str, Any]], order: Sequence[str]) -> str:
                     row,
                     *(cell([run["mae"][name] for run in runs if name in run["mae"]]) for name in judged),
                     str(len(runs)),
-                    f"{np.mean([run['epochs'] for run in runs]):.0f}",
+                    f"{np.mean([run['epochs'] for run in runs]):.3g}",
                     f"{np.median([run['seconds'] for run in runs]) / 60:.1f}",
                     f"{runs[0]['parameters']:,}",
                 ]
