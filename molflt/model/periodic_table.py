@@ -68,7 +68,7 @@ def likeness() -> Tensor:
     electronegativities.
     """
     table = descriptors()
-    places, properties = table[:, :2], table[:, 2:] / torch.tensor([_RADII_ALIKE, _PAULING_ALIKE])
+    places, properties = table[:, :2], table[:, 2:] / torch.tensor([_RADII_ALIKE, _PAULING_ALIKE], dtype=table.dtype)
     same = (places[:, None] == places).sum(dim=2)
     near = torch.exp(-(properties[:, None] - properties).square() / 2).nan_to_num().sum(dim=2)
     return ((same + near) / 5).fill_diagonal_(1.0)
@@ -93,5 +93,6 @@ def element_embedding(dim: int) -> nn.Embedding:
     """
     table = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
     with torch.no_grad():
-        table.weight.copy_(_root().to(table.weight) @ table.weight)
+        # In double precision and rounded once: single precision sums in another order on another processor.
+        table.weight.copy_(_root().to(table.weight.device) @ table.weight.double())
     return table

@@ -18,8 +18,7 @@ def marked(name):
 
 @pytest.mark.parametrize("name", [marked(name) for name in PRESETS])
 def test_presets_give_what_they_gave(name):
-    """To the rounding of initial weights: products in single precision, which differ from processor to processor."""
-    assert preset_energies(name) == pytest.approx(GOLDEN[name], rel=1e-6, abs=1e-6)
+    assert preset_energies(name) == pytest.approx(GOLDEN[name], rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", list(STORED))

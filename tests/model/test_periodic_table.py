@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from ase.data import atomic_numbers, chemical_symbols
@@ -73,6 +74,19 @@ def test_vectors_start_alike() -> None:
     torch.manual_seed(0)
     vectors = element_embedding(dim).weight.detach().to(torch.float64)
     torch.testing.assert_close(vectors @ vectors.T / dim, likeness(), rtol=0, atol=6 * math.sqrt(2 / dim))
+
+
+def test_vectors_are_rounded_once() -> None:
+    """Bit for bit what NumPy's linear algebra makes of the same draws: nothing is left of the order of summation."""
+    dim = 128
+    torch.manual_seed(0)
+    vectors = element_embedding(dim).weight.detach().numpy()
+    torch.manual_seed(0)
+    draws = torch.nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim).weight.detach().numpy()
+    root = np.linalg.cholesky(likeness().numpy())
+    np.testing.assert_array_equal(vectors, (root @ draws.astype(np.float64)).astype(np.float32))
+    # Power: summed in single precision they are others.
+    assert not np.array_equal(vectors, root.astype(np.float32) @ draws)
 
 
 def test_vectors_of_the_same_seed_are_the_same() -> None:
