@@ -5,7 +5,7 @@ default took on the same data and the same kind of processor. Every run that is 
 not repeated, an interrupted one goes on from its last epoch. Start the same command once for each core: no two
 processes take the same run.
 
-    python scripts/benchmark_accuracy.py --out runs/accuracy                       # everything: 50 hours of one core
+    python scripts/benchmark_accuracy.py --out runs/accuracy                       # everything: 33 hours of one core
     python scripts/benchmark_accuracy.py --out runs/accuracy --data qm7 --rows molflt softmax SchNet --seeds 0
     python scripts/benchmark_accuracy.py --out runs/miniature --miniature        # two minutes
     python scripts/benchmark_accuracy.py --out runs/accuracy --report --results docs/accuracy --page docs/accuracy.md
