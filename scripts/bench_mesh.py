@@ -20,11 +20,11 @@ from ase import Atoms
 from torch import Tensor
 
 from molflt.atomic_file import atomic_file
-from molflt.attention.frequencies.exact import ExactMethod
-from molflt.attention.frequencies.lattice import LatticeMethod
-from molflt.attention.frequencies.mesh import MeshMethod
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.lattice import LatticeMethod
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.mesh import MeshMethod
 from molflt.attention.geometry import Geometry, build_geometry
-from molflt.attention.rpe import GaussianRPE
 from molflt.data.ase_io import from_atoms
 
 HEADS, CHANNELS, DENSITY = 8, 8, 0.1

@@ -28,10 +28,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from molflt.atomic_file import atomic_file
-from molflt.attention.concat import ConcatAttention, ConcatContext
-from molflt.attention.frequencies.budget import BudgetQuadratureMethod
 from molflt.attention.geometry import build_geometry
-from molflt.attention.kernels.build import build_kernel
+from molflt.literature.budget import BudgetQuadratureMethod
+from molflt.literature.concat import ConcatAttention, ConcatContext
+from molflt.literature.kernels import build_kernel
 
 R = 16
 N_FEATURES = 64

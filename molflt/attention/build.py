@@ -7,27 +7,26 @@ from collections.abc import Sequence
 
 import torch
 
-from molflt.attention.concat import ConcatAttention, ConcatPositions
+from molflt.attention.baselines.performer import KernelisedAttention
+from molflt.attention.baselines.softmax import SoftmaxAttention, SoftmaxPositions
 from molflt.attention.config import AttentionConfig, FrequenciesKind, OrderKind
-from molflt.attention.fourier import FourierAttention
-from molflt.attention.fourier_positions import FourierPositions
-from molflt.attention.frequencies.automatic import AutomaticMethod
-from molflt.attention.frequencies.budget import BudgetQuadratureMethod
-from molflt.attention.frequencies.contraction import LayerSizes
-from molflt.attention.frequencies.exact import ExactMethod
-from molflt.attention.frequencies.lattice import LatticeMethod
-from molflt.attention.frequencies.mesh import MeshMethod
-from molflt.attention.frequencies.method import FrequencyMethod
-from molflt.attention.frequencies.quadrature import QuadratureMethod
-from molflt.attention.frequencies.sampled import SampledMethod
-from molflt.attention.kernelised import KernelisedAttention
-from molflt.attention.kernels.build import build_kernel
+from molflt.attention.context import FourierPositions
+from molflt.attention.far.choice import AutomaticMethod, LayerSizes
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.lattice import LatticeMethod
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.far.quadrature import QuadratureMethod
+from molflt.attention.far.sampled import SampledMethod
 from molflt.attention.kernels.kernel import Kernel
-from molflt.attention.layer import AttentionLayer, SharedPositions
-from molflt.attention.local_moments import LocalMoments
-from molflt.attention.randomised import MaskedRandomisedAttention, RandomisedAttention
-from molflt.attention.rpe import GaussianRPE
-from molflt.attention.softmax import SoftmaxAttention, SoftmaxPositions
+from molflt.attention.layer import FourierAttention
+from molflt.attention.mechanism import AttentionLayer, SharedPositions
+from molflt.attention.moments import LocalMoments
+from molflt.literature.budget import BudgetQuadratureMethod
+from molflt.literature.concat import ConcatAttention, ConcatPositions
+from molflt.literature.kernels import build_kernel
+from molflt.literature.randomised import MaskedRandomisedAttention, RandomisedAttention
 
 
 def build_attention(

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from molflt.attention.fourier_positions import FourierPositions
-from molflt.attention.frequencies.mesh import MeshMethod
-from molflt.attention.frequencies.method import FrequencyMethod
-from molflt.attention.local_rpe import local_neighbourhood
-from molflt.attention.rpe import GaussianBasis
+from molflt.attention.context import FourierPositions
+from molflt.attention.far.members import GaussianBasis
+from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.near import local_neighbourhood
 from molflt.model.energy_model import EnergyModel
 
 COARSEST = 1.05

@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.layer import AttentionLayer
+from molflt.attention.mechanism import AttentionLayer
 from molflt.model.energy_model import EnergyModel, ModelOutput
 from molflt.model.precision import full_precision
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.attention.frequencies.contraction import Contraction
+from molflt.attention.far.choice import Contraction
 from molflt.data.batching import StructureCollater
 from molflt.model.energy_model import EnergyModel
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.attention.frequencies.contraction import Contraction
+from molflt.attention.far.choice import Contraction
 from molflt.data.progress import track
 from molflt.invariance import transformations
 from molflt.invariance.energies import Energies, energies

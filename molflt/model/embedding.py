@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.local_rpe import Neighbourhood
+from molflt.attention.near import Neighbourhood
 from molflt.model.periodic_table import element_embedding
 from molflt.vocabulary import N_TAGS
 

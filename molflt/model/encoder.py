@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.layer import AttentionLayer
+from molflt.attention.mechanism import AttentionLayer
 from molflt.model.precision import full_precision
 
 

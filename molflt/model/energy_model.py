@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.build import build_attention
-from molflt.attention.fourier_positions import FourierContext
-from molflt.attention.frequencies.contraction import Contraction
+from molflt.attention.context import FourierContext
+from molflt.attention.far.choice import Contraction
 from molflt.attention.geometry import Geometry, build_geometry
-from molflt.attention.kernels.build import redraw
-from molflt.attention.local_rpe import Neighbourhood, local_neighbourhood
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
+from molflt.literature.kernels import redraw
 from molflt.model.config import ModelConfig
 from molflt.model.embedding import AtomEmbedding
 from molflt.model.encoder import Encoder

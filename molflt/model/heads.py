@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.layer import split_heads
-from molflt.attention.local_rpe import Neighbourhood
+from molflt.attention.mechanism import split_heads
+from molflt.attention.near import Neighbourhood
 from molflt.attention.sparse import scalar_products
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save as to_bytes
 from molflt.atomic_file import atomic_file
 from molflt.attention.build import interchangeable_method
 from molflt.attention.config import AttentionConfig, FrequenciesKind
-from molflt.attention.fourier_positions import FourierPositions
+from molflt.attention.context import FourierPositions
 from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.concat import ConcatPositions
-from molflt.attention.envelope import envelope
-from molflt.attention.fourier_positions import FourierPositions
-from molflt.attention.frequencies.budget import BudgetQuadratureMethod
-from molflt.attention.frequencies.method import FrequencyMethod
-from molflt.attention.frequencies.sampled import SampledMethod
-from molflt.attention.rpe import GaussianBasis
-from molflt.attention.softmax import SoftmaxPositions
-from molflt.attention.spherical_bessel import sinc_of_square
+from molflt.attention.baselines.softmax import SoftmaxPositions
+from molflt.attention.context import FourierPositions
+from molflt.attention.far.members import GaussianBasis
+from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.far.sampled import SampledMethod
+from molflt.attention.far.spherical import sinc_of_square
+from molflt.attention.smooth import envelope
+from molflt.literature.budget import BudgetQuadratureMethod
+from molflt.literature.concat import ConcatPositions
 from molflt.model.energy_model import EnergyModel
 
 _MOST_DISTANCE = 30.0

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch_geometric.data import Batch
 
 from molflt.atomic_file import atomic_file
-from molflt.attention.local_rpe import LocalRPE
+from molflt.attention.near import LocalRPE
 
 
 class ProcessorTime(Callback):

@@ -16,8 +16,7 @@ from torch_geometric.data import Batch
 from molflt.attention.build import build_attention
 from molflt.attention.config import AttentionConfig
 from molflt.attention.geometry import Geometry, build_geometry
-from molflt.attention.local_rpe import local_neighbourhood
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 
 DIM, HEADS, N_FEATURES, N_FREQUENCIES, N_BASIS = 256, 8, 64, 16, 16
 CUTOFF, N_RBF = 6.0, 48

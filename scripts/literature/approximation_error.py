@@ -26,13 +26,12 @@ from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import kernelised_attention
-from molflt.attention.kernels.landmarks import Segments
-from molflt.attention.kernels.lara import LaraKernel
-from molflt.attention.randomised import randomised_attention
-from molflt.attention.sequence.layer import SequenceAttention
 from molflt.data.progress import track
+from molflt.literature.kernels import build_kernel
+from molflt.literature.lara import LaraKernel, Segments
+from molflt.literature.randomised import randomised_attention
+from molflt.literature.sequence.layer import SequenceAttention
 
 DIM, HEADS, LAYERS, FFN, BATCH, HELD_OUT = 64, 4, 2, 128, 16, 297
 CONSTANT = ("ra", "mean value")

@@ -21,7 +21,7 @@ from tables import write_csv, write_record
 from torch import Tensor
 
 from molflt.attention.kernels.kernel import stable_features
-from molflt.attention.sequence.layer import PerformerSequenceAttention
+from molflt.literature.sequence.layer import PerformerSequenceAttention
 
 
 def first_layer_matrices(runs: Path, name: str, seed: int, n_windows: int) -> Tensor:

@@ -26,13 +26,16 @@ from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 
 from molflt.atomic_file import atomic_file
-from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import Kernel
-from molflt.attention.sequence.layer import SequenceAttention
-from molflt.attention.sequence.log_linear import log_linear_attention, unit_length
-from molflt.attention.sequence.relative_bias import RelativeBias
-from molflt.attention.sequence.softmax import softmax_attention
 from molflt.data.progress import track
+from molflt.literature.kernels import build_kernel
+from molflt.literature.sequence.layer import SequenceAttention
+from molflt.literature.sequence.relative_bias import (
+    RelativeBias,
+    log_linear_attention,
+    softmax_attention,
+    unit_length,
+)
 
 FEATURES = (16, 32, 64, 128, 256)
 VARIANTS = {

@@ -31,11 +31,10 @@ from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.landmarks import Segments
-from molflt.attention.kernels.lara import LaraKernel
-from molflt.attention.randomised import randomised_attention
-from molflt.attention.sequence.layer import LogLinearAttention, PerformerSequenceAttention, SequenceAttention
 from molflt.data.progress import track
+from molflt.literature.lara import LaraKernel, Segments
+from molflt.literature.randomised import randomised_attention
+from molflt.literature.sequence.layer import LogLinearAttention, PerformerSequenceAttention, SequenceAttention
 
 
 @dataclass

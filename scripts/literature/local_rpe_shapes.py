@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from tables import markdown, write_csv, write_record
 from torch import Tensor
 
-from molflt.attention.spectra.features import features
-from molflt.attention.spectra.local_box import LocalBox
 from molflt.data.progress import track
+from molflt.literature.spectra.local_box import LocalBox
+from molflt.literature.spectra.spectrum import features
 
 POWERS = (2, 3)
 SHOWN = (64, 1024)

@@ -27,8 +27,8 @@ from tables import markdown, write_csv, write_record
 from torch import Tensor
 from torch.nn import functional
 
-from molflt.attention.kernels.build import build_kernel
 from molflt.data.progress import track
+from molflt.literature.kernels import build_kernel
 
 DIM, N_KEYS = 64, 1024
 MATRICES = ("iid", "orf", "sphere")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import Kernel
-from molflt.attention.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
-from molflt.attention.sequence.layer import (
+from molflt.literature.kernels import build_kernel
+from molflt.literature.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
+from molflt.literature.sequence.layer import (
     CosformerAttention,
     FourierSequenceAttention,
     LogLinearAttention,
@@ -16,7 +16,7 @@ from molflt.attention.sequence.layer import (
     SequenceAttention,
     SoftmaxSequenceAttention,
 )
-from molflt.attention.sequence.relative_bias import RelativeBias
+from molflt.literature.sequence.relative_bias import RelativeBias
 
 N_TERMS = 16
 """T of the RPE functions of FLT."""

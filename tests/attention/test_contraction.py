@@ -2,17 +2,14 @@
 
 import numpy as np
 import pytest
-import scipy.fft
 import torch
 from ase import Atoms
 
 from molflt.attention.build import build_attention
 from molflt.attention.config import AttentionConfig
-from molflt.attention.fast_length import fast_length
-from molflt.attention.frequencies.automatic import AutomaticMethod
-from molflt.attention.frequencies.features import PositionFeatures
-from molflt.attention.local_rpe import local_neighbourhood
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.far.choice import AutomaticMethod
+from molflt.attention.far.method import PositionFeatures
+from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from molflt.errors import InputError
 from tests.attention.structures import STRUCTURES, geometry_of
 
@@ -190,8 +187,3 @@ def test_the_mesh_is_offered_to_many_atoms():
     assert offered[100] == ["exact", "mesh"]
     periodic = AutomaticMethod(1e-4).candidates(geometry_of([STRUCTURES["triclinic"]()]), 0)
     assert [method.name for method in periodic] == ["exact", "lattice"]
-
-
-def test_sizes_that_transforms_are_fast_on():
-    for n in range(1, 700):
-        assert fast_length(n) == scipy.fft.next_fast_len(n, real=True)

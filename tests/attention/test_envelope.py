@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from molflt.attention.envelope import envelope, taper
+from molflt.attention.smooth import envelope, taper
 
 
 def derivatives(function, x: float, order: int) -> list[float]:

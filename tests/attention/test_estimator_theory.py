@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molflt.attention.config import AttentionConfig
-from molflt.attention.frequencies.exact import ExactMethod
-from molflt.attention.frequencies.quadrature import QuadratureMethod
-from molflt.attention.frequencies.sampled import SampledMethod
-from molflt.attention.rpe import GaussianBasis, GaussianRPE
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.members import GaussianBasis, GaussianRPE
+from molflt.attention.far.quadrature import QuadratureMethod
+from molflt.attention.far.sampled import SampledMethod
 from tests.attention.structures import STRUCTURES, geometry_of
 from tests.attention.test_sampled import sampled, wide_rpe
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.attention.frequencies import lattice as lattice_module
-from molflt.attention.frequencies import quadrature as quadrature_module
-from molflt.attention.frequencies.exact import ExactMethod
-from molflt.attention.frequencies.lattice import LatticeMethod
-from molflt.attention.frequencies.quadrature import QuadratureMethod
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.far import lattice as lattice_module
+from molflt.attention.far import quadrature as quadrature_module
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.lattice import LatticeMethod
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.quadrature import QuadratureMethod
 from tests.attention.structures import STRUCTURES, geometry_of, rotated
 
 PERIODIC = ["slab", "slab_open", "wire", "triclinic", "tiny_cell"]

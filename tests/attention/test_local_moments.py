@@ -11,10 +11,9 @@ from ase.neighborlist import neighbor_list
 from molflt.attention import local_rpe
 from molflt.attention.build import build_attention
 from molflt.attention.config import AttentionConfig
-from molflt.attention.envelope import envelope
-from molflt.attention.local_moments import LocalMoments, NeighbourMoments, typical_neighbours
-from molflt.attention.local_rpe import local_neighbourhood
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.moments import LocalMoments, NeighbourMoments, typical_neighbours
+from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
+from molflt.attention.smooth import envelope
 from tests.attention.structures import STRUCTURES, geometry_of
 
 CUTOFF, DIM, RBF, CHANNELS = 4.0, 16, 6, 5

@@ -8,10 +8,9 @@ import torch
 from ase.neighborlist import neighbor_list
 
 from molflt.attention import local_rpe
-from molflt.attention.envelope import envelope
 from molflt.attention.geometry import build_geometry
-from molflt.attention.local_rpe import LocalRPE, local_neighbourhood
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.near import GaussianDistanceBasis, LocalRPE, local_neighbourhood
+from molflt.attention.smooth import envelope
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 from tests.attention.structures import STRUCTURES, geometry_of
 

@@ -10,9 +10,8 @@ from torch.nn import functional
 
 from molflt.attention.build import build_attention
 from molflt.attention.config import AttentionConfig
-from molflt.attention.envelope import envelope
-from molflt.attention.local_rpe import local_neighbourhood
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
+from molflt.attention.smooth import envelope
 from tests.attention.structures import STRUCTURES, geometry_of
 
 DIM, HEADS, RBF, CUTOFF = 12, 3, 7, 4.0

@@ -5,10 +5,10 @@ import pytest
 import torch
 from ase import Atoms
 
-from molflt.attention.frequencies import mesh as mesh_module
-from molflt.attention.frequencies.exact import ExactMethod
-from molflt.attention.frequencies.mesh import MeshMethod
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.far import mesh as mesh_module
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.mesh import MeshMethod
 from tests.attention.structures import STRUCTURES, geometry_of, rotated
 from tests.attention.test_frequencies import relative_error, small_rpe
 

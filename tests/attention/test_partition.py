@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from molflt.attention import partition
 from molflt.attention.build import build_attention
 from molflt.attention.config import AttentionConfig
-from molflt.attention.local_rpe import local_neighbourhood
-from molflt.attention.partition import GROUP_COST, similar_sizes, split
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.context import GROUP_COST, similar_sizes, split
+from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from tests.attention.structures import STRUCTURES, geometry_of
 
 CUTOFF = 4.0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.near import GaussianDistanceBasis
 
 
 def basis(n=5, pair_types=True):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.far.members import GaussianRPE
 
 
 def test_spectrum_is_the_fourier_transform_of_f():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.attention.frequencies.exact import ExactMethod
-from molflt.attention.frequencies.sampled import SampledMethod
-from molflt.attention.rpe import GaussianRPE
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.sampled import SampledMethod
 from tests.attention.structures import STRUCTURES, geometry_of, rotated
 
 

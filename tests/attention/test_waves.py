@@ -5,8 +5,7 @@ import pytest
 import torch
 from scipy.interpolate import BSpline
 
-from molflt.attention.frequencies.assignment import assign
-from molflt.attention.frequencies.waves import along_axes, exchange, trigonometric_matrix, wave_numbers
+from molflt.attention.far.grid import along_axes, assign, exchange, trigonometric_matrix, wave_numbers
 
 N_GRID, N_WAVES = (7, 8, 9), (3, 3, 4)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from molflt.attention import fourier, local_rpe
-from molflt.attention.fourier import FourierAttention
-from molflt.attention.frequencies.mesh import MeshMethod
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.layer import FourierAttention
+from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.ase_io import from_atoms
 from molflt.data.batching import StructureCollater
 from molflt.model.config import ModelConfig

@@ -1,0 +1,87 @@
+"""FLT as published: Algorithm 1, position and content features concatenated before FAVOR+ (arXiv 2302.01925).
+
+Kept for comparison. At finite r and m it is neither rotation- nor translation-invariant, and the result depends
+on the periodic image in which an atom was written down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.sampled import SampledMethod
+from molflt.attention.geometry import Geometry
+from molflt.attention.kernels.kernel import Kernel, kernelised_attention
+from molflt.attention.mechanism import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
+from molflt.attention.near import Neighbourhood
+
+
+@dataclass
+class ConcatContext:
+    """Phases and coefficients of the sampled frequencies.
+
+    Attributes:
+        waves: (n_atoms, 2r) [cos 2πξ_k·r_i, sin 2πξ_k·r_i].
+        coefficients: (r, n_basis) a_k of each Gaussian of the RPE.
+    """
+
+    waves: Tensor
+    coefficients: Tensor
+
+
+class ConcatPositions(SharedPositions):
+    """The frequencies and the widths of the RPE, shared by all layers and heads."""
+
+    def __init__(self, rpe: GaussianRPE, method: SampledMethod) -> None:
+        super().__init__()
+        self.rpe = rpe
+        self.method = method
+
+    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> ConcatContext:
+        """See :class:`SharedPositions`."""
+        xi = self.method.frequencies().to(geometry.positions.dtype)
+        # As published, from wherever the origin happens to be.
+        positions = geometry.positions + geometry.centroids[geometry.structure]
+        phase = 2 * torch.pi * positions @ xi.transpose(0, 1)
+        waves = torch.cat([phase.cos(), phase.sin()], dim=1).to(geometry.dtype)
+        return ConcatContext(waves, self.method.coefficients(self.rpe()).to(geometry.dtype))
+
+
+class ConcatAttention(AttentionLayer):
+    """Q̂ = [N₁, Q d^{-1/4}], K̂ = [N₂, K d^{-1/4}], then kernelised attention on φ(Q̂), φ(K̂) (Algorithm 1).
+
+    N₁ = √|a_k| [cos, sin] and N₂ the same with sign(a_k), the real form of Theorem 4.1.
+
+    Args:
+        dim: width of the model.
+        n_heads: heads.
+        n_basis: T.
+        kernel: feature map of vectors of width dim / n_heads + 2r.
+        dropout: on the values.
+    """
+
+    def __init__(self, dim: int, n_heads: int, n_basis: int, kernel: Kernel, dropout: float) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.projection = nn.Linear(dim, 3 * dim)
+        self.rpe_weights = nn.Parameter(0.1 * torch.randn(n_basis, n_heads))
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(dim, dim)
+        self.kernel = kernel
+
+    def forward(self, x: Tensor, geometry: Geometry, prepared: ConcatContext) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
+        scale = query.shape[-1] ** -0.25
+        a = (prepared.coefficients @ self.rpe_weights).transpose(0, 1).repeat(1, 2)
+        # The square root's gradient is infinite at zero, where a coefficient changes sign.
+        root = (a.abs() + torch.finfo(a.dtype).eps).sqrt()
+        waves = prepared.waves[:, None, :]
+        q = torch.cat([waves * root, query * scale], dim=-1)
+        k = torch.cat([waves * root * a.sign(), key * scale], dim=-1)
+        q, k, v = (heads_first(geometry.pad(t)) for t in (q, k, self.dropout(value)))
+        out = kernelised_attention(self.kernel, q, k, v, geometry.atom_mask[:, None, :, None])
+        return self.output(geometry.pack(merge_heads(out)))
