@@ -17,7 +17,7 @@ from molflt.attention.far.choice import Contraction, LayerSizes, choose_contract
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.method import FarOperator, FrequencyMethod
 from molflt.attention.geometry import Geometry, select_rows
-from molflt.attention.mechanism import SharedPositions
+from molflt.attention.mechanism import Context, SharedPositions
 from molflt.attention.moments import NeighbourMoments
 from molflt.attention.near import Neighbourhood
 from molflt.attention.sparse import SparsePattern
@@ -43,18 +43,16 @@ class Part:
 
 
 @dataclass
-class FourierContext:
+class FourierContext(Context):
     """What every layer makes its own of.
 
     Attributes:
         parts: at least one.
-        contractions: how each structure of the batch is contracted.
         order: (n_atoms,) atoms of the batch, part after part; None when the one part is the batch.
         moments: of the neighbours in the whole batch; None if no layer has them.
     """
 
     parts: list[Part]
-    contractions: list[Contraction]
     order: Tensor | None
     moments: NeighbourMoments | None
 
@@ -125,7 +123,7 @@ class FourierPositions(SharedPositions):
             for of_group, group in zip(found, groups, strict=True)
         ]
         moments = NeighbourMoments(geometry, neighbourhood) if self.moments else None
-        return FourierContext(parts, contractions, order, moments)
+        return FourierContext(parts, order, moments, contractions=contractions)
 
     def contractions(
         self, geometry: Geometry, neighbourhood: Neighbourhood, basis: GaussianBasis | None
@@ -228,9 +226,8 @@ def split(
             envelope=fade[edges],
             self_basis=self_basis[rows],
             radial=neighbourhood.radial,
+            _basis=None if basis is None else basis[edges],
         )
-        if basis is not None:
-            around.__dict__["basis"] = basis[edges]
         found.append((part, around))
         s, a, e = own.stop, rows.stop, edges.stop
     return found, atoms

@@ -107,7 +107,7 @@ class _Inputs:
         return [_Inputs(*of_part) for of_part in zip(*distributed, strict=True)]
 
 
-class FourierAttention(AttentionLayer):
+class FourierAttention(AttentionLayer[FourierContext, Prepared]):
     """One layer.
 
     Args:

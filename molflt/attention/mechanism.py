@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from torch import Tensor, nn
 
+from molflt.attention.far.choice import Contraction
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.near import Neighbourhood
 
 
-class AttentionLayer(nn.Module):
+@dataclass
+class Context:
+    """What the shared part of a mechanism makes of a batch for all its layers.
+
+    Attributes:
+        contractions: how the far field of each structure is contracted; empty where there is no such choice.
+    """
+
+    contractions: list[Contraction] = field(default_factory=list, kw_only=True)
+
+
+ContextT = TypeVar("ContextT", bound=Context)
+PreparedT = TypeVar("PreparedT")
+
+
+class SharedPositions(nn.Module):
+    """What all layers of a mechanism share: computed once per structure, reused in every layer and recycle.
+
+    Attributes:
+        rpe: the RPE function of the far field; None where there is none.
+        method: how it is evaluated.
+    """
+
+    rpe: GaussianRPE | None
+    method: FrequencyMethod | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rpe = None
+        self.method = None
+
+    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Context:
+        """The context that every layer receives; empty unless a mechanism says otherwise."""
+        return Context()
+
+
+class AttentionLayer(nn.Module, Generic[ContextT, PreparedT]):
     """One layer of attention over the atoms of each structure."""
 
-    def prepare(self, geometry: Geometry, context: Any) -> Any:
+    def prepare(self, geometry: Geometry, context: ContextT) -> PreparedT:
         """What the layer makes of positions alone: once for a batch, however often the layer is applied.
 
         Args:
             geometry: of the batch.
-            context: what the mechanism's shared part prepared. It is all there is to know, unless a layer says
-                otherwise.
+            context: what the mechanism's shared part made of it.
         """
-        return context
+        raise NotImplementedError
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, prepared: PreparedT) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim); ``prepared`` comes from :meth:`prepare`."""
         raise NotImplementedError
-
-
-class ContentAttention(AttentionLayer):
-    """Projections and heads around a mechanism that sees no positions.
-
-    Args:
-        dim: width of the model.
-        n_heads: heads.
-        dropout: on the values.
-    """
-
-    def __init__(self, dim: int, n_heads: int, dropout: float) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.projection = nn.Linear(dim, 3 * dim)
-        self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(dim, dim)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, geometry: Geometry) -> Tensor:
-        """The mechanism: three times (n_structures, n_heads, n_max, head_dim) → the same; the kernel is exp(q·k)."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor, geometry: Geometry, prepared: None) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
-        scale = query.shape[-1] ** -0.25
-        q, k, v = (heads_first(geometry.pad(t)) for t in (query * scale, key * scale, self.dropout(value)))
-        return self.output(geometry.pack(merge_heads(self.attend(q, k, v, geometry))))
-
-
-class SharedPositions(nn.Module):
-    """What all layers of a mechanism share: computed once per structure, reused in every layer and recycle."""
-
-    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Any:
-        """Prepare the context that every layer receives. Nothing, unless a mechanism says otherwise."""
-        return None
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:

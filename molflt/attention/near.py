@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -95,6 +94,7 @@ class Neighbourhood:
     envelope: Tensor
     self_basis: Tensor
     radial: GaussianDistanceBasis
+    _basis: Tensor | None = field(default=None, repr=False)
     _pair_places: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
@@ -102,9 +102,14 @@ class Neighbourhood:
         """Number of edges."""
         return len(self.edges)
 
-    @cached_property
+    @property
     def basis(self) -> Tensor:
-        """(n_local, n_rbf) φ of each edge."""
+        """(n_local, n_rbf) φ of each edge; made once."""
+        if self._basis is None:
+            self._basis = self._make_whole_basis()
+        return self._basis
+
+    def _make_whole_basis(self) -> Tensor:
         if torch.is_grad_enabled() or self.n_edges <= self.edges_at_once:
             return self._make_basis(slice(None))
         out = self.distances.new_empty((self.n_edges, self.self_basis.shape[1]))

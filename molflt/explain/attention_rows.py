@@ -26,8 +26,8 @@ from torch.utils.hooks import RemovableHandle
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.mechanism import AttentionLayer
+from molflt.model.encoder import full_precision
 from molflt.model.energy_model import EnergyModel, ModelOutput
-from molflt.model.precision import full_precision
 
 
 @dataclass

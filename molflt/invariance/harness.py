@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from molflt.attention.config import MethodKeys
 from molflt.attention.far.choice import Contraction
 from molflt.data.progress import track
 from molflt.invariance import transformations
@@ -127,9 +128,7 @@ def _supercell(subject: Subject, random: np.random.Generator) -> Comparison:
 def _against_exact(subject: Subject, random: np.random.Generator) -> Comparison:
     """The achieved error of lattice, mesh or quadrature, in energy; an estimator has no exact form."""
     attention = subject.model.config.attention
-    if attention.mechanism != "fourier" or attention.l_max is not None or not has_far_field(subject.model):
-        return _nothing()
-    if attention.frequencies in ("sampled", "exact"):
+    if not isinstance(attention, MethodKeys) or attention.frequencies == "exact":
         return _nothing()
     exact = copy.deepcopy(subject.model)
     set_frequencies(exact, "exact")
@@ -234,7 +233,8 @@ def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, s
         if subject.reference.contractions
         else [False] * len(magnitude)
     )
-    tolerance = subject.model.config.attention.tolerance
+    attention = subject.model.config.attention
+    tolerance = getattr(attention, "tolerance", 0.0)
     if name == "supercell":
         rounding = np.maximum(rounding, SUPERCELL_BOUND * magnitude)
         why = f"{SUPERCELL_BOUND:g} relative"

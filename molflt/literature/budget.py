@@ -45,6 +45,10 @@ class BudgetQuadratureMethod(QuadratureMethod):
         radial = spacing * 4 * math.pi * xi**2 * taper(xi, self.xi_cut, TAPER * self.xi_cut)
         return xi, radial[:, None] * basis.spectra(xi)
 
+    def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor]:
+        """See :class:`FrequencyMethod`."""
+        return self.nodes(basis, basis.widths.new_zeros(()), self.tolerance)
+
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`: the same truncated sum as the linear order."""
         found = []

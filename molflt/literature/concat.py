@@ -15,12 +15,12 @@ from molflt.attention.far.members import GaussianRPE
 from molflt.attention.far.sampled import SampledMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernels.kernel import Kernel, kernelised_attention
-from molflt.attention.mechanism import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
+from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.near import Neighbourhood
 
 
 @dataclass
-class ConcatContext:
+class ConcatContext(Context):
     """Phases and coefficients of the sampled frequencies.
 
     Attributes:
@@ -42,6 +42,7 @@ class ConcatPositions(SharedPositions):
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> ConcatContext:
         """See :class:`SharedPositions`."""
+        assert self.rpe is not None and isinstance(self.method, SampledMethod)
         xi = self.method.frequencies().to(geometry.positions.dtype)
         # As published, from wherever the origin happens to be.
         positions = geometry.positions + geometry.centroids[geometry.structure]
@@ -50,7 +51,7 @@ class ConcatPositions(SharedPositions):
         return ConcatContext(waves, self.method.coefficients(self.rpe()).to(geometry.dtype))
 
 
-class ConcatAttention(AttentionLayer):
+class ConcatAttention(AttentionLayer[ConcatContext, ConcatContext]):
     """Q̂ = [N₁, Q d^{-1/4}], K̂ = [N₂, K d^{-1/4}], then kernelised attention on φ(Q̂), φ(K̂) (Algorithm 1).
 
     N₁ = √|a_k| [cos, sin] and N₂ the same with sign(a_k), the real form of Theorem 4.1.
@@ -71,6 +72,10 @@ class ConcatAttention(AttentionLayer):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
         self.kernel = kernel
+
+    def prepare(self, geometry: Geometry, context: ConcatContext) -> ConcatContext:
+        """See :class:`AttentionLayer`."""
+        return context
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: ConcatContext) -> Tensor:
         """See :class:`AttentionLayer`."""

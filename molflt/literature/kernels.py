@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from molflt.attention.config import unknown_kernel
+from molflt.attention.config import KernelKeys
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.kernels.random_features import (
     Draw,
@@ -40,6 +40,11 @@ DRAWN_MATRICES: dict[str, Draw] = {
 }
 
 
+def kernel_of(config: KernelKeys, width: int, n_heads: int, generator: torch.Generator) -> Kernel:
+    """The kernel that a configuration names."""
+    return build_kernel(config.kernel, width, n_heads, config.n_features, config.n_landmarks, generator)
+
+
 def build_kernel(
     name: str, dim: int, n_heads: int, n_features: int, n_landmarks: int, generator: torch.Generator
 ) -> Kernel:
@@ -65,17 +70,10 @@ def build_kernel(
             return LaraKernel(SoftClusters(n_heads, n_landmarks, dim, generator))
     component, _, matrix = name.partition("-")
     if component not in COMPONENT_FUNCTIONS or matrix not in (*DRAWN_MATRICES, "fastfood"):
-        raise InputError(unknown_kernel(name))
+        raise InputError(f"unknown kernel '{name}'; docs/literature.md lists them")
     weights: WeightMatrix
     if matrix == "fastfood":
         weights = FastFood(n_features, dim, generator)
     else:
         weights = DrawnMatrix(DRAWN_MATRICES[matrix], n_features, dim, generator)
-    return RandomFeatureKernel(COMPONENT_FUNCTIONS[component], weights)
-
-
-def redraw(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """New random features in every kernel of a model, where they are drawn and not learned."""
-    for part in module.modules():
-        if isinstance(part, RandomFeatureKernel):
-            part.redraw(generator)
+    return RandomFeatureKernel(COMPONENT_FUNCTIONS[component], weights, positive=component != "trigrf")

@@ -19,13 +19,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.config import Sampling
+from molflt.attention.baselines.performer import ContentAttention
 from molflt.attention.content import BoundedProjection
 from molflt.attention.context import FourierContext
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import RPE_WEIGHT_STD, OnPairs, Prepared, from_pairs, on_pairs, to_pairs
-from molflt.attention.mechanism import AttentionLayer, ContentAttention, split_heads
+from molflt.attention.mechanism import AttentionLayer, split_heads
 from molflt.attention.near import LocalRPE
+from molflt.literature.names import Sampling
 
 
 def randomised_attention(
@@ -125,7 +126,7 @@ class RandomisedAttention(ContentAttention):
         return randomised_attention(query, key, value, near, None, self.n_samples, self.sampling, self.training)
 
 
-class MaskedRandomisedAttention(AttentionLayer):
+class MaskedRandomisedAttention(AttentionLayer[FourierContext, Prepared]):
     """One layer with the positional mask of DESIGN §3: exp(b_h)·env on neighbours as near, f̂ as far.
 
     Args:

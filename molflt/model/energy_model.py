@@ -8,18 +8,96 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.build import build_attention
-from molflt.attention.context import FourierContext
+from molflt.attention.build import Sizes, build_attention
 from molflt.attention.far.choice import Contraction
 from molflt.attention.geometry import Geometry, build_geometry
+from molflt.attention.kernels.random_features import redraw
+from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
-from molflt.literature.kernels import redraw
+from molflt.attention.sparse import scalar_products
 from molflt.model.config import ModelConfig
-from molflt.model.embedding import AtomEmbedding
-from molflt.model.encoder import Encoder
-from molflt.model.heads import DisplacementHead, EnergyHead
-from molflt.model.precision import full_precision
+from molflt.model.encoder import Encoder, full_precision
+from molflt.model.periodic_table import element_embedding
 from molflt.model.standardiser import Standardiser
+from molflt.vocabulary import N_TAGS
+
+
+class AtomEmbedding(nn.Module):
+    """Element embedding + tag embedding + 3D centrality.
+
+    Centrality is the sum over the neighbour list of the Gaussian basis (3D-Graphormer, arXiv 2203.04810, Eq. 4),
+    here weighted by the neighbour's element, so that four oxygens and four gold atoms at the same distances
+    differ from the first layer on.
+
+    Args:
+        dim: width of the model.
+        n_rbf: size of the distance basis.
+    """
+
+    def __init__(self, dim: int, n_rbf: int) -> None:
+        super().__init__()
+        self.element = element_embedding(dim)
+        self.tag = nn.Embedding(N_TAGS, dim)
+        self.neighbour_element = element_embedding(n_rbf)
+        self.centrality = nn.Sequential(nn.Linear(n_rbf, dim), nn.GELU(), nn.Linear(dim, dim))
+
+    def forward(self, geometry: Geometry, tags: Tensor, neighbourhood: Neighbourhood) -> Tensor:
+        """Tags (n_atoms,) → (n_atoms, dim)."""
+        z = geometry.atomic_numbers
+
+        def messages(basis: Tensor, edges: slice) -> Tensor:
+            weights = self.neighbour_element(neighbourhood.types[1][edges].to(torch.int64))
+            return basis * weights * neighbourhood.envelope[edges, None]
+
+        summed = neighbourhood.sum_over_neighbours(messages)
+        return self.element(z) + self.tag(tags) + self.centrality(summed)
+
+
+class EnergyHead(nn.Module):
+    """MLP(h_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
+        # A sum over many atoms: starting small keeps the first predictions near the mean. The few atoms of an
+        # adsorbate (tag 2) carry most of an adsorption energy.
+        self.factor = nn.Parameter(torch.tensor([0.1, 0.1, 1.0]))
+
+    def forward(self, x: Tensor, tags: Tensor) -> Tensor:
+        """(n_atoms, dim), (n_atoms,) → (n_atoms,) float64."""
+        return (self.mlp(x).squeeze(-1) * self.factor[tags]).to(torch.float64)
+
+
+class DisplacementHead(nn.Module):
+    """Equivariant Σ_j w_ij Δ̂_ij over the neighbour list, w_ij from both atoms and their distance.
+
+    Args:
+        dim: width of the model.
+        n_heads: number of scalar products whose radially weighted sum is w_ij.
+        n_rbf: size of the distance basis.
+    """
+
+    def __init__(self, dim: int, n_heads: int, n_rbf: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.receiver = nn.Linear(dim, dim)
+        self.sender = nn.Linear(dim, dim)
+        self.radial = nn.Linear(n_rbf, n_heads)
+
+    def forward(self, x: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, 3) in units of the standard deviation of the displacements."""
+        unit = geometry.edge_displacements[neighbourhood.edges]
+        unit = unit / geometry.edge_distances[neighbourhood.edges, None]
+        a, b = (split_heads(part(x), self.n_heads).transpose(0, 1) for part in (self.receiver, self.sender))
+        scores = scalar_products(neighbourhood.pattern, a, b) * a.shape[-1] ** -0.5
+
+        def arrows(basis: Tensor, edges: slice) -> Tensor:
+            weight = (scores[:, edges] * self.radial(basis).transpose(0, 1)).sum(dim=0) * neighbourhood.envelope[
+                edges
+            ]
+            return weight[:, None] * unit[edges]
+
+        return neighbourhood.sum_over_neighbours(arrows)
 
 
 @dataclass
@@ -57,14 +135,16 @@ class EnergyModel(nn.Module):
         self.embedding = AtomEmbedding(config.dim, config.n_rbf)
         self.positions, layers = build_attention(
             config.attention,
-            config.dim,
-            config.n_heads,
-            config.n_layers,
-            config.n_recycles,
-            config.n_rbf,
-            config.attention_dropout,
-            seed,
-            config.pair_types,
+            Sizes(
+                dim=config.dim,
+                n_heads=config.n_heads,
+                n_layers=config.n_layers,
+                n_rbf=config.n_rbf,
+                n_recycles=config.n_recycles,
+                dropout=config.attention_dropout,
+                seed=seed,
+                pair_types=config.pair_types,
+            ),
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim)
@@ -116,8 +196,7 @@ class EnergyModel(nn.Module):
             x = self.embedding(geometry, batch.tags, neighbourhood)
         x = self.encoder(x, geometry, context)
         with full_precision(self.device):
-            contractions = context.contractions if isinstance(context, FourierContext) else []
-            return self._output(x, geometry, neighbourhood, batch.tags, contractions)
+            return self._output(x, geometry, neighbourhood, batch.tags, context.contractions)
 
     def _output(
         self,

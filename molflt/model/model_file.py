@@ -16,15 +16,16 @@ from safetensors.torch import save as to_bytes
 
 from molflt.atomic_file import atomic_file
 from molflt.attention.build import interchangeable_method
-from molflt.attention.config import AttentionConfig, FrequenciesKind
-from molflt.attention.context import FourierPositions
+from molflt.attention.config import FarFieldKeys, MethodKeys, MethodName
+from molflt.attention.registry import mechanisms
 from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
+OLDEST_SCHEMA = 6
 METADATA_KEY = "molflt"
 _MOST_METADATA = 1 << 20
 """Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
@@ -106,7 +107,7 @@ def read_metadata(path: str | Path) -> ModelMetadata:
         return _parse_metadata(Path(path), handle.metadata())
 
 
-def load_model(path: str | Path, frequencies: FrequenciesKind | None = None) -> LoadedModel:
+def load_model(path: str | Path, frequencies: MethodName | None = None) -> LoadedModel:
     """Load a model, in evaluation mode, on the CPU.
 
     Args:
@@ -131,34 +132,26 @@ def load_model(path: str | Path, frequencies: FrequenciesKind | None = None) -> 
     return LoadedModel(model.train(mode=False), metadata, path)
 
 
-def set_frequencies(model: EnergyModel, frequencies: FrequenciesKind) -> None:
+def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
     """Evaluate the far field of a trained model by another numerical method.
 
     Raises:
-        InputError: the model has no far field, or one of the two methods is an estimator: its deviation from f
-            is part of what the weights learnt.
+        InputError: the model has no far field, or its far field is an estimator: its deviation from f is part of
+            what the weights learnt.
     """
-    attention: AttentionConfig = model.config.attention
-    positions = model.positions
-    if attention.mechanism != "fourier" or not attention.far_field:
+    attention = model.config.attention
+    if isinstance(attention, MethodKeys):
+        model.positions.method = interchangeable_method(frequencies, attention.tolerance)
+        attention.frequencies = frequencies
+    elif isinstance(attention, FarFieldKeys):
+        raise InputError(
+            f"this model was trained with mechanism={attention.mechanism}, an estimator that is part of it; "
+            f"it cannot be used with frequencies={frequencies}: leave it out"
+        )
+    else:
         raise InputError(
             f"this model has no Fourier far field, so frequencies={frequencies} means nothing for it; leave it out"
         )
-    if frequencies == attention.frequencies:
-        return
-    if attention.l_max is not None:
-        raise InputError(
-            f"this model was trained under a budget (l_max={attention.l_max}), which is part of it; "
-            f"it cannot be used with frequencies={frequencies}: leave it out"
-        )
-    if "sampled" in (frequencies, attention.frequencies) or not isinstance(positions, FourierPositions):
-        raise InputError(
-            f"this model was trained with frequencies={attention.frequencies}; it cannot be used with {frequencies}. "
-            "'sampled' is an estimator that is part of a model; auto, exact, quadrature, lattice and mesh are "
-            "interchangeable"
-        )
-    positions.method = interchangeable_method(frequencies, attention.tolerance)
-    attention.frequencies = frequencies
 
 
 def _open(path: Path) -> Any:
@@ -191,12 +184,13 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         raise InputError(
             f"{path}: written with model schema {schema}, this molflt reads up to {SCHEMA_VERSION}; upgrade molflt"
         )
-    if schema < 3:
-        _share_far_values(path, content.get("config"))
-    if schema < 5:
-        _without_moments(content.get("config"))
-    if schema < 6:
-        _with_pair_types(content.get("config"))
+    if schema < OLDEST_SCHEMA:
+        raise InputError(
+            f"{path}: written with model schema {schema}, before the first release; this molflt reads from "
+            f"{OLDEST_SCHEMA} on: train again"
+        )
+    if schema < 7:
+        _by_mechanism(content.get("config"))
     try:
         return ModelMetadata.model_validate(content)
     except UnicodeEncodeError as error:
@@ -208,29 +202,31 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']}); {_REMEDY}") from error
 
 
-def _share_far_values(path: Path, config: Any) -> None:
-    """Before schema 3 the far field carried all values, unless ``far_dim`` gave it values of its own."""
+def _by_mechanism(config: Any) -> None:
+    """In schema 6 all mechanisms had the keys of all; what did nothing for the one chosen is left out."""
     attention = config.get("attention") if isinstance(config, dict) else None
-    if not isinstance(attention, dict) or attention.get("combine") == "concat":
+    if not isinstance(attention, dict):
         return
-    if attention.get("far_dim") is not None:
-        raise InputError(
-            f"{path}: its far field has values of its own (far_dim, model schema 2), which this molflt has not; "
-            "train again"
-        )
-    attention["far_dim"] = config.get("dim")
-
-
-def _without_moments(config: Any) -> None:
-    """Before schema 5 no layer had moments of the neighbours."""
-    if isinstance(config, dict) and isinstance(config.get("attention"), dict):
-        config["attention"]["moment_channels"] = 0
-
-
-def _with_pair_types(config: Any) -> None:
-    """Before schema 6 every model knew pairs of elements."""
-    if isinstance(config, dict):
-        config["pair_types"] = True
+    mechanism = attention.get("mechanism", "fourier")
+    if mechanism == "randomised" and attention.get("positional_mask"):
+        mechanism = "randomised-rpe"
+    if mechanism == "fourier":
+        if attention.get("combine") == "concat":
+            mechanism = "concat"
+        elif not attention.get("far_field", True):
+            mechanism = "local"
+        elif attention.get("frequencies") == "sampled":
+            mechanism = "sampled"
+        elif attention.get("l_max") is not None:
+            mechanism = "budget"
+    if mechanism not in mechanisms():
+        return
+    schema = mechanisms()[mechanism].config
+    kept = {key: value for key, value in attention.items() if key in schema.model_fields}
+    if kept.get("moment_channels", 0) is None:
+        del kept["moment_channels"]
+    given = schema.model_construct(**{**kept, "mechanism": mechanism})
+    config["attention"] = {**{key: value for key, value in kept.items() if given.acts(key)}, "mechanism": mechanism}
 
 
 def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[str, torch.Tensor]:

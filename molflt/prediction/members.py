@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from molflt.attention.config import FrequenciesKind
+from molflt.attention.config import MethodName
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, load_model
 from molflt.prediction.pretrained import PRETRAINED_PREFIX, pretrained_model
@@ -43,9 +43,7 @@ def member_paths(path: ModelPath) -> list[Path]:
     return [member / BEST for member in members]
 
 
-def load_members(
-    paths: ModelPath | Sequence[ModelPath], frequencies: FrequenciesKind | None = None
-) -> list[LoadedModel]:
+def load_members(paths: ModelPath | Sequence[ModelPath], frequencies: MethodName | None = None) -> list[LoadedModel]:
     """Load a model or an ensemble.
 
     Args:
@@ -71,7 +69,7 @@ def load_members(
     return members
 
 
-def load_member(path: ModelPath, frequencies: FrequenciesKind | None = None) -> LoadedModel:
+def load_member(path: ModelPath, frequencies: MethodName | None = None) -> LoadedModel:
     """Load one model: a model file, or the best model of a run directory.
 
     Args:

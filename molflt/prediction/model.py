@@ -13,7 +13,7 @@ from ase import Atoms
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.attention.config import FrequenciesKind
+from molflt.attention.config import MethodName
 from molflt.data.ase_io import TagConvention
 from molflt.data.inputs import structures_of
 from molflt.data.sources import ConcatDataset, StructureDataset
@@ -168,7 +168,7 @@ def load(
     path: ModelPath | Sequence[ModelPath],
     device: str = "auto",
     dtype: torch.dtype | None = None,
-    frequencies: FrequenciesKind | None = None,
+    frequencies: MethodName | None = None,
 ) -> Model:
     """Load a model for use; nothing is unpickled and no code from the file is run.
 

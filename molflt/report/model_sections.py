@@ -36,7 +36,7 @@ def rpe_section(document: Document, loaded: LoadedModel, sets: Sequence[Describe
                 "part of it, averaged over directions"
                 + (
                     " (in periodic structures under an envelope)."
-                    if loaded.model.config.attention.l_max is None
+                    if getattr(loaded.model.config.attention, "l_max", None) is None
                     else "; in isolated structures each frequency is cut at l_max besides."
                 )
             )

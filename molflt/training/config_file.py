@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
-from molflt.attention.config import ATTENTION_PRESETS
+from molflt.attention.config import MechanismConfig
+from molflt.attention.registry import mechanisms, presets
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 from molflt.training.plain_yaml import MOST_CHARACTERS, check_plain_yaml
@@ -88,8 +89,8 @@ def _apply(content: DictConfig, override: str) -> None:
 def _expand_attention(content: DictConfig) -> None:
     """Write a preset's name out, so that model.attention=flt can be followed by model.attention.n_features=32."""
     name = OmegaConf.select(content, "model.attention")
-    if isinstance(name, str) and name in ATTENTION_PRESETS:
-        OmegaConf.update(content, "model.attention", OmegaConf.create(ATTENTION_PRESETS[name]), merge=False)
+    if isinstance(name, str) and name in presets():
+        OmegaConf.update(content, "model.attention", OmegaConf.create(presets()[name]), merge=False)
 
 
 def _one_line(error: Exception) -> str:
@@ -124,6 +125,8 @@ def _yaml_lines(config: BaseModel, depth: int) -> list[str]:
     lines: list[str] = []
     indent = "  " * depth
     for name, field in type(config).model_fields.items():
+        if isinstance(config, MechanismConfig) and not config.acts(name):
+            continue
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             summary = (type(value).__doc__ or "").splitlines()[0]
@@ -157,6 +160,8 @@ def _quoted(text: str) -> str:
 def _explain(detail: ErrorDetails) -> str:
     # For a union, pydantic adds the names of its members to the path.
     parts = [str(part) for part in detail["loc"] if not re.match(r"literal\[|bool$|\[key\]$", str(part))]
+    if parts[:2] == ["model", "attention"] and parts[2:3] and parts[2] in mechanisms():
+        del parts[2]
     key = ".".join(parts)
     match detail["type"]:
         case "extra_forbidden":
@@ -190,6 +195,10 @@ def _known_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in schema.model_fields.items():
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += _known_keys(field.annotation, f"{prefix}{name}.")
-    return keys
+        sections = [field.annotation]
+        if name == "attention":
+            sections = [mechanism.config for mechanism in mechanisms().values()]
+        for section in sections:
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                keys += _known_keys(section, f"{prefix}{name}.")
+    return list(dict.fromkeys(keys))

@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.atomic_file import atomic_file, is_leftover, remove_leftovers
+from molflt.attention.config import FarFieldKeys
 from molflt.data.progress import visible
 from molflt.errors import InputError
 from molflt.file_lock import alone
@@ -120,8 +121,9 @@ def _train(
     if model_config.auxiliary_head and not data.training_set.relaxed:
         say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
-    if data.training_set.isolated and model_config.attention.isolated_atoms is None:
-        model_config.attention.isolated_atoms = data.training_set.mean_n_atoms
+    attention = model_config.attention
+    if data.training_set.isolated and isinstance(attention, FarFieldKeys) and attention.isolated_atoms is None:
+        attention.isolated_atoms = data.training_set.mean_n_atoms
     model = EnergyModel(model_config, config.seed)
     model.encoder.checkpoint_recycles = config.trainer.checkpoint_recycles
     model.standardiser.load_statistics(data.training_set.statistics)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
 
+from molflt.attention.config import KernelKeys
 from molflt.errors import InputError
 from molflt.memory import fitting
 from molflt.model.derivatives import derivatives
@@ -83,7 +84,8 @@ class EnergyTask(lightning.LightningModule):
         Per step, not per epoch: loaders draw from the same generator, and not at the same moment after a resume.
         """
         self._left_out = False
-        every = self.config.model.attention.redraw_every
+        attention = self.config.model.attention
+        every = attention.redraw_every if isinstance(attention, KernelKeys) else 0
         if every and self.global_step and self.global_step % every == 0:
             for model in (self.model, self.average):
                 if model is not None:

@@ -8,14 +8,27 @@ number of images has no end, see them up to a cutoff with a smooth envelope.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.mechanism import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
+from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.near import GaussianDistanceBasis, LocalRPE, Neighbourhood, neighbourhood_of
 from molflt.attention.smooth import envelope
+
+
+@dataclass
+class SoftmaxContext(Context):
+    """What every layer makes its own of.
+
+    Attributes:
+        pairs: radial features of every pair that sees each other.
+    """
+
+    pairs: Neighbourhood
 
 
 class SoftmaxPositions(SharedPositions):
@@ -32,7 +45,7 @@ class SoftmaxPositions(SharedPositions):
         self.cutoff = cutoff
         self.radial = GaussianDistanceBasis(n_rbf, cutoff, pair_types)
 
-    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Neighbourhood:
+    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> SoftmaxContext:
         """See :class:`SharedPositions`. The geometry must hold all pairs of isolated structures as edges."""
         distances = geometry.edge_distances
         device = distances.device
@@ -40,12 +53,11 @@ class SoftmaxPositions(SharedPositions):
         fade = torch.where(
             periodic[geometry.structure[geometry.edge_index[0]]], envelope(distances, self.cutoff), 1.0
         )
-        return neighbourhood_of(
-            geometry, torch.arange(distances.shape[0], device=device), distances, fade, self.radial
-        )
+        every = torch.arange(distances.shape[0], device=device)
+        return SoftmaxContext(neighbourhood_of(geometry, every, distances, fade, self.radial))
 
 
-class SoftmaxAttention(AttentionLayer):
+class SoftmaxAttention(AttentionLayer[SoftmaxContext, Tensor]):
     """One layer.
 
     Args:
@@ -63,9 +75,9 @@ class SoftmaxAttention(AttentionLayer):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
 
-    def prepare(self, geometry: Geometry, context: Neighbourhood) -> Tensor:
+    def prepare(self, geometry: Geometry, context: SoftmaxContext) -> Tensor:
         """(n_structures, n_heads, n_max, n_max): the bias of every pair, −∞ where an atom does not see another."""
-        factor = self.local_rpe(geometry, context).transpose(0, 1)
+        factor = self.local_rpe(geometry, context.pairs).transpose(0, 1)
         seen = factor > 0
         bias = torch.where(seen, torch.where(seen, factor, 1.0).log(), -torch.inf)
         # A place without an atom sees nobody; it is dropped below and only must not give NaN.

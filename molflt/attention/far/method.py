@@ -57,6 +57,14 @@ class FrequencyMethod(nn.Module):
         """The same for some structures of the batch: (len(structures), n_max, n_max, n_weights)."""
         raise NotImplementedError
 
+    def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
+        """Of an estimator, what f̂ is a sum of: Σ_k a_k sinc(2π|ξ_k||Δ|), directions averaged.
+
+        Returns:
+            |ξ_k| (r,) 1/Å and a_k of each weight (r, n_weights); None where f itself is computed.
+        """
+        return None
+
     def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
         """Multiply-adds that the block of structure ``b`` takes."""
         raise NotImplementedError

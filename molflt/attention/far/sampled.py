@@ -119,6 +119,10 @@ class SampledMethod(FrequencyMethod):
         proposal = density.mean(dim=1) if self.proposal == "mixture" else density.diagonal()
         return basis.spectra(safe_norm(xi)) / (self.n_frequencies * proposal)[:, None]
 
+    def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor]:
+        """See :class:`FrequencyMethod`."""
+        return self.frequencies().norm(dim=1), self.coefficients(basis)
+
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`."""
         xi = self.frequencies().to(geometry.dtype)

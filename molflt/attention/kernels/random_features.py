@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from molflt.attention.config import KernelKeys
 from molflt.attention.kernels.kernel import Features, Kernel
-from molflt.literature.component_functions import trigonometric
 
 ComponentFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Features, Features]]
 """(query, key, ω (m, c), mask) → features of either."""
@@ -24,15 +24,15 @@ class RandomFeatureKernel(Kernel):
     Args:
         component: what is done with ω·x.
         weights: the matrix of the ω.
+        positive: whether ``component`` makes one positive feature of every ω, or a cosine and a sine.
     """
 
-    def __init__(self, component: ComponentFunction, weights: WeightMatrix) -> None:
+    def __init__(self, component: ComponentFunction, weights: WeightMatrix, positive: bool = True) -> None:
         super().__init__()
         self.component = component
         self.weights = weights
-        # A cosine and a sine for every frequency, of either sign.
-        self.positive = component is not trigonometric
-        self.n_features = weights.shape[0] * (1 if self.positive else 2)
+        self.positive = positive
+        self.n_features = weights.shape[0] * (1 if positive else 2)
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
         """See :class:`Kernel`."""
@@ -128,3 +128,15 @@ def haar(dim: int, generator: torch.Generator) -> Tensor:
     """(dim, dim): a uniformly distributed orthogonal matrix, by QR with the signs that make it so (Mezzadri 2007)."""
     q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
     return (q * torch.sign(r.diagonal())).transpose(0, 1)
+
+
+def performer_kernel(config: KernelKeys, width: int, n_heads: int, generator: torch.Generator) -> RandomFeatureKernel:
+    """FAVOR+: positive features with orthogonal frequencies; the same for all heads."""
+    return RandomFeatureKernel(positive, DrawnMatrix(orthogonal, config.n_features, width, generator))
+
+
+def redraw(module: torch.nn.Module, generator: torch.Generator) -> None:
+    """New random features in every kernel of a model, where they are drawn and not learned."""
+    for part in module.modules():
+        if isinstance(part, RandomFeatureKernel):
+            part.redraw(generator)
