@@ -15,7 +15,7 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc100, fcc111, molecule
 from ase.calculators.emt import EMT
 
-from molflt.attention.config import AttentionConfig
+from molflt.attention.registry import attention_config
 from molflt.cli.main import main
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import StructureDataset, open_dataset
@@ -101,7 +101,7 @@ def make_config(tiny_data: Path) -> Callable[..., TrainConfig]:
                 "ffn_dim": 16,
                 "n_rbf": 8,
                 "cutoff": 4.0,
-                "attention": {"n_basis": 4, "n_features": 8, "n_frequencies": 8},
+                "attention": {"n_basis": 4},
             },
             "optimiser": {"lr": 5e-3, "warmup_steps": 2, "ema_decay": 0.9},
             "trainer": {"max_epochs": 2, "accelerator": "cpu"},

@@ -42,7 +42,8 @@ class ConcatPositions(SharedPositions):
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> ConcatContext:
         """See :class:`SharedPositions`."""
-        assert self.rpe is not None and isinstance(self.method, SampledMethod)
+        assert self.rpe is not None
+        assert isinstance(self.method, SampledMethod)
         xi = self.method.frequencies().to(geometry.positions.dtype)
         # As published, from wherever the origin happens to be.
         positions = geometry.positions + geometry.centroids[geometry.structure]
