@@ -140,7 +140,7 @@ def loaded(model_path: Path) -> LoadedModel:
 @pytest.fixture
 def performer_path(loaded: LoadedModel, tmp_path: Path) -> Path:
     """An untrained model without a far field, of carbon and oxygen, alone in ``tmp_path``."""
-    config = loaded.model.config.model_copy(update={"attention": AttentionConfig.model_validate("performer")})
+    config = loaded.model.config.model_copy(update={"attention": attention_config("performer")})
     metadata = loaded.metadata.model_copy(update={"config": config, "elements": [6, 8]})
     path = tmp_path / "performer.safetensors"
     save_model(path, EnergyModel(config, metadata.seed), metadata)
