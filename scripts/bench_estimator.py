@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from molflt import __version__
-from molflt.atomic_file import atomic_file
 from molflt.attention.frequencies.budget import BudgetQuadratureMethod
 from molflt.attention.frequencies.sampled import SampledMethod, chi3_quantile
 from molflt.attention.rpe import GaussianBasis, GaussianRPE
 from molflt.attention.spherical_bessel import sinc_of_square
 from molflt.data.progress import track
+from molflt.files import atomic_file
 
 AMPLITUDES = torch.tensor([0.8, -0.5, 0.6, 0.3], dtype=torch.float64)
 WIDTHS = torch.tensor([1.0, 1.5, 2.5, 4.0], dtype=torch.float64)

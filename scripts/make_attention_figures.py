@@ -27,11 +27,11 @@ from bench_estimator import (
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.concat import ConcatAttention, ConcatContext
 from molflt.attention.frequencies.budget import BudgetQuadratureMethod
 from molflt.attention.geometry import build_geometry
 from molflt.attention.kernels.build import build_kernel
+from molflt.files import atomic_file
 
 R = 16
 N_FEATURES = 64

@@ -16,10 +16,10 @@ import lmdb
 import numpy as np
 import torch
 
-from molflt.atomic_file import sync_folder
 from molflt.data.lmdb_environment import close_readonly
 from molflt.data.progress import track
 from molflt.errors import InputError
+from molflt.files import sync_folder
 
 _PER_COMMIT = 256
 _FIRST_MAP_SIZE = 16 << 20

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from molflt.atomic_file import atomic_file
 from molflt.data.labels import STORED, LabelSpec
 from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, subset
 from molflt.errors import InputError, OnBad
+from molflt.files import atomic_file
 
 SKIPPED = "skipped.csv"
 

@@ -25,7 +25,6 @@ from sequence_model import SequenceTransformer
 from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.sequence.layer import SequenceAttention
@@ -33,6 +32,7 @@ from molflt.attention.sequence.log_linear import log_linear_attention, unit_leng
 from molflt.attention.sequence.relative_bias import RelativeBias
 from molflt.attention.sequence.softmax import softmax_attention
 from molflt.data.progress import track
+from molflt.files import atomic_file
 
 FEATURES = (16, 32, 64, 128, 256)
 VARIANTS = {

@@ -14,11 +14,11 @@ from urllib.error import HTTPError, URLError
 from urllib.request import OpenerDirector, Request
 
 from molflt import __version__
-from molflt.atomic_file import atomic_file
 from molflt.data.fetch.catalogue import Archive, size_text
 from molflt.data.fetch.meter import ByteMeter
 from molflt.data.fetch.transport import check_url, make_opener
 from molflt.errors import InputError, naming
+from molflt.files import atomic_file
 
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds before each new try; one more failure in a row ends the download."""

@@ -17,7 +17,7 @@ from molflt.data.fetch.splits import Splits, find_splits, missing_splits
 from molflt.data.fetch.transport import check_url
 from molflt.data.fetch.unpack import unpack
 from molflt.errors import InputError
-from molflt.file_lock import alone
+from molflt.files import alone
 
 _BLOCK = 1 << 20
 
