@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from molflt.data.fetch import obtain as module
-from molflt.data.fetch.catalogue import OC20_IS2RE, Archive
+from molflt.data.fetch.catalogue import OC20_IS2RE, Archive, Splits, commands, find_splits, missing_splits
 from molflt.data.fetch.obtain import Plan, make_plan, obtain, present_splits
-from molflt.data.fetch.splits import Splits, commands, find_splits, missing_splits
 from molflt.errors import InputError
 from molflt.training.config_file import load_config
 from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, start, tar_of
