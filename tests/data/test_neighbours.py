@@ -1,4 +1,4 @@
-"""Neighbour lists against ASE's."""
+"""Neighbour lists against ASE's, and nearest images against a search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from molflt.data.ase_io import from_atoms
-from molflt.data.neighbours import _order, attach_neighbours, check_geometry, neighbour_list
+from molflt.data.neighbours import (
+    _are_shortest,
+    _order,
+    attach_neighbours,
+    check_geometry,
+    nearest_image,
+    neighbour_list,
+)
 from molflt.errors import InputError
 
 Pair = tuple[int, int, int, int, int]
@@ -106,6 +113,7 @@ def test_molecule_without_a_cell() -> None:
     positions = np.array([[0.0, 0, 0], [1.0, 0, 0], [5.0, 0, 0]])
     pairs = _ours(positions, np.zeros((3, 3)), [False] * 3, 1.5)
     assert pairs == [(0, 1, 0, 0, 0), (1, 0, 0, 0, 0)]
+    assert _ours(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, 5.0) == []
 
 
 def test_lattice_vectors_along_open_directions_play_no_part() -> None:
@@ -118,10 +126,6 @@ def test_lattice_vectors_along_open_directions_play_no_part() -> None:
         changed = cell.copy()
         changed[1] = other
         assert _ours(positions, changed, pbc, 4.0) == expected
-
-
-def test_single_atom_alone() -> None:
-    assert _ours(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, 5.0) == []
 
 
 def test_order_is_fixed() -> None:
@@ -164,10 +168,10 @@ def test_impossible_geometries_are_named(positions: Any, cell: Any, pbc: bool, m
         neighbour_list(np.array(positions, dtype=float), cell, [pbc] * 3, 4.0)
 
 
-@pytest.mark.parametrize("cutoff", [0.0, -1.0, float("nan"), float("inf")])
-def test_cutoff_must_be_a_positive_length(cutoff: float) -> None:
-    with pytest.raises(InputError, match="cutoff"):
-        neighbour_list(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, cutoff)
+def test_cutoff_must_be_a_positive_length() -> None:
+    for cutoff in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="cutoff"):
+            neighbour_list(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, cutoff)
 
 
 def test_attach_sets_both_fields(make_structure: Any) -> None:
@@ -209,7 +213,7 @@ def test_positions_that_are_no_numbers(make_structure: Any, value: float) -> Non
             use(data)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_geometry_is_checked_as_a_neighbour_list_does(seed: int) -> None:
     """Coincident in any image of a skewed cell, or just not: the same verdict as the list itself."""
     random = np.random.default_rng(seed)
@@ -231,3 +235,64 @@ def test_geometry_is_checked_as_a_neighbour_list_does(seed: int) -> None:
             messages.append(str(error).split(" (distance")[0])
     assert messages[0] == messages[1]
     assert bool(messages[0]) == (seed % 4 < 2)
+
+
+@given(seed=st.integers(0, 10_000), pbc=st.tuples(st.booleans(), st.booleans(), st.booleans()))
+@settings(max_examples=80, deadline=None)
+def test_relaxed_positions_are_the_nearest_image(seed: int, pbc: tuple[bool, bool, bool]) -> None:
+    generator = np.random.default_rng(seed)
+    cell = np.eye(3) * generator.uniform(3, 6) + generator.normal(scale=1.2, size=(3, 3))
+    if abs(np.linalg.det(cell)) < 5:
+        return
+    periodic = np.array(pbc)
+    positions = generator.uniform(-10, 10, size=(4, 3))
+    shifts = generator.integers(-3, 4, size=(4, 3)) * periodic
+    moved = positions + generator.normal(scale=0.8, size=(4, 3)) + shifts @ cell
+    found = nearest_image(positions, moved, cell, periodic, "x") - positions
+    # oracle: the shortest of many images
+    images = np.array(list(product(range(-8, 9), repeat=3)))
+    images = images[(images[:, ~periodic] == 0).all(axis=1)] @ cell
+    for k in range(4):
+        lengths = np.linalg.norm(moved[k] - positions[k] + images, axis=1)
+        assert np.linalg.norm(found[k]) == pytest.approx(lengths.min(), abs=1e-9)
+        # and it is an image indeed
+        offset = np.linalg.solve(cell.T, moved[k] - positions[k] - found[k])
+        np.testing.assert_allclose(offset, np.round(offset), atol=1e-8)
+        assert (np.abs(offset[~periodic]) < 1e-8).all()
+
+
+@given(st.integers(0, 1_000_000), st.floats(0.05, 1.0))
+@settings(max_examples=300, deadline=None)
+def test_displacements_told_to_be_shortest_are(seed: int, size: float) -> None:
+    generator = np.random.default_rng(seed)
+    cell = np.eye(3) + generator.normal(scale=0.5, size=(3, 3))
+    assume(abs(np.linalg.det(cell)) > 0.05)
+    directions = generator.normal(size=(4, 3))
+    displacements = size * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    images = np.array(list(product(range(-4, 5), repeat=3))) @ cell
+    shortest = np.linalg.norm(displacements[:, None] + images, axis=2).min(axis=1)
+    if _are_shortest(displacements, cell):
+        assert (np.linalg.norm(displacements, axis=1) <= shortest + 1e-12).all()
+
+
+def test_small_displacements_are_told_to_be_shortest() -> None:
+    assert _are_shortest(np.array([[0.4, 0.0, 0.0]]), np.diag([1.0, 2.0, 3.0]))
+    assert not _are_shortest(np.array([[0.0, 0.0, 0.0], [0.6, 0.0, 0.0]]), np.diag([1.0, 2.0, 3.0]))
+    # a long way for the first lattice vector, but not for the second minus the first
+    skewed = np.array([[3.0, 0.0, 0.0], [2.9, 0.5, 0.0], [0.0, 0.0, 9.0]])
+    assert not _are_shortest(np.array([[0.0, 0.4, 0.0]]), skewed)
+
+
+def test_atoms_that_do_not_move_need_a_cell_all_the_same() -> None:
+    cell = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    with pytest.raises(InputError, match="linearly dependent"):
+        nearest_image(np.zeros((2, 3)), np.zeros((2, 3)), cell, np.ones(3, dtype=bool), "x")
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_no_nearest_image_of_what_is_no_number(which: int) -> None:
+    for value, pbc in product((float("nan"), float("inf")), (True, False)):
+        arrays = [np.zeros((2, 3)), np.ones((2, 3)), 4 * np.eye(3)]
+        arrays[which][1, 1] = value
+        with pytest.raises(InputError, match="x: positions or cell hold NaN or infinity"):
+            nearest_image(*arrays, np.full(3, pbc), "x")
