@@ -190,14 +190,6 @@ def test_addresses_that_are_refused(url: str, part: Path) -> None:
         download(archive_of(CONTENT, "http://a.org/data.tar.gz"), url, part, Sleeps())
 
 
-def test_a_length_that_is_too_large(server: Server, part: Path) -> None:
-    """The announced bytes never come: that is a connection that breaks off."""
-    server.ranges = False
-    server.replies = [fixed(200, {"Content-Length": str(N + 100)}, CONTENT)] * N_TRIES
-    with pytest.raises(OSError, match="broke off"):
-        fetch(server, part)
-
-
 @pytest.mark.parametrize("length", [N // 2, 2 * N])
 def test_a_length_that_cannot_be_right_is_refused_at_once(server: Server, part: Path, length: int) -> None:
     part.write_bytes(CONTENT[:500])

@@ -38,7 +38,7 @@ def run(content: bytes, tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     file = tmp_path / "data.tar.gz"
     file.write_bytes(content)
-    unpack(archive_of(content, URL), file, folder / "is2res")
+    unpack(archive_of(content, URL, max_members=20), file, folder / "is2res")
     return folder
 
 
@@ -79,7 +79,7 @@ def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
         ([("is2res/a", b"x"), special("is2res/a", tarfile.DIRTYPE)], "comes twice"),
         ([(".", b"x")], "no name"),
         ([(f"is2res/{k}", bytes(7000)) for k in range(10)], "unpacks to more than"),
-        ([(f"is2res/{k}", b"") for k in range(1001)], "more than 1000 files"),
+        ([(f"is2res/{k}", b"") for k in range(21)], "more than 20 files"),
         ([("is2res/" + "a/" * (1 << 20), b"x")], "too long"),
         ([], "is empty"),
     ],

@@ -50,7 +50,7 @@ def _distances(pairs: list[Pair], positions: np.ndarray, cell: np.ndarray) -> np
     seed=st.integers(0, 1_000_000),
     n_atoms=st.integers(1, 9),
     pbc=st.sampled_from(ALL_BOUNDARIES),
-    size=st.floats(2.0, 7.0),
+    size=st.floats(1.0, 7.0),
     spread=st.sampled_from([1.0, 8.0, 60.0]),
     cutoff=st.floats(0.7, 6.0),
 )
@@ -64,21 +64,9 @@ def test_same_pairs_as_ase(
     positions = generator.normal(scale=spread, size=(n_atoms, 3))
     pairs = _ours(positions, cell, pbc, cutoff)
     assert len(pairs) == len(set(pairs))
+    assert pairs == sorted(pairs)
     assert set(pairs) == _ase(positions, cell, pbc, cutoff)
     assert (_distances(pairs, positions, cell) <= cutoff).all()
-
-
-@pytest.mark.parametrize("pbc", ALL_BOUNDARIES)
-def test_one_atom_in_a_tiny_skewed_cell_sees_its_images(pbc: tuple[bool, bool, bool]) -> None:
-    cell = np.array([[1.1, 0.0, 0.0], [0.5, 1.0, 0.0], [0.3, -0.4, 1.2]])
-    pairs = _ours(np.array([[5.0, -3.0, 2.0]]), cell, pbc, 4.0)
-    # oracle: every lattice vector shorter than the cutoff, but for zero
-    steps = np.array(list(product(range(-12, 13), repeat=3)))
-    steps = steps[(steps[:, ~np.array(pbc)] == 0).all(axis=1) & steps.any(axis=1)]
-    steps = steps[np.linalg.norm(steps @ cell, axis=1) < 4.0]
-    assert {pair[2:] for pair in pairs} == {tuple(map(int, s)) for s in steps}
-    assert all(pair[:2] == (0, 0) for pair in pairs)
-    assert bool(pairs) == any(pbc)
 
 
 def test_sign_of_the_offsets() -> None:
@@ -95,18 +83,6 @@ def test_far_from_the_origin_nothing_changes(pbc: tuple[bool, bool, bool]) -> No
     near = _ours(positions, cell, pbc, 4.0)
     assert len(near) > 50
     assert _ours(positions + np.array([1e4, -2e4, 3e4]), cell, pbc, 4.0) == near
-
-
-def test_wrapping_an_atom_moves_its_offsets_only() -> None:
-    generator = np.random.default_rng(6)
-    cell = 5 * np.eye(3) + generator.normal(size=(3, 3))
-    positions = generator.uniform(0, 5, size=(6, 3))
-    moved = positions.copy()
-    moved[2] += np.array([7, -11, 3]) @ cell
-    before = np.sort(_distances(_ours(positions, cell, [True] * 3, 5.0), positions, cell))
-    after = np.sort(_distances(_ours(moved, cell, [True] * 3, 5.0), moved, cell))
-    assert len(before) > 50
-    np.testing.assert_allclose(after, before, atol=1e-10)
 
 
 def test_molecule_without_a_cell() -> None:
@@ -128,12 +104,6 @@ def test_lattice_vectors_along_open_directions_play_no_part() -> None:
         assert _ours(positions, changed, pbc, 4.0) == expected
 
 
-def test_order_is_fixed() -> None:
-    generator = np.random.default_rng(8)
-    pairs = _ours(generator.uniform(0, 4, size=(7, 3)), 4 * np.eye(3), [True] * 3, 5.0)
-    assert pairs == sorted(pairs)
-
-
 @pytest.mark.parametrize("reach", [0, 1, 3, 1 << 19], ids=["none", "one", "three", "too far for one number"])
 def test_order_is_that_of_five_columns(reach: int) -> None:
     generator = np.random.default_rng(9)
@@ -142,13 +112,6 @@ def test_order_is_that_of_five_columns(reach: int) -> None:
     order = _order(rows[:, :2].T, rows[:, 2:], 90)
     assert rows[order].tolist() == sorted(rows.tolist())
     assert _order(rows[:0, :2].T, rows[:0, 2:], 90).shape == (0,)
-
-
-def test_tensors_and_batched_shapes_are_accepted() -> None:
-    positions = torch.tensor([[0.0, 0, 0], [1.0, 0, 0]], dtype=torch.float64)
-    pbc = torch.ones(1, 3, dtype=torch.bool)
-    edge_index, _ = neighbour_list(positions, 3 * torch.eye(3, dtype=torch.float64)[None], pbc, 1.5)
-    assert edge_index.tolist() == [[0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +139,9 @@ def test_cutoff_must_be_a_positive_length() -> None:
 
 def test_attach_sets_both_fields(make_structure: Any) -> None:
     data = attach_neighbours(make_structure(), 4.0)
-    edge_index, offsets = neighbour_list(data.positions, data.cell, data.pbc, 4.0)
+    assert (data.cell.shape, data.pbc.shape) == ((1, 3, 3), (1, 3))
+    edge_index, offsets = neighbour_list(data.positions.numpy(), data.cell[0], data.pbc[0], 4.0)
+    assert len(offsets) > 0
     assert torch.equal(data.edge_index, edge_index)
     assert torch.equal(data.cell_offsets, offsets)
 
@@ -203,12 +168,12 @@ def test_attach_names_structure_and_atoms(make_structure: Any, all_pairs: bool) 
         attach_neighbours(data, 5.0, all_pairs_if_isolated=all_pairs)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_positions_that_are_no_numbers(make_structure: Any, value: float) -> None:
+def test_positions_that_are_no_numbers(make_structure: Any) -> None:
     data = make_structure(2)
     data.pbc[:] = False
-    data.positions[3, 1] = value
-    for use in (check_geometry, lambda d: attach_neighbours(d, 5.0, all_pairs_if_isolated=True)):
+    uses = (check_geometry, lambda d: attach_neighbours(d, 5.0, all_pairs_if_isolated=True))
+    for value, use in product((float("nan"), float("inf")), uses):
+        data.positions[3, 1] = value
         with pytest.raises(InputError, match=r"structure 2 .*an atom has a position that is not finite"):
             use(data)
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch_geometric.data import Data
 
+from molflt.data.records import to_data
 from molflt.data.safe_pickle import load_record
 from molflt.errors import InputError
 from tests.data.pickles import as_tensor
@@ -132,6 +133,10 @@ def test_real_records_equal_plain_unpickling(oc20: Path, tmp_path: Path, name: s
         expected = {k: v for k, v in expected.items() if v is not None and not k.startswith("_")}
         read = load_record(raw, name)
         assert set(read) == set(expected)
+        data = to_data(read, name)
+        assert torch.equal(data.positions, expected["pos"].double())
+        assert torch.equal(data.tags, expected["tags"].long())
+        assert float(data.y_relaxed) == expected["y_relaxed"]
         for key, value in expected.items():
             if isinstance(value, torch.Tensor):
                 assert read[key].dtype == value.numpy().dtype
