@@ -17,8 +17,8 @@ import numpy as np
 from accuracy.data_sets import DATA_SETS, Split, available, divide, write_missing
 from accuracy.variants import VARIANTS, run_config
 
-from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.training.config_file import to_yaml
 
 

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from molflt import __version__
-from molflt.atomic_file import atomic_file
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.sampled import SampledMethod, chi3_quantile
 from molflt.attention.far.spherical import sinc_of_square
 from molflt.data.progress import track
+from molflt.files import atomic_file
 from molflt.literature.budget import BudgetQuadratureMethod
 
 AMPLITUDES = torch.tensor([0.8, -0.5, 0.6, 0.3], dtype=torch.float64)

@@ -30,7 +30,6 @@ from oc20_size_records import CUTOFF, official_pickle, records
 from torch.utils.data import DataLoader
 
 from molflt import __version__
-from molflt.atomic_file import atomic_file
 from molflt.data.batching import AtomBudgetSampler, StructureCollater, collate
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.lmdb_writer import write_lmdb
@@ -38,6 +37,7 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.records import RECORD_KEYS, to_data
 from molflt.data.safe_pickle import load_record
+from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import preset_config
 

@@ -19,13 +19,13 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.lattice import LatticeMethod
 from molflt.attention.far.members import GaussianRPE
 from molflt.attention.far.mesh import MeshMethod
 from molflt.attention.geometry import Geometry, build_geometry
 from molflt.data.ase_io import from_atoms
+from molflt.files import atomic_file
 
 HEADS, CHANNELS, DENSITY = 8, 8, 0.1
 

@@ -31,8 +31,8 @@ from benchmarks.results import machine
 from lightning.pytorch.callbacks import Callback
 from literature.tables import insert
 
-from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.model.model_file import load_model
 from molflt.training.recorder import read_records
 from molflt.training.run import train

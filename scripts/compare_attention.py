@@ -27,12 +27,12 @@ import torch
 from literature.resident_memory import growth
 from literature.tables import insert, markdown, write_csv, write_record
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.config import ATTENTION_PRESETS
 from molflt.data.batching import StructureCollater
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.sources import open_dataset
+from molflt.files import atomic_file
 from molflt.invariance.energies import energies
 from molflt.invariance.transformations import rotation
 from molflt.model.energy_model import EnergyModel

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from molflt import __version__
-from molflt.atomic_file import atomic_file
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.model.model_file import load_model
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict

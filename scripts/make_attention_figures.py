@@ -27,8 +27,8 @@ from bench_estimator import (
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.geometry import build_geometry
+from molflt.files import atomic_file
 from molflt.literature.budget import BudgetQuadratureMethod
 from molflt.literature.concat import ConcatAttention, ConcatContext
 from molflt.literature.kernels import build_kernel

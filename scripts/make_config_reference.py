@@ -21,8 +21,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.config import ATTENTION_PRESETS, COMPONENT_FUNCTIONS, RANDOM_FEATURES, WEIGHT_MATRICES
+from molflt.files import atomic_file
 from molflt.training.config import TrainConfig
 from molflt.training.presets import PRESETS
 

@@ -23,11 +23,12 @@ from ase import Atoms, units
 from ase.md.velocitydistribution import Stationary
 from ase.md.verlet import VelocityVerlet
 
-from molflt.atomic_file import atomic_file
 from molflt.calculator import MolFLTCalculator
-from molflt.data.ase_io import read_ase, to_atoms
+from molflt.data.ase_files import read_ase
+from molflt.data.ase_io import to_atoms
 from molflt.data.progress import track
 from molflt.errors import InputError
+from molflt.files import atomic_file
 
 
 @dataclass

@@ -29,8 +29,8 @@ import numpy as np
 from ase.build import molecule
 
 import molflt
-from molflt.atomic_file import atomic_file
 from molflt.data.lmdb_writer import write_lmdb
+from molflt.files import atomic_file
 from molflt.prediction.members import load_members
 from molflt.report.evaluated import evaluate
 from molflt.training.config import TrainConfig

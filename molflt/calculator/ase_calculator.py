@@ -15,9 +15,8 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from molflt.calculator.held import HeldMethod
-from molflt.data.ase_io import TagConvention, from_atoms
+from molflt.data.ase_io import TagConvention, from_atoms, refuse_charges, refuse_initial_charges
 from molflt.data.batching import collate
-from molflt.data.charges import refuse_charges, refuse_initial_charges
 from molflt.data.neighbours import attach_neighbours
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
@@ -51,7 +50,7 @@ class MolFLTCalculator(Calculator):
     derivative of the energy and add up to zero to the model's tolerance only.
 
     A charge or spin in ``atoms.info``, or initial charges with a sum that is not zero, are refused, also when they
-    are set after a calculation: see :mod:`molflt.data.charges`. Initial magnetic moments play no part.
+    are set after a calculation: see :mod:`molflt.data.ase_io`. Initial magnetic moments play no part.
 
     Args:
         model: a model file, a run directory, the directory of an ensemble, a list of these, a

@@ -54,7 +54,7 @@ def evaluate_command(
     Example: molflt evaluate runs/tiny data/adsorption/test.lmdb
     """
     from molflt.cli.report import check_report, default_report, evaluation_report
-    from molflt.data.sources import open_dataset, subset
+    from molflt.data.sources import SubsetDataset, open_dataset
     from molflt.prediction.calibration import calibrate
     from molflt.prediction.members import load_members
     from molflt.prediction.metrics import energy_metrics, force_mae
@@ -82,7 +82,7 @@ def evaluate_command(
         warn("\n  ".join([f"{len(skipped)} structures were skipped", *skipped[:_SHOWN], *more]))
     if prediction.failures:
         computed = [k for k in range(len(dataset)) if k not in prediction.failures]
-        dataset, expected, prediction = subset(dataset, computed), expected[computed], prediction.of(computed)
+        dataset, expected, prediction = SubsetDataset(dataset, computed), expected[computed], prediction.of(computed)
     unknown = unknown_elements(members[0], elements)
     if unknown:
         warn(not_trained_on(unknown))

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from molflt.atomic_file import remove_leftovers
 from molflt.errors import InputError
+from molflt.files import remove_leftovers
 
 if TYPE_CHECKING:
     from molflt.model.model_file import LoadedModel

@@ -9,8 +9,8 @@ import torch
 from torch_geometric.data import Data
 
 from molflt.data.batching import StructureCollater
+from molflt.data.neighbours import nearest_image
 from molflt.data.progress import track
-from molflt.data.records import nearest_image
 from molflt.errors import InputError
 from molflt.explain.attention_rows import attention_row, recorded_forward
 from molflt.model.model_file import LoadedModel

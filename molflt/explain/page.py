@@ -11,10 +11,10 @@ import numpy as np
 import plotly.graph_objects as go
 from ase.data import chemical_symbols
 
-from molflt.atomic_file import atomic_file
 from molflt.explain.explanation import Explanation
 from molflt.explain.page_script import SCRIPT
 from molflt.explain.tables import atom_rows, largest
+from molflt.files import atomic_file
 from molflt.model.model_file import LoadedModel
 from molflt.report.document import caption, frame, table
 from molflt.report.plain_text import for_html

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from ase.data import chemical_symbols
 
-from molflt.atomic_file import atomic_file
 from molflt.explain.explanation import Explanation
+from molflt.files import atomic_file
 from molflt.vocabulary import TAG_ADSORBATE, TAG_SUBSURFACE, TAG_SURFACE
 
 TAG_NAMES = {TAG_SUBSURFACE: "sub-surface", TAG_SURFACE: "surface", TAG_ADSORBATE: "adsorbate"}

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.build import interchangeable_method
 from molflt.attention.config import FarFieldKeys, MethodKeys, MethodName
 from molflt.attention.registry import mechanisms
 from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER

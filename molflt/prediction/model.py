@@ -15,8 +15,7 @@ from torch_geometric.data import Data
 
 from molflt.attention.config import MethodName
 from molflt.data.ase_io import TagConvention
-from molflt.data.inputs import structures_of
-from molflt.data.sources import ConcatDataset, StructureDataset
+from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members

@@ -14,10 +14,10 @@ import numpy as np
 from ase import Atoms
 from torch_geometric.data import Data
 
-from molflt.atomic_file import atomic_file
 from molflt.data.ase_io import to_atoms
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.prediction.predictor import Prediction, system_id
 from molflt.printable import printable
 

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from molflt.errors import InputError, naming
-from molflt.file_lock import lock
+from molflt.files import lock
 from molflt.prediction.predictor import Prediction
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 

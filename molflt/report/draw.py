@@ -8,8 +8,8 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
-from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.prediction.members import load_members
 from molflt.prediction.predictor import choose_device
 from molflt.report import pictures

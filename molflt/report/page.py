@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from molflt.atomic_file import atomic_file
+from molflt.files import atomic_file
 from molflt.invariance.harness import Result
 from molflt.model.model_file import LoadedModel
 from molflt.report import model_sections, sections

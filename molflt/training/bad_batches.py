@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from molflt.atomic_file import atomic_file
+from molflt.files import atomic_file
 
 FILE = "bad_batches.jsonl"
 MOST_IN_A_ROW = 20

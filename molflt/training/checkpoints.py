@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
+from molflt.files import atomic_file
 
 CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
 

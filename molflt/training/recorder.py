@@ -13,8 +13,8 @@ from typing import Any
 import lightning
 from lightning.pytorch.callbacks import Callback
 
-from molflt.atomic_file import atomic_file
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.training.bad_batches import FILE as BAD
 from molflt.training.bad_batches import forget_from

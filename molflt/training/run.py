@@ -21,11 +21,10 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from molflt.atomic_file import atomic_file, is_leftover, remove_leftovers
 from molflt.attention.config import FarFieldKeys
 from molflt.data.progress import visible
 from molflt.errors import InputError
-from molflt.file_lock import alone
+from molflt.files import alone, atomic_file, is_leftover, remove_leftovers
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import SCHEMA_VERSION, ModelMetadata, TrainingData, read_metadata
 from molflt.training.bad_batches import FILE as BAD

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from molflt.atomic_file import atomic_file
 from molflt.data.labels import STORED, LabelSpec
 from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
-from molflt.data.sources import StructureDataset, subset
+from molflt.data.sources import StructureDataset, SubsetDataset
 from molflt.errors import InputError, OnBad
+from molflt.files import atomic_file
 
 SKIPPED = "skipped.csv"
 
@@ -97,7 +97,7 @@ class Screening:
         if not self.skipped:
             return self.structures
         left_out = {skipped.index for skipped in self.skipped}
-        return subset(self.structures, (k for k in range(len(self.structures)) if k not in left_out))
+        return SubsetDataset(self.structures, (k for k in range(len(self.structures)) if k not in left_out))
 
     def _missing(self, data: Any) -> str:
         """What a structure lacks, in words; nothing: an empty text."""

@@ -12,8 +12,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch_geometric.data import Batch
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.near import LocalRPE
+from molflt.files import atomic_file
 
 
 class ProcessorTime(Callback):

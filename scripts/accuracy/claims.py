@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from molflt.file_lock import lock
+from molflt.files import lock
 
 POLL = 1.0
 """Seconds between two looks at what another process has claimed."""

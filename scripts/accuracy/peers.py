@@ -15,10 +15,10 @@ from accuracy.claims import claimed
 from accuracy.data_sets import Split
 from accuracy.peer_worker import PeerSpec
 from accuracy.plain_set import PlainSet
-from molflt.atomic_file import atomic_file
 from molflt.data.labels import LabelSpec
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import open_dataset
+from molflt.files import atomic_file
 from molflt.model.standardiser import Statistics, fit_statistics
 from molflt.training.config_file import resolve_path
 from molflt.vocabulary import MAX_ATOMIC_NUMBER

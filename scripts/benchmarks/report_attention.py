@@ -20,7 +20,7 @@ from benchmarks.results import (
     size,
     spread,
 )
-from molflt.atomic_file import atomic_file
+from molflt.files import atomic_file
 
 OURS, NEAR_ONLY, DENSE = "molflt", "molflt, no far field", "sdpa+bias"
 FIT_FROM = 2000

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.measuring import DONE
 from benchmarks.results import Results, machine_line, markdown, size, spread
-from molflt.atomic_file import atomic_file
+from molflt.files import atomic_file
 
 _TITLES = {
     "oc20": "Slabs of the size of OC20's, every model at its published size",

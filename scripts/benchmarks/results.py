@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from molflt.atomic_file import atomic_file
+from molflt.files import atomic_file
 
 _PACKAGES = ("molflt", "torch", "torch-geometric", "vesin", "numpy", "ase")
 

@@ -20,9 +20,8 @@ from rdkit import Chem
 
 from fuzzing import records, texts
 from fuzzing.mutations import mutated, mutated_json
-from molflt.data.ase_io import read_ase
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_environment import close_readonly
+from molflt.data.ase_files import read_ase
+from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
 from molflt.data.rdkit_io import from_smiles, read_sdf
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel

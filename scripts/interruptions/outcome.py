@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from molflt.data.lmdb_environment import close_readonly, open_readonly
+from molflt.data.lmdb_dataset import close_readonly, open_readonly
 
 
 def run_content(run_dir: Path) -> dict[str, Any]:

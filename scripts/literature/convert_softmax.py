@@ -25,9 +25,9 @@ from sequence_model import SequenceTransformer
 from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.kernels.kernel import Kernel
 from molflt.data.progress import track
+from molflt.files import atomic_file
 from molflt.literature.kernels import build_kernel
 from molflt.literature.sequence.layer import SequenceAttention
 from molflt.literature.sequence.relative_bias import (

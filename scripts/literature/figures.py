@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from molflt.atomic_file import atomic_file
+from molflt.files import atomic_file
 
 
 def save(figure: Figure, path: Path) -> None:

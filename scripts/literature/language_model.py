@@ -26,8 +26,8 @@ from sequence_model import SequenceTransformer, attention_layers
 from tables import markdown, write_csv, write_record
 from torch import nn
 
-from molflt.atomic_file import atomic_file
 from molflt.data.progress import track
+from molflt.files import atomic_file
 
 PAPER = {"performer": 31.1, "log-linear": 30.6, "flt-gaussian": 30.3, "flt-local": 30.1}
 """Validation perplexity per word on WikiText-103, FLT Table 1."""

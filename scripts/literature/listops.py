@@ -32,8 +32,8 @@ from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.atomic_file import atomic_file
 from molflt.data.progress import track
+from molflt.files import atomic_file
 
 PAPER = {
     "oprf-fastfood": (37.55, 0.48),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from molflt import __version__
-from molflt.atomic_file import atomic_file
+from molflt.files import atomic_file
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

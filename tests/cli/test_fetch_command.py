@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from molflt.cli.main import app
-from molflt.data.fetch import catalogue, obtain
+from molflt.data.fetch import catalogue, download, obtain
 from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, start, tar_of
 
 Run = Callable[..., Any]
@@ -124,9 +124,9 @@ def test_interruption(server: Server, molflt: Run, tmp_path: Path, monkeypatch: 
     def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(download, "_BLOCK", 1000)
     server.replies = [lambda handler: handler.honest(2000)]
     with monkeypatch.context() as patch:
-        patch.setattr(obtain.time, "sleep", stop)
         patch.setattr(obtain.obtain, "__defaults__", (stop,))
         result = molflt("fetch", "oc20-is2re", "--to", tmp_path)
     assert result.status == 130

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.data.sources import ConcatDataset, ListDataset, StructureDataset, open_dataset, subset
+from molflt.data.sources import ConcatDataset, ListDataset, StructureDataset, SubsetDataset, open_dataset
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model
@@ -27,7 +27,7 @@ def many(tiny_data: Path) -> StructureDataset:
 def test_order_is_preserved(loaded: LoadedModel, many: StructureDataset) -> None:
     forwards, _ = predict(loaded, many)
     order = np.random.default_rng(0).permutation(len(many))
-    shuffled, _ = predict(loaded, subset(many, order))
+    shuffled, _ = predict(loaded, SubsetDataset(many, order))
     assert shuffled.names == [forwards.names[i] for i in order]
     assert forwards.names == [many[i].name for i in range(len(many))]
     np.testing.assert_allclose(shuffled.energies, forwards.energies[order], rtol=1e-5)

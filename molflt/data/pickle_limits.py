@@ -1,14 +1,19 @@
-"""The opcodes of a pickle, walked before it is run.
+"""What a pickle from a stranger may cost: opcodes are checked before it runs, copies are counted while it runs.
 
-``pickletools.genops`` sees the same, and decodes every argument on the way, which takes most of the time in which
-a record is read.
+``pickletools.genops`` sees the same opcodes as the walk here, but decodes every argument on the way, which would take
+most of the time in which a record is read. Copies are counted because a pickle can copy the same bytes a million
+times with a few bytes of its own for each copy.
 """
 
 from __future__ import annotations
 
 import pickle
 import pickletools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
+_LEFT: ContextVar[list[int]] = ContextVar("bytes left")
 _STOP = ord(".")
 _EXTENSIONS = frozenset(b"\x82\x83\x84")
 _PUT, _BINPUT, _LONG_BINPUT = ord("p"), ord("q"), ord("r")
@@ -110,3 +115,26 @@ def _behind(raw: bytes, position: int) -> int:
             raise pickle.UnpicklingError(f"an argument of {length} bytes")
         return position + size + length
     return position + size
+
+
+@contextmanager
+def allowance(n_bytes: int) -> Iterator[None]:
+    """While one pickle runs: what it may have copied in all."""
+    token = _LEFT.set([n_bytes])
+    try:
+        yield
+    finally:
+        _LEFT.reset(token)
+
+
+def take(n_bytes: int) -> None:
+    """Count bytes that are about to be copied.
+
+    Raises:
+        pickle.UnpicklingError: more than allowed.
+        LookupError: outside of ``allowance``.
+    """
+    left = _LEFT.get()
+    left[0] -= n_bytes
+    if left[0] < 0:
+        raise pickle.UnpicklingError("refused: it unfolds to many times its size")

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molflt.data.opcodes import refuse_opcodes
+from molflt.data.pickle_limits import refuse_opcodes
 
 VALUES: list[Any] = [
     {"pos": np.arange(600.0).reshape(200, 3), "natoms": 200, "name": "Öl", "big": 1 << 100, "none": None},
@@ -45,10 +45,10 @@ def _ours(raw: bytes) -> str:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
-def test_real_pickles_pass(value: Any, protocol: int) -> None:
-    raw = pickle.dumps(value, protocol=protocol)
-    assert _oracle(raw) == _ours(raw) == "fine"
+def test_real_pickles_pass(protocol: int) -> None:
+    for value in VALUES:
+        raw = pickle.dumps(value, protocol=protocol)
+        assert _oracle(raw) == _ours(raw) == "fine"
 
 
 def _argument(opcode: pickletools.OpcodeInfo) -> bytes:
@@ -70,15 +70,13 @@ def _argument(opcode: pickletools.OpcodeInfo) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "opcode", [code for code in pickletools.opcodes if code.name != "STOP"], ids=lambda code: str(code.name)
-)
-@pytest.mark.parametrize(
     "harm", [b"\x82\x01", b"\x83\x01\x00", b"\x84\x01\x00\x00\x00", b"p99999\n", b"r\xff\xff\x00\x00"]
 )
-def test_harm_is_seen_behind_every_opcode(opcode: pickletools.OpcodeInfo, harm: bytes) -> None:
-    raw = opcode.code.encode("latin1") + _argument(opcode) + harm + b"."
-    with pytest.raises(pickle.UnpicklingError, match=r"refused: (pickle extension codes|memo place)"):
-        refuse_opcodes(raw)
+def test_harm_is_seen_behind_every_opcode(harm: bytes) -> None:
+    for opcode in pickletools.opcodes:
+        if opcode.name != "STOP":
+            raw = opcode.code.encode("latin1") + _argument(opcode) + harm + b"."
+            assert _ours(raw) == "refused", opcode.name
 
 
 def test_binput_beyond_a_short_pickle_is_refused() -> None:

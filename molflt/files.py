@@ -1,16 +1,19 @@
-"""Files that are either complete or absent."""
+"""Files that are complete or absent, and locks that end with the process that holds them, however it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from uuid import uuid4
 
-from molflt.errors import naming
+from filelock import lock_descriptor
+
+from molflt.errors import InputError, naming
 
 
 @contextmanager
@@ -64,3 +67,38 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file or folder, without waiting, until it is closed. No lock file is made.
+
+    Returns:
+        False if another process holds the lock. True also on file systems that have no locks.
+    """
+    try:
+        return lock_descriptor(descriptor, blocking=False)
+    except OSError:
+        return True
+
+
+@contextmanager
+def alone(folder: Path, other: str) -> Iterator[None]:
+    """Keep a second process from writing to the files of a folder.
+
+    Args:
+        folder: which must exist.
+        other: what another process is doing there, and what to do about it.
+
+    Raises:
+        InputError: another process is at work there. Never on Windows, where a folder cannot be opened.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if not lock(handle):
+            raise InputError(f"{folder}: {other}")
+        yield
+    finally:
+        os.close(handle)
