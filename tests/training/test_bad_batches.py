@@ -11,13 +11,13 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from molflt.training.bad_batches import FILE, MOST_IN_A_ROW
 from pydantic import ValidationError
 
 from molflt.errors import InputError
-from molflt.training.bad_batches import FILE, MOST_IN_A_ROW
 from molflt.training.config import TrainConfig, TrainerConfig
-from molflt.training.recorder import read_records
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
 
 MakeConfig = Callable[..., TrainConfig]
 

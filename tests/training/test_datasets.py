@@ -15,8 +15,7 @@ from molflt.data.sources import ListDataset, StructureDataset, open_dataset
 from molflt.errors import InputError
 from molflt.model.standardiser import Standardiser, fit_statistics
 from molflt.training.config import TrainConfig
-from molflt.training.data_module import EnergyDataModule
-from molflt.training.datasets import NoisyDataset, PreparedDataset, labels, read_training_set
+from molflt.training.data_module import EnergyDataModule, NoisyDataset, PreparedDataset, labels, read_training_set
 from molflt.training.screening import Screening
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")

@@ -17,10 +17,9 @@ from molflt.prediction.average import average_models
 from molflt.prediction.members import load_members, member_paths
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
-from molflt.training.datasets import labels
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
-from molflt.training.screening import Screening
+from molflt.training.screening import Screening, labels
 
 MakeConfig = Callable[..., TrainConfig]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from molflt.training.bad_batches import FILE, forget_from
 
 from molflt.errors import InputError
 from molflt.training import datasets
-from molflt.training.bad_batches import FILE, forget_from
-from molflt.training.checkpoints import find_checkpoint
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
+from molflt.training.run_directory import find_checkpoint
 from tests.training.test_resume import assert_same_run, quiet
 
 MakeConfig = Callable[..., TrainConfig]

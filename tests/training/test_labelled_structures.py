@@ -21,8 +21,8 @@ from molflt.model.model_file import load_model
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config
-from molflt.training.recorder import read_records
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
 from molflt.training.task import _norms
 
 MakeConfig = Callable[..., TrainConfig]

@@ -15,9 +15,8 @@ import pytest
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
-from molflt.training.processes import check_processes, cluster_plugins
-from molflt.training.rank import is_first_process
-from molflt.training.recorder import read_records
+from molflt.training.processes import check_processes, cluster_plugins, is_first_process
+from molflt.training.run_directory import read_records
 from tests.training.processes import LAUNCHERS, TIMEOUT, environment, free_port, run, slurm_task, torchrun
 from tests.training.test_resume import assert_same_run
 

@@ -17,9 +17,9 @@ import pytest
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
-from molflt.training.datasets import NoisyDataset
-from molflt.training.recorder import read_records
+from molflt.training.data_module import NoisyDataset
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
 from tests.conftest import REPOSITORY
 
 MakeConfig = Callable[..., TrainConfig]

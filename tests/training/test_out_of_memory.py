@@ -17,8 +17,8 @@ from molflt.errors import InputError
 from molflt.memory import out_of_memory
 from molflt.model.energy_model import EnergyModel
 from molflt.training.config import TrainConfig
-from molflt.training.recorder import read_records
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
 
 MakeConfig = Callable[..., TrainConfig]
 

@@ -26,8 +26,8 @@ from molflt.errors import InputError
 from molflt.model.model_file import SCHEMA_VERSION, load_model, read_metadata, save_model
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
-from molflt.training.recorder import read_records
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
 
 MakeConfig = Callable[..., TrainConfig]
 

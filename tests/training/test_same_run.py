@@ -24,8 +24,8 @@ from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
 from molflt.training.data_module import EnergyDataModule
-from molflt.training.recorder import read_records
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
 from tests.training.processes import run, torchrun
 
 MakeConfig = Callable[..., TrainConfig]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from molflt.training.schedule import auxiliary_weight, learning_rate_factor, move_averages
+from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, move_averages
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])

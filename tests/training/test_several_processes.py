@@ -15,9 +15,8 @@ from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
-from molflt.training.datasets import labels
-from molflt.training.recorder import read_records
-from molflt.training.screening import Screening
+from molflt.training.run_directory import read_records
+from molflt.training.screening import Screening, labels
 
 
 @pytest.mark.slow

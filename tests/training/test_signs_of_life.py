@@ -10,9 +10,9 @@ from typing import Any
 import lightning
 import pytest
 from lightning.pytorch.callbacks import Callback
+from molflt.training.epoch_bar import EpochBar
 
 from molflt.training.config import TrainConfig
-from molflt.training.epoch_bar import EpochBar
 from molflt.training.run import train
 
 

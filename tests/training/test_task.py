@@ -10,15 +10,15 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from molflt.training.datasets import TrainingSet
 
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
 from molflt.model.standardiser import Statistics
 from molflt.training.config import TrainConfig
-from molflt.training.datasets import TrainingSet
-from molflt.training.recorder import read_records
+from molflt.training.optimisation import auxiliary_weight
 from molflt.training.run import train
-from molflt.training.schedule import auxiliary_weight
+from molflt.training.run_directory import read_records
 from molflt.training.task import EnergyTask
 
 MakeConfig = Callable[..., TrainConfig]

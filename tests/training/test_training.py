@@ -25,10 +25,9 @@ from molflt.model.model_file import load_model, read_metadata
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
-from molflt.training.datasets import labels
-from molflt.training.recorder import read_records
 from molflt.training.run import TrainResult, train
-from molflt.training.screening import Screening
+from molflt.training.run_directory import read_records
+from molflt.training.screening import Screening, labels
 from tests.training.test_launching import FILES
 
 MakeConfig = Callable[..., TrainConfig]
