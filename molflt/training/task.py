@@ -113,7 +113,7 @@ class EnergyTask(lightning.LightningModule):
         return found.loss.to(torch.float32)
 
     def _loss(self, batch: Batch, counts: tuple[float, float]) -> StepLoss:
-        """The loss of a batch or of a part of one; like what is logged, a sum divided by what a rank has on average."""
+        """The loss of a batch or of a part of one; like all that is logged, a sum over what a rank has on average."""
         n_structures, n_free = counts
         output, forces = self._evaluate(self.model, batch)
         absolute = (output.energy - batch[self.config.data.target]).abs()

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from pathlib import Path
 from typing import get_args
 
 import ase.io
 import numpy as np
 import pytest
 
-from molflt.data.sources import ListDataset, StructureDataset
+from molflt.data.sources import ListDataset
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel
 from molflt.prediction import outputs
 from molflt.prediction.outputs import OC20Split, check_output, write_predictions
 from molflt.prediction.predictor import Prediction, predict
 
 
 @pytest.fixture
-def prediction(loaded: LoadedModel, val_set: StructureDataset) -> Prediction:
+def prediction(loaded, val_set):
     return predict(loaded, val_set)[0]
 
 
-def test_csv_keeps_every_digit(prediction: Prediction, val_set: StructureDataset, tmp_path: Path) -> None:
+def test_csv_keeps_every_digit(prediction, val_set, tmp_path):
     path = tmp_path / "new folder" / "out.csv"
     write_predictions(path, prediction, val_set, "y_relaxed")
     with open(path, newline="") as handle:
@@ -34,16 +32,14 @@ def test_csv_keeps_every_digit(prediction: Prediction, val_set: StructureDataset
     assert [float(energy) for _, energy in rows[1:]] == prediction.energies.tolist()
 
 
-def test_csv_with_awkward_names(prediction: Prediction, val_set: StructureDataset, tmp_path: Path) -> None:
+def test_csv_with_awkward_names(prediction, val_set, tmp_path):
     prediction.names[:3] = ['a "b", c', "two words", "C[C@H](O)=C"]
     write_predictions(tmp_path / "out.csv", prediction, val_set, "y_relaxed")
     with open(tmp_path / "out.csv", newline="") as handle:
         assert [row[0] for row in csv.reader(handle)][1:] == prediction.names
 
 
-def test_extxyz_holds_structures_and_energies(
-    prediction: Prediction, val_set: StructureDataset, tmp_path: Path
-) -> None:
+def test_extxyz_holds_structures_and_energies(prediction, val_set, tmp_path):
     path = tmp_path / "out.extxyz"
     prediction.names[1] = 'with spaces and "quotes"'
     write_predictions(path, prediction, val_set, "y_relaxed")
@@ -57,7 +53,7 @@ def test_extxyz_holds_structures_and_energies(
         assert atoms.pbc.tolist() == val_set[i].pbc[0].tolist()
 
 
-def test_npz(prediction: Prediction, val_set: StructureDataset, tmp_path: Path) -> None:
+def test_npz(prediction, val_set, tmp_path):
     write_predictions(tmp_path / "out.npz", prediction, val_set, "y_relaxed")
     with np.load(tmp_path / "out.npz", allow_pickle=False) as archive:
         assert set(archive.files) == {"name", "energy"}
@@ -65,9 +61,7 @@ def test_npz(prediction: Prediction, val_set: StructureDataset, tmp_path: Path) 
         np.testing.assert_array_equal(archive["energy"], prediction.energies)
 
 
-def test_deviations_of_an_ensemble_are_in_every_format(
-    prediction: Prediction, val_set: StructureDataset, tmp_path: Path
-) -> None:
+def test_deviations_of_an_ensemble_are_in_every_format(prediction, val_set, tmp_path):
     prediction.std = np.linspace(0.1, 1.0, len(val_set))
     for suffix in outputs.FORMATS:
         write_predictions(tmp_path / f"out{suffix}", prediction, val_set, "y_relaxed")
@@ -79,7 +73,7 @@ def test_deviations_of_an_ensemble_are_in_every_format(
         assert [float(row["std_eV"]) for row in csv.DictReader(handle)] == prediction.std.tolist()
 
 
-def test_leaderboard_file_of_four_runs(prediction: Prediction, val_set: StructureDataset, tmp_path: Path) -> None:
+def test_leaderboard_file_of_four_runs(prediction, val_set, tmp_path):
     path = tmp_path / "submission.npz"
     splits = get_args(OC20Split)
     for i, split in enumerate(splits):
@@ -100,9 +94,7 @@ def test_leaderboard_file_of_four_runs(prediction: Prediction, val_set: Structur
         np.testing.assert_array_equal(archive["ood_both_energy"], prediction.energies + 3)
 
 
-def test_leaderboard_ids_without_sid_are_names(
-    prediction: Prediction, val_set: StructureDataset, tmp_path: Path
-) -> None:
+def test_leaderboard_ids_without_sid_are_names(prediction, val_set, tmp_path):
     structures = [val_set[i].clone() for i in range(len(val_set))]
     for structure in structures:
         del structure["sid"]
@@ -112,13 +104,13 @@ def test_leaderboard_ids_without_sid_are_names(
 
 
 @pytest.mark.parametrize("name", ["out", "out.txt", "out.json", ".csv"])
-def test_unknown_suffix(name: str, tmp_path: Path) -> None:
+def test_unknown_suffix(name, tmp_path):
     with pytest.raises(InputError, match="must end in"):
         check_output(tmp_path / name, None, False)
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.extxyz", "out.npz"])
-def test_existing_files_are_refused(name: str, tmp_path: Path) -> None:
+def test_existing_files_are_refused(name, tmp_path):
     path = tmp_path / name
     path.write_text("mine")
     with pytest.raises(InputError, match="--overwrite"):
@@ -129,14 +121,14 @@ def test_existing_files_are_refused(name: str, tmp_path: Path) -> None:
         check_output(tmp_path / f"folder{path.suffix}", None, overwrite=True)
 
 
-def test_leaderboard_keys_need_npz(tmp_path: Path) -> None:
+def test_leaderboard_keys_need_npz(tmp_path):
     with pytest.raises(InputError, match="npz"):
         check_output(tmp_path / "out.csv", "id", False)
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04" + b"\0" * 40, b"\x93NUMPY" + b"\0" * 10, "cut"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_damaged_leaderboard_file(content: bytes | str, overwrite: bool, tmp_path: Path) -> None:
+def test_damaged_leaderboard_file(content, overwrite, tmp_path):
     path = tmp_path / "out.npz"
     if isinstance(content, str):
         np.savez_compressed(path, id_ids=np.arange(100), id_energy=np.arange(100.0))
@@ -147,7 +139,7 @@ def test_damaged_leaderboard_file(content: bytes | str, overwrite: bool, tmp_pat
     assert path.read_bytes() == content
 
 
-def test_other_archives_are_not_added_to(tmp_path: Path) -> None:
+def test_other_archives_are_not_added_to(tmp_path):
     path = tmp_path / "out.npz"
     np.savez(path, results=np.arange(3))
     with pytest.raises(InputError, match="not a leaderboard file"):
@@ -158,17 +150,11 @@ def test_other_archives_are_not_added_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", outputs.FORMATS)
-def test_failed_write_leaves_the_old_file(
-    suffix: str,
-    prediction: Prediction,
-    val_set: StructureDataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failed_write_leaves_the_old_file(suffix, prediction, val_set, tmp_path, monkeypatch):
     path = tmp_path / f"out{suffix}"
     path.write_text("old")
 
-    def fail(*arguments: object, **options: object) -> None:
+    def fail(*arguments, **options):
         raise OSError("disk full")
 
     monkeypatch.setattr(outputs.csv, "writer", fail)
@@ -181,7 +167,7 @@ def test_failed_write_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "=cmd|' /C calc'!A0", "\t=1", "\r=1"])
-def test_names_are_no_formulas(name: str, tmp_path: Path) -> None:
+def test_names_are_no_formulas(name, tmp_path):
     prediction = Prediction(np.array([1.0, 2.0]), [name, "-#1"], Counter(), failures={0: name})
     write_predictions(tmp_path / "p.csv", prediction, None, "energy")
     with open(tmp_path / "p.csv", newline="") as handle:

@@ -12,37 +12,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from molflt.prediction.shard_file import open_shard, read_shard
 
 from molflt.data.sources import resolve_inputs
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel
 from molflt.prediction import shards
-from molflt.prediction.predictor import Prediction, predict
-from molflt.prediction.shard_file import open_shard, read_shard
+from molflt.prediction.predictor import predict
 from molflt.prediction.shards import Shard, divide, merge, predict_shard
-from tests.training.processes import environment
+from tests.training.runs import environment
 
 MAX_ATOMS = 40
 
 
 @pytest.fixture
-def inputs(tiny_data: Path) -> list[str]:
+def inputs(tiny_data):
     """Molecules and slabs, 44 structures in all, in the order a user might give."""
     return [str(tiny_data / "val.lmdb"), str(tiny_data / "train.lmdb"), str(tiny_data / "other.lmdb")]
 
 
 @pytest.fixture
-def whole(loaded: LoadedModel, inputs: list[str]) -> Prediction:
+def whole(loaded, inputs):
     return predict(loaded, resolve_inputs(inputs), max_atoms=MAX_ATOMS)[0]
 
 
-def one(loaded: LoadedModel, inputs: list[str], text: str, out: Path, **options: object) -> Path:
+def one(loaded, inputs, text, out, **options):
     structures = resolve_inputs(inputs)
     options = {"max_atoms": MAX_ATOMS, **options}
-    return predict_shard([loaded], structures, inputs, Shard.parse(text), out, **options).path  # type: ignore[arg-type]
+    return predict_shard([loaded], structures, inputs, Shard.parse(text), out, **options).path
 
 
-def assert_same(a: Prediction, b: Prediction) -> None:
+def assert_same(a, b):
     assert a.names == b.names
     assert a.ids == b.ids
     np.testing.assert_array_equal(a.energies, b.energies)
@@ -53,9 +52,7 @@ def assert_same(a: Prediction, b: Prediction) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 7, 60])
-def test_together_they_are_the_undivided_one(
-    n: int, loaded: LoadedModel, inputs: list[str], whole: Prediction, tmp_path: Path
-) -> None:
+def test_together_they_are_the_undivided_one(n, loaded, inputs, whole, tmp_path):
     """Also where there are more shards than batches."""
     paths = [one(loaded, inputs, f"{k}/{n}", tmp_path / "out.csv") for k in range(1, n + 1)]
     assert paths == sorted(paths)
@@ -64,7 +61,7 @@ def test_together_they_are_the_undivided_one(
     assert_same(merged, whole)
 
 
-def test_an_ensemble(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
+def test_an_ensemble(loaded, inputs, tmp_path):
     import copy
 
     other = copy.deepcopy(loaded)
@@ -75,29 +72,27 @@ def test_an_ensemble(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> 
     assert_same(merge(tmp_path.glob("o.csv.shard-*"))[0], predict(members, structures, max_atoms=MAX_ATOMS)[0])
 
 
-def test_skipped_structures_keep_their_place(
-    loaded: LoadedModel, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skipped_structures_keep_their_place(loaded, inputs, tmp_path, monkeypatch):
     structures = resolve_inputs(inputs)
 
     class Damaged:
         n_atoms = structures.n_atoms
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(structures)
 
-        def __getitem__(self, index: int) -> object:
+        def __getitem__(self, index):
             if index in (3, 4, 30, 43):
                 raise InputError(f"record {index} is damaged")
             return structures[index]
 
     damaged = Damaged()
-    expected, _ = predict(loaded, damaged, max_atoms=MAX_ATOMS, on_error="skip")  # type: ignore[arg-type]
+    expected, _ = predict(loaded, damaged, max_atoms=MAX_ATOMS, on_error="skip")
     assert sorted(expected.failures) == [3, 4, 30, 43]
     for number in (1, 2, 3):
         predict_shard(
             [loaded],
-            damaged,  # type: ignore[arg-type]
+            damaged,
             inputs,
             Shard(number, 3),
             tmp_path / "out.csv",
@@ -107,11 +102,11 @@ def test_skipped_structures_keep_their_place(
     assert_same(merge(tmp_path.glob("out.csv.shard-*"))[0], expected)
     # With "raise", what was computed before the failure is kept, and "skip" goes on from there.
     with pytest.raises(InputError, match="record 30"):
-        predict_shard([loaded], damaged, inputs, Shard(3, 3), tmp_path / "b.csv", max_atoms=MAX_ATOMS)  # type: ignore[arg-type]
+        predict_shard([loaded], damaged, inputs, Shard(3, 3), tmp_path / "b.csv", max_atoms=MAX_ATOMS)
 
 
 @pytest.mark.parametrize("n", [2, 8])
-def test_shards_are_balanced(n: int) -> None:
+def test_shards_are_balanced(n):
     random = np.random.default_rng(0)
     costs = random.integers(20, 250, size=400).tolist()
     runs = divide(costs, n)
@@ -121,24 +116,22 @@ def test_shards_are_balanced(n: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "1/3/5", "-1/3", "1.0/3", "", "1/9999999"])
-def test_no_such_shard(text: str) -> None:
+def test_no_such_shard(text):
     with pytest.raises(InputError, match="I from 1 to N"):
         Shard.parse(text)
 
 
-def test_names_sort_by_number() -> None:
+def test_names_sort_by_number():
     names = [Shard(k, 12).path(Path("runs/out.csv")).name for k in range(1, 13)]
     assert names[0] == "out.csv.shard-01-of-12"
     assert names == sorted(names)
 
 
-def test_a_complete_shard_is_not_computed_again(
-    loaded: LoadedModel, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_shard_is_not_computed_again(loaded, inputs, tmp_path, monkeypatch):
     path = one(loaded, inputs, "1/2", tmp_path / "out.csv")
     before = path.read_bytes()
 
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments):
         raise AssertionError("computed again")
 
     monkeypatch.setattr("molflt.prediction.predictor._predict_batch", refuse)
@@ -148,7 +141,7 @@ def test_a_complete_shard_is_not_computed_again(
         one(loaded, inputs, "1/2", tmp_path / "out.csv", overwrite=True)
 
 
-def test_cut_at_every_place(loaded: LoadedModel, inputs: list[str], whole: Prediction, tmp_path: Path) -> None:
+def test_cut_at_every_place(loaded, inputs, whole, tmp_path):
     """Whatever is left of a file, the shard is completed from it, to the same bytes; or the file is refused."""
     path = one(loaded, inputs, "1/1", tmp_path / "out.csv")
     complete = path.read_bytes()
@@ -163,9 +156,7 @@ def test_cut_at_every_place(loaded: LoadedModel, inputs: list[str], whole: Predi
 
 
 @pytest.mark.parametrize("damage", ["flipped", "zeros", "dropped", "more", "twice"])
-def test_damage_inside(
-    damage: str, loaded: LoadedModel, inputs: list[str], whole: Prediction, tmp_path: Path
-) -> None:
+def test_damage_inside(damage, loaded, inputs, whole, tmp_path):
     path = one(loaded, inputs, "1/1", tmp_path / "out.csv")
     complete = path.read_bytes()
     lines = complete.splitlines(keepends=True)
@@ -196,7 +187,7 @@ def test_damage_inside(
         b"%08x {\n" % zlib.crc32(b"{"),
     ],
 )
-def test_other_files_are_left_alone(content: bytes, loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
+def test_other_files_are_left_alone(content, loaded, inputs, tmp_path):
     path = Shard(1, 2).path(tmp_path / "out.csv")
     path.write_bytes(content)
     for use in (lambda: merge([path]), lambda: one(loaded, inputs, "1/2", tmp_path / "out.csv")):
@@ -205,7 +196,7 @@ def test_other_files_are_left_alone(content: bytes, loaded: LoadedModel, inputs:
     assert path.read_bytes() == content
 
 
-def test_a_line_of_another_structure_is_not_believed(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
+def test_a_line_of_another_structure_is_not_believed(loaded, inputs, tmp_path):
     path = one(loaded, inputs, "1/1", tmp_path / "out.csv")
     complete = path.read_bytes()
     header = complete.splitlines(keepends=True)[0]
@@ -216,9 +207,7 @@ def test_a_line_of_another_structure_is_not_believed(loaded: LoadedModel, inputs
         assert path.read_bytes() == complete
 
 
-def test_shards_of_something_else_are_refused(
-    loaded: LoadedModel, inputs: list[str], tmp_path: Path, model_path: Path
-) -> None:
+def test_shards_of_something_else_are_refused(loaded, inputs, tmp_path, model_path):
     out = tmp_path / "out.csv"
     first = one(loaded, inputs, "1/2", out)
     before = first.read_bytes()
@@ -243,7 +232,7 @@ def test_shards_of_something_else_are_refused(
         merge([first, second])
 
 
-def test_inputs_that_changed(loaded: LoadedModel, tiny_data: Path, tmp_path: Path) -> None:
+def test_inputs_that_changed(loaded, tiny_data, tmp_path):
     copied = tmp_path / "in.lmdb"
     copied.write_bytes((tiny_data / "val.lmdb").read_bytes())
     one(loaded, [str(copied)], "1/2", tmp_path / "out.csv")
@@ -252,7 +241,7 @@ def test_inputs_that_changed(loaded: LoadedModel, tiny_data: Path, tmp_path: Pat
         one(loaded, [str(copied)], "1/2", tmp_path / "out.csv")
 
 
-def test_missing_and_double_shards(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
+def test_missing_and_double_shards(loaded, inputs, tmp_path):
     paths = [one(loaded, inputs, f"{k}/4", tmp_path / "out.csv") for k in range(1, 5)]
     with pytest.raises(InputError, match=r"2 of 4 shards are missing: 2, 3; predict with --shard 2/4"):
         merge([paths[0], paths[3]])
@@ -269,7 +258,7 @@ def test_missing_and_double_shards(loaded: LoadedModel, inputs: list[str], tmp_p
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
-def test_one_process_a_shard(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
+def test_one_process_a_shard(loaded, inputs, tmp_path):
     path = one(loaded, inputs, "1/2", tmp_path / "out.csv")
     header = read_shard(path).header
     with open_shard(path, header), pytest.raises(InputError, match="another process is writing it"):
@@ -277,7 +266,7 @@ def test_one_process_a_shard(loaded: LoadedModel, inputs: list[str], tmp_path: P
     one(loaded, inputs, "1/2", tmp_path / "out.csv")
 
 
-def test_standard_input_is_refused(loaded: LoadedModel, tmp_path: Path, inputs: list[str]) -> None:
+def test_standard_input_is_refused(loaded, tmp_path, inputs):
     structures = resolve_inputs(inputs)
     with pytest.raises(InputError, match="standard input cannot be read again"):
         predict_shard([loaded], structures, ["-"], Shard(1, 2), tmp_path / "out.csv")
@@ -328,9 +317,7 @@ shards.predict_shard(
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment(
-    loaded: LoadedModel, model_path: Path, inputs: list[str], whole: Prediction, tmp_path: Path
-) -> None:
+def test_killed_at_any_moment(loaded, model_path, inputs, whole, tmp_path):
     out = tmp_path / "out.csv"
     second = one(loaded, inputs, "2/2", out)
     reference = one(loaded, inputs, "1/2", tmp_path / "reference.csv").read_bytes()
@@ -357,13 +344,13 @@ def test_killed_at_any_moment(
     assert_same(merge([path, second])[0], whole)
 
 
-def test_nothing_but_shards_is_left(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
+def test_nothing_but_shards_is_left(loaded, inputs, tmp_path):
     paths = [one(loaded, inputs, f"{k}/3", tmp_path / "new" / "out.csv") for k in (1, 2, 3)]
     assert sorted((tmp_path / "new").iterdir()) == paths
     assert shards.merge(paths)[0].names
 
 
-def _line(value: object) -> bytes:
+def _line(value):
     text = json.dumps(value).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
@@ -378,7 +365,7 @@ PART = {
 }  # fmt: skip
 
 
-def test_a_line_written_by_hand_is_read(tmp_path: Path) -> None:
+def test_a_line_written_by_hand_is_read(tmp_path):
     (tmp_path / "s").write_bytes(_line(HEADER) + _line(PART))
     assert merge([tmp_path / "s"])[0].names == ["a", "b"]
 
@@ -388,7 +375,7 @@ def test_a_line_written_by_hand_is_read(tmp_path: Path) -> None:
     [{"n_shards": 10**18}, {"n_shards": 0}, {"shard": -1}, {"end": -1}, {"n_shards": 1_000_000}],
     ids=str,
 )
-def test_headers_that_lie(change: dict[str, int], tmp_path: Path) -> None:
+def test_headers_that_lie(change, tmp_path):
     (tmp_path / "s").write_bytes(_line({**HEADER, **change}) + _line(PART))
     with pytest.raises(InputError) as caught:
         merge([tmp_path / "s"])
@@ -402,14 +389,14 @@ def test_headers_that_lie(change: dict[str, int], tmp_path: Path) -> None:
      {"contractions": {"lattice": "2"}, "elements": None}],
     ids=str,
 )  # fmt: skip
-def test_lines_that_lie_count_as_not_computed(change: dict[str, object], tmp_path: Path) -> None:
+def test_lines_that_lie_count_as_not_computed(change, tmp_path):
     # with a right checksum, which anybody can compute
     (tmp_path / "s").write_bytes(_line(HEADER) + _line({**PART, **change}))
     with pytest.raises(InputError, match="not complete"):
         merge([tmp_path / "s"])
 
 
-def test_deeply_nested_lines(tmp_path: Path) -> None:
+def test_deeply_nested_lines(tmp_path):
     deep = b"[" * 100_000
     (tmp_path / "s").write_bytes(b"%08x %s\n" % (zlib.crc32(deep), deep))
     with pytest.raises(InputError, match="is no shard"):
