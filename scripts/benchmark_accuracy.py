@@ -34,8 +34,8 @@ from literature.tables import insert
 from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.model.model_file import load_model
-from molflt.training.recorder import read_records
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
 
 FOLD_ROWS = ("molflt", "softmax", "DimeNet++", "PaiNN")
 """The contest where there are folds; of the peers, the two that are best on QM7."""

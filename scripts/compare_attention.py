@@ -34,7 +34,7 @@ from molflt.data.progress import track
 from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
 from molflt.invariance.energies import energies
-from molflt.invariance.transformations import rotation
+from molflt.invariance.structures import rotation
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig

@@ -25,9 +25,8 @@ from molflt.model.model_file import load_model
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
-from molflt.training.datasets import labels
 from molflt.training.run import train
-from molflt.training.screening import Screening
+from molflt.training.screening import Screening, labels
 
 SODIUM, CHLORINE = 11, 17
 

@@ -61,8 +61,7 @@ def evaluate_command(
     from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, predict, unknown_elements
     from molflt.report.evaluated import EvaluatedSet
     from molflt.training.config_file import resolve_path
-    from molflt.training.datasets import labels
-    from molflt.training.screening import Screening
+    from molflt.training.screening import Screening, labels
 
     if report is not None:
         check_report(report, overwrite)

@@ -24,8 +24,7 @@ def info_command(
 
     Example: molflt info runs/tiny/best.safetensors
     """
-    from molflt.prediction.members import BEST, MEMBER, member_paths
-    from molflt.prediction.pretrained import PRETRAINED_PREFIX
+    from molflt.prediction.members import BEST, MEMBER, PRETRAINED_PREFIX, member_paths
 
     folder = Path(path)
     is_run = folder.is_dir() and ((folder / BEST).exists() or any(folder.glob(f"{MEMBER}*")))

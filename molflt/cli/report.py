@@ -41,7 +41,7 @@ def evaluation_report(
     from molflt.invariance.harness import run_suite
     from molflt.prediction.predictor import unlabelled
     from molflt.report.page import write_report
-    from molflt.training.recorder import read_records
+    from molflt.training.run_directory import read_records
 
     structures = sets[0].structures
     smallest = np.argsort(structures.n_atoms, kind="stable")[:_TRIED]

@@ -33,7 +33,7 @@ def train_command(
     Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=flt
     """
     # Imports wait: help should come at once, and a mistake in the configuration soon.
-    from molflt.training.rank import is_first_process
+    from molflt.training.processes import is_first_process
 
     first = is_first_process()
     try:
@@ -61,7 +61,7 @@ def train_command(
 
 def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: bool) -> None:
     from molflt.training.config_file import load_config
-    from molflt.training.rank import is_first_process
+    from molflt.training.processes import is_first_process
 
     settings = load_config(config, overrides)
     if str(config) == "-" and settings.trainer.devices * settings.trainer.num_nodes > 1:

@@ -17,7 +17,7 @@ from molflt.report.evaluated import DescribedSet, describe, evaluate
 from molflt.report.group_errors import by_adsorbate, by_element, by_size
 from molflt.report.learning_curves import learning_curves
 from molflt.report.rpe_curves import far_curves
-from molflt.training.recorder import read_records
+from molflt.training.run_directory import read_records
 
 Kind = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]
 NEED_DATA = ("parity", "residuals", "elements", "adsorbates", "sizes")

@@ -16,8 +16,7 @@ from molflt.errors import InputError, OnBad
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict
 from molflt.training.config_file import resolve_path
-from molflt.training.datasets import labels
-from molflt.training.screening import Screening
+from molflt.training.screening import Screening, labels
 
 
 @dataclass(frozen=True)

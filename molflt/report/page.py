@@ -29,7 +29,7 @@ def write_report(
         path: where to, ``NAME.html``.
         loaded: the model, or the first member of an ensemble, whose RPE and configuration are shown.
         sets: labelled sets with its predictions; the worst structures are of the first.
-        records: of :func:`molflt.training.recorder.read_records`; none leaves out the learning curves.
+        records: of :func:`molflt.training.run_directory.read_records`; none leaves out the learning curves.
         results: of :func:`molflt.invariance.harness.run_suite`; None says how to get them.
         title: of the page.
         command: by which the model was trained or evaluated.

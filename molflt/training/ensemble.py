@@ -15,9 +15,9 @@ from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import choose_device, predict
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import resolve_path
-from molflt.training.datasets import labels
-from molflt.training.run import TrainResult, check_run_dir, train, write_config
-from molflt.training.screening import Screening
+from molflt.training.run import TrainResult, train
+from molflt.training.run_directory import check_run_dir, write_config
+from molflt.training.screening import Screening, labels
 
 
 def train_ensemble(
@@ -27,23 +27,23 @@ def train_ensemble(
     say: Callable[[str], None] = print,
     callbacks: list[Callback] | None = None,
 ) -> TrainResult:
-    """Train ``config.ensemble`` models one after the other (deep ensembles, arXiv 1612.01474).
+    """Train ``config.ensemble`` models one after another (deep ensembles, arXiv 1612.01474).
 
     Member k is a run of its own in ``run_dir/member-k``, with seed ``config.seed + k`` for weights, random features
     and the order of batches.
 
     Args:
-        config: of every member, but for the seed.
+        config: what the members have in common, and the seed of the first.
         run_dir: gets config.yaml and the members' run directories.
         resume: go on with members that are not finished.
         say: prints a line.
-        callbacks: further Lightning callbacks, of every member.
+        callbacks: further Lightning callbacks for every member.
 
     Returns:
         As :func:`molflt.training.run.train`, of the members' mean; its model is ``run_dir``.
 
     Raises:
-        InputError: as :func:`molflt.training.run.train`; several devices, among which members cannot be shared.
+        InputError: as :func:`molflt.training.run.train`; or several devices, among which members cannot be shared.
     """
     run_dir = Path(run_dir)
     if config.trainer.devices * config.trainer.num_nodes > 1:

@@ -26,8 +26,7 @@ from molflt.data.rdkit_io import from_smiles, read_sdf
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
-from molflt.prediction.shard_file import ShardHeader
-from molflt.prediction.shards import merge
+from molflt.prediction.shards import ShardHeader, merge
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import preset_config
 

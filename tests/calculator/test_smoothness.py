@@ -14,7 +14,7 @@ from ase import Atoms
 from ase.build import bulk, fcc111
 
 from molflt.calculator import MolFLTCalculator
-from molflt.calculator.held import HeldMethod
+from molflt.calculator.ase_calculator import HeldMethod
 from tests.attention.structures import STRUCTURES
 
 BOUND = 1e-9

@@ -20,11 +20,11 @@ import pytest
 from molflt.cli.terminal import system_error
 from molflt.data.fetch import catalogue
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.prediction.shard_file import read_shard
+from molflt.prediction.shards import read_shard
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
 from tests.data.fetch_server import archive_of, good_tar
-from tests.training.test_resume import assert_same_run
+from tests.training.runs import assert_same_run
 
 resource = pytest.importorskip("resource", reason="no limits on the size of files")
 Run = Callable[..., Any]

@@ -6,9 +6,6 @@ import copy
 import csv
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
@@ -20,10 +17,9 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel, save_model
-from molflt.prediction.average import average_models
+from molflt.model.model_file import save_model
+from molflt.prediction.members import average_models
 
-Run = Callable[..., Any]
 KCAL = 23.060547830619
 SMALL = (
     "data.max_atoms=64", "model.dim=16", "model.n_heads=2", "model.n_layers=1", "model.ffn_dim=16", "model.n_rbf=8",
@@ -32,7 +28,7 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Crystals with energies in kcal/mol under a name of their own, and forces in eV/Å."""
     folder = tmp_path_factory.mktemp("crystals")
     for name, n in (("train", 8), ("val", 6)):
@@ -49,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def train(molflt: Run, folder: Path, tmp_path: Path) -> Callable[..., Any]:
-    def run(*options: str) -> Any:
+def train(molflt, folder, tmp_path):
+    def run(*options):
         (tmp_path / "c.yaml").write_text(molflt("config", "tiny").out)
         data = (f"data.train={folder / 'train.extxyz'}", f"data.val={folder / 'val.extxyz'}")
         labels = ("data.label=E", "data.unit=kcal/mol", "data.force_unit=eV/Å")
@@ -59,7 +55,7 @@ def train(molflt: Run, folder: Path, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-def test_units_forces_and_reports(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
+def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     result = train("loss.force_weight=5")
     assert result.status == 0, result
     assert "forces" in result.out
@@ -83,7 +79,7 @@ def test_units_forces_and_reports(train: Run, molflt: Run, folder: Path, tmp_pat
     assert "--overwrite" in again.err
 
 
-def test_forces_of_a_prediction(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
+def test_forces_of_a_prediction(train, molflt, folder, tmp_path):
     train("loss.force_weight=5", "--no-report")
     out = tmp_path / "out.extxyz"
     assert molflt("predict", tmp_path / "run", folder / "val.extxyz", "-o", out, "--forces").status == 0
@@ -98,14 +94,14 @@ def test_forces_of_a_prediction(train: Run, molflt: Run, folder: Path, tmp_path:
     assert ".extxyz" in csv.err
 
 
-def test_a_model_of_relaxed_energies_has_no_forces(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+def test_a_model_of_relaxed_energies_has_no_forces(molflt, model_path, tmp_path):
     result = molflt("predict", model_path, "O", "-o", tmp_path / "a.extxyz", "--forces")
     assert result.status == 2
     assert "its derivative is no force" in result.err
     assert not list(tmp_path.iterdir())
 
 
-def test_an_ensemble(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
+def test_an_ensemble(train, molflt, folder, tmp_path):
     result = train("ensemble=3", "trainer.keep_last=1")
     assert result.status == 0, result
     assert (tmp_path / "run" / "report.html").exists()
@@ -129,18 +125,18 @@ def test_an_ensemble(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> N
     assert "member-0" in refused.err
 
 
-def _column(path: Path, name: str) -> np.ndarray:
+def _column(path, name):
     with open(path, newline="") as handle:
         return np.array([float(row[name]) for row in csv.DictReader(handle)])
 
 
-def test_calibration_needs_an_ensemble(molflt: Run, model_path: Path, tiny_data: Path) -> None:
+def test_calibration_needs_an_ensemble(molflt, model_path, tiny_data):
     result = molflt("predict", model_path, "O", "--calibrate", tiny_data / "val.lmdb")
     assert result.status == 2
     assert "ensemble=4" in result.err
 
 
-def test_average(train: Run, molflt: Run, tmp_path: Path) -> None:
+def test_average(train, molflt, tmp_path):
     train("trainer.max_epochs=2", "trainer.keep_last=2", "--no-report")
     checkpoints = sorted((tmp_path / "run").glob("epoch-*.safetensors"))
     assert molflt("average", *checkpoints, "-o", tmp_path / "mean.safetensors").status == 0
@@ -148,7 +144,7 @@ def test_average(train: Run, molflt: Run, tmp_path: Path) -> None:
     assert molflt("average", *checkpoints, "-o", tmp_path / "mean.safetensors").status == 2
 
 
-def test_average_of_what_is_not_of_one_run(model_path: Path, loaded: LoadedModel, tmp_path: Path) -> None:
+def test_average_of_what_is_not_of_one_run(model_path, loaded, tmp_path):
     constants = dict(loaded.model.named_buffers())
     learnt = dict(loaded.model.named_parameters())
     assert constants
@@ -173,7 +169,7 @@ def test_average_of_what_is_not_of_one_run(model_path: Path, loaded: LoadedModel
         torch.testing.assert_close(tensor, learnt[name] * (2 / 3))
 
 
-def test_convert_reads_a_label_in_its_unit(molflt: Run, folder: Path, tmp_path: Path) -> None:
+def test_convert_reads_a_label_in_its_unit(molflt, folder, tmp_path):
     out = tmp_path / "a.lmdb"
     result = molflt(
         "convert", folder / "val.extxyz", out, "--label", "E", "--unit", "kcal/mol", "--force-unit", "eV/Å"
@@ -185,12 +181,10 @@ def test_convert_reads_a_label_in_its_unit(molflt: Run, folder: Path, tmp_path: 
         np.testing.assert_array_equal(data.forces.numpy(), atoms.calc.results["forces"])
 
 
-def test_a_report_that_cannot_be_written_spoils_no_evaluation(
-    molflt: Run, model_path: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_cannot_be_written_spoils_no_evaluation(molflt, model_path, tiny_data, tmp_path, monkeypatch):
     shutil.copy(model_path, tmp_path / "model.safetensors")
 
-    def full(*arguments: Any, **options: Any) -> None:
+    def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("molflt.cli.report.evaluation_report", full)

@@ -25,8 +25,7 @@ from molflt.data.sources import StructureDataset, open_dataset
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
-from molflt.training.datasets import labels
-from molflt.training.screening import Screening
+from molflt.training.screening import Screening, labels
 
 Run = Callable[..., Any]
 

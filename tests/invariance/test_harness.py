@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from molflt.data.ase_io import from_atoms
 from molflt.data.rdkit_io import from_smiles
 from molflt.data.sources import open_dataset
-from molflt.invariance import transformations
-from molflt.invariance.energies import energies
-from molflt.invariance.far_field import SHARE, far_share, has_far_field, scaled_until_it_matters
+from molflt.invariance import structures as make
+from molflt.invariance.energies import SHARE, energies, far_share, has_far_field, scaled_until_it_matters
 from molflt.invariance.harness import CHECKS, Result, run_suite
 from molflt.invariance.structures import builtin_structures
 from molflt.model.config import ModelConfig
@@ -282,5 +281,5 @@ def test_slabs(layers, pbc, seed, change, attention):
 def _same(loaded: LoadedModel, data: Any, change: str, random: np.random.Generator) -> None:
     model = loaded.model.double()
     before = energies(model, [data])
-    after = energies(model, [getattr(transformations, change)(data, random)])
+    after = energies(model, [getattr(make, change)(data, random)])
     assert abs(float(after.energy[0] - before.energy[0])) < 1e-10 * max(1.0, float(before.magnitude[0]))

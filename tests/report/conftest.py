@@ -15,7 +15,7 @@ from molflt.invariance.harness import Result
 from molflt.model.model_file import LoadedModel, load_model
 from molflt.report.evaluated import EvaluatedSet
 from molflt.report.page import write_report
-from molflt.training.recorder import read_records
+from molflt.training.run_directory import read_records
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

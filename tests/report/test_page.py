@@ -14,7 +14,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.report.evaluated import EvaluatedSet
 from molflt.report.page import write_report
 from molflt.report.plain_text import for_html, for_plotly
-from molflt.training.recorder import read_records
+from molflt.training.run_directory import read_records
 from tests.report.conftest import EVIL, evaluated_set
 from tests.report.test_rpe_curves import make_model
 

@@ -4,69 +4,84 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError
-from molflt.training.config import TrainConfig
+from molflt.model.model_file import load_model
+from molflt.prediction.predictor import predict
+from molflt.training.config_file import to_yaml
 from molflt.training.data_module import EnergyDataModule
+from tests.training.runs import QUICK
 
-MakeConfig = Callable[..., TrainConfig]
 N, PLACE = 6, 2
 
 
-def good(k: int) -> Atoms:
+def good(k):
     atoms = bulk("Cu", cubic=True, a=3.6 + 0.02 * k)
     atoms.rattle(0.05, seed=k)
     atoms.calc = SinglePointCalculator(atoms, energy=0.1 * k)
     return atoms
 
 
-def nan_position(atoms: Atoms) -> None:
+def nan_position(atoms):
     atoms.positions[1, 2] = np.nan
 
 
-def infinite_position(atoms: Atoms) -> None:
+def infinite_position(atoms):
     atoms.positions[1, 2] = np.inf
 
 
-def zero_cell(atoms: Atoms) -> None:
+def zero_cell(atoms):
     atoms.set_cell(np.zeros((3, 3)))
     atoms.pbc = [True, False, False]
 
 
-def singular_cell(atoms: Atoms) -> None:
+def singular_cell(atoms):
     atoms.set_cell([[3.6, 0, 0], [0, 3.6, 0], [3.6, 3.6, 0]])
 
 
-def coincident_atoms(atoms: Atoms) -> None:
+def coincident_atoms(atoms):
     atoms.positions[1] = atoms.positions[0] + atoms.cell[2]
 
 
-def ghost_atom(atoms: Atoms) -> None:
+def ghost_atom(atoms):
     atoms.numbers[1] = 0
 
 
-def beyond_118(atoms: Atoms) -> None:
+def beyond_118(atoms):
     atoms.numbers[1] = 119
 
 
-def charge(atoms: Atoms) -> None:
+def charge(atoms):
     atoms.info["charge"] = 1
 
 
-GEOMETRY: dict[Callable[[Atoms], None], str] = {
+def no_atoms(atoms):
+    del atoms[:]
+
+
+def no_label(atoms):
+    atoms.calc = None
+
+
+def nan_label(atoms):
+    atoms.calc = SinglePointCalculator(atoms, energy=np.nan)
+
+
+def infinite_label(atoms):
+    atoms.calc = SinglePointCalculator(atoms, energy=-np.inf)
+
+
+SPOILT = {
     nan_position: "NaN or infinity",
     infinite_position: "NaN or infinity",
     zero_cell: "periodic along a lattice vector that is zero",
@@ -75,42 +90,19 @@ GEOMETRY: dict[Callable[[Atoms], None], str] = {
     ghost_atom: "a ghost or dummy atom",
     beyond_118: "must lie between 1 and 118, found 29 to 119",
     charge: "no charge",
-}
-
-
-def no_atoms(atoms: Atoms) -> None:
-    del atoms[:]
-
-
-def no_label(atoms: Atoms) -> None:
-    atoms.calc = None
-
-
-def nan_label(atoms: Atoms) -> None:
-    atoms.calc = SinglePointCalculator(atoms, energy=np.nan)
-
-
-def infinite_label(atoms: Atoms) -> None:
-    atoms.calc = SinglePointCalculator(atoms, energy=-np.inf)
-
-
-# ASE writes none of these as they are.
-SPOILT: dict[Callable[[Atoms], None], str] = {
-    **GEOMETRY,
     no_atoms: "no atoms",
     no_label: "no label 'energy'",
     nan_label: "'energy' holds NaN or infinity",
     infinite_label: "'energy' holds NaN or infinity",
 }
-LABELS = {no_label, nan_label, infinite_label}
 
 
-def extxyz(path: Path, spoil: Callable[[Atoms], None]) -> str:
+def extxyz(path, spoil):
     """A file of which one frame is spoilt, written by hand."""
-    lines: list[str] = []
+    lines = []
     for k in range(N):
         atoms = good(k)
-        energy: float | None = 0.1 * k
+        energy = 0.1 * k
         if k == PLACE:
             spoil(atoms)
             energy = None if atoms.calc is None else atoms.calc.results["energy"]
@@ -125,10 +117,10 @@ def extxyz(path: Path, spoil: Callable[[Atoms], None]) -> str:
 
 
 @pytest.fixture
-def configure(make_config: MakeConfig, tmp_path: Path) -> Callable[..., TrainConfig]:
+def configure(make_config, tmp_path):
     ase.io.write(tmp_path / "good.extxyz", [good(k) for k in range(N)])
 
-    def make(path: str, on_bad: str, **more: Any) -> TrainConfig:
+    def make(path, on_bad, **more):
         other = str(tmp_path / "good.extxyz")
         data = {"data.train": path, "data.val": {"val": other}, "data.target": "energy", "data.on_bad": on_bad}
         return make_config(**{**data, **more})
@@ -137,9 +129,7 @@ def configure(make_config: MakeConfig, tmp_path: Path) -> Callable[..., TrainCon
 
 
 @pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
-def test_refused_by_name_or_left_out(
-    spoil: Callable[[Atoms], None], configure: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
+def test_refused_by_name_or_left_out(spoil, configure, tmp_path):
     path = extxyz(tmp_path / "some.extxyz", spoil)
     with pytest.raises(InputError) as error:
         EnergyDataModule(configure(path, "stop"))
@@ -157,7 +147,7 @@ def test_refused_by_name_or_left_out(
     assert data.skipped["val"] == []
 
 
-def test_validation_sets_too(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_validation_sets_too(configure, tmp_path):
     path = extxyz(tmp_path / "some.extxyz", coincident_atoms)
     splits = {"data.val": {"val": path}}
     with pytest.raises(InputError, match=rf"some\.extxyz#{PLACE} .*coincide"):
@@ -167,7 +157,7 @@ def test_validation_sets_too(configure: Callable[..., TrainConfig], tmp_path: Pa
     assert len(data.val_structures["val"]) == N - 1
 
 
-def test_an_lmdb(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_an_lmdb(configure, tmp_path):
     """Records that do not even say how many atoms they have."""
     source = open_dataset(configure("", "stop").data.val["val"])
     records = [to_record(source[k]) for k in range(N)]
@@ -182,7 +172,7 @@ def test_an_lmdb(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
     assert data.train_structures.n_atoms.tolist() == [4] * (N - 2)
 
 
-def test_smiles(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_smiles(configure, tmp_path):
     path = tmp_path / "some.csv"
     path.write_text("smiles,energy\nC,1\n*C,2\nC(C,3\nO,4\nN,\n")
     data = EnergyDataModule(configure(str(path), "skip"))
@@ -190,28 +180,24 @@ def test_smiles(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
     assert [float(data.train_structures[k].energy) for k in range(2)] == [1.0, 4.0]
 
 
-def test_nothing_left(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_nothing_left(configure, tmp_path):
     path = tmp_path / "none.extxyz"
     path.write_text("1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n")
     with pytest.raises(InputError, match=r"none of 1 structures can be used; the first: .*no label 'energy'"):
         EnergyDataModule(configure(str(path), "skip"))
 
 
-def test_a_damaged_file_is_refused_in_any_case(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
     path = tmp_path / "cut.extxyz"
     path.write_text(Path(extxyz(path, charge)).read_text()[:-40])
     with pytest.raises(InputError, match=r"cut\.extxyz"):
         EnergyDataModule(configure(str(path), "skip"))
 
 
-def test_from_training_to_prediction(
-    molflt: Callable[..., Any], configure: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
+def test_from_training_to_prediction(molflt, configure, tmp_path):
     """The commands, on a file with one bad frame: refused without, listed with skipping."""
-    from molflt.training.config_file import to_yaml
-
     path, run = extxyz(tmp_path / "some.extxyz", nan_position), tmp_path / "run"
-    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **{"trainer.max_epochs": 1})))
+    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **QUICK)))
     command = ["train", tmp_path / "config.yaml", "--out", run, "--no-report"]
     refused = molflt(*command)
     assert (refused.status, run.exists()) == (2, False)
@@ -239,11 +225,7 @@ def test_from_training_to_prediction(
 
 
 @pytest.mark.parametrize("spoil", [s for s in SPOILT if s is not no_label], ids=lambda spoil: spoil.__name__)
-def test_what_a_prediction_leaves_out(spoil: Callable[[Atoms], None], model_path: Path, tmp_path: Path) -> None:
-    from molflt.data.sources import resolve_inputs
-    from molflt.model.model_file import load_model
-    from molflt.prediction.predictor import predict
-
+def test_what_a_prediction_leaves_out(spoil, model_path, tmp_path):
     path = extxyz(tmp_path / "some.extxyz", spoil)
     prediction, _ = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
     assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == [PLACE]
@@ -252,17 +234,13 @@ def test_what_a_prediction_leaves_out(spoil: Callable[[Atoms], None], model_path
         predict(load_model(model_path), resolve_inputs([path]))
 
 
-def test_a_prediction_needs_no_label(model_path: Path, tmp_path: Path) -> None:
-    from molflt.data.sources import resolve_inputs
-    from molflt.model.model_file import load_model
-    from molflt.prediction.predictor import predict
-
+def test_a_prediction_needs_no_label(model_path, tmp_path):
     prediction, _ = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", no_label)]))
     assert np.isfinite(prediction.energies).all()
     assert len(prediction.energies) == N
 
 
-def test_no_forces_where_they_are_learnt(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_no_forces_where_they_are_learnt(configure, tmp_path):
     frames = [good(k) for k in range(N)]
     for k, atoms in enumerate(frames):
         forces = {} if k == PLACE else {"forces": np.full((len(atoms), 3), 0.1 * k)}
@@ -280,14 +258,10 @@ def test_no_forces_where_they_are_learnt(configure: Callable[..., TrainConfig], 
     assert EnergyDataModule(configure(path, "skip")).skipped["train"] == []
 
 
-def test_an_sdf_block_that_cannot_be_read(model_path: Path, tmp_path: Path) -> None:
+def test_an_sdf_block_that_cannot_be_read(model_path, tmp_path):
     """Refused by name; skipped, the molecules after it keep their places."""
     from rdkit import Chem
     from rdkit.Chem import AllChem
-
-    from molflt.data.sources import resolve_inputs
-    from molflt.model.model_file import load_model
-    from molflt.prediction.predictor import predict
 
     blocks = []
     for smiles in ("CCO", "CC", "O"):

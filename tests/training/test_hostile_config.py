@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from molflt.errors import InputError
-from molflt.training.config_file import load_config, to_yaml
-from molflt.training.plain_yaml import MOST_CHARACTERS, check_plain_yaml
+from molflt.training.config_file import MOST_CHARACTERS, check_plain_yaml, load_config, to_yaml
 from molflt.training.presets import PRESETS, preset_config
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
