@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.sampled import SampledMethod
+from molflt.attention.far.sampled import SampledMethod, plane_waves
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernels.kernel import Kernel, kernelised_attention
 from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.near import Neighbourhood
+from molflt.literature.spectra.spectrum import wave_features
 
 
 @dataclass
@@ -44,11 +45,9 @@ class ConcatPositions(SharedPositions):
         """See :class:`SharedPositions`."""
         assert self.rpe is not None
         assert isinstance(self.method, SampledMethod)
-        xi = self.method.frequencies().to(geometry.positions.dtype)
-        # As published, from wherever the origin happens to be.
+        # As published, positions are counted from wherever the origin happens to be.
         positions = geometry.positions + geometry.centroids[geometry.structure]
-        phase = 2 * torch.pi * positions @ xi.transpose(0, 1)
-        waves = torch.cat([phase.cos(), phase.sin()], dim=1).to(geometry.dtype)
+        waves = plane_waves(positions, self.method.frequencies()).to(geometry.dtype)
         return ConcatContext(waves, self.method.coefficients(self.rpe()).to(geometry.dtype))
 
 
@@ -82,12 +81,9 @@ class ConcatAttention(AttentionLayer[ConcatContext, ConcatContext]):
         """See :class:`AttentionLayer`."""
         query, key, value = (split_heads(t, self.n_heads) for t in self.projection(x).chunk(3, dim=-1))
         scale = query.shape[-1] ** -0.25
-        a = (prepared.coefficients @ self.rpe_weights).transpose(0, 1).repeat(1, 2)
-        # The square root's gradient is infinite at zero, where a coefficient changes sign.
-        root = (a.abs() + torch.finfo(a.dtype).eps).sqrt()
-        waves = prepared.waves[:, None, :]
-        q = torch.cat([waves * root, query * scale], dim=-1)
-        k = torch.cat([waves * root * a.sign(), key * scale], dim=-1)
+        coefficients = (prepared.coefficients @ self.rpe_weights).transpose(0, 1)
+        n1, n2 = wave_features(prepared.waves[:, None, :], coefficients, torch.finfo(coefficients.dtype).eps)
+        q, k = torch.cat([n1, query * scale], dim=-1), torch.cat([n2, key * scale], dim=-1)
         q, k, v = (heads_first(geometry.pad(t)) for t in (q, k, self.dropout(value)))
         out = kernelised_attention(self.kernel, q, k, v, geometry.atom_mask[:, None, :, None])
         return self.output(geometry.pack(merge_heads(out)))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.kernels.kernel import Features, Kernel
+from molflt.attention.kernels.random_features import log_xi
 
 
 class SoftClusters(nn.Module):
@@ -113,9 +114,4 @@ class LaraKernel(Kernel):
         alpha = balance.diagonal(dim1=-2, dim2=-1)[..., None, :] * (1 + correction)
         # log N(ω; 0, I) − log q_c(ω).
         log_ratio = (0.5 * mean * mean - omega * mean).sum(dim=-1)[..., None, :]
-        return Features(_log_xi(query, omega) + log_ratio, alpha), Features(_log_xi(key, omega))
-
-
-def _log_xi(x: Tensor, omega: Tensor) -> Tensor:
-    """ω_c·x − |x|²/2: (batch, heads, n, c) and (batch, heads, C, c) → (batch, heads, n, C)."""
-    return x @ omega.transpose(-1, -2) - 0.5 * (x * x).sum(dim=-1, keepdim=True)
+        return Features(log_xi(query, omega) + log_ratio, alpha), Features(log_xi(key, omega))

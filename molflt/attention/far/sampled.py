@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from scipy.special import gammaincinv
 from torch import Tensor, nn
 
 from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind
@@ -70,15 +72,8 @@ class SampledMethod(FrequencyMethod):
         self.spectrum = spectrum
         self.periodic_radius = periodic_radius
         self.l_max = l_max
-        generator = torch.Generator().manual_seed(seed)
-        normals = torch.randn(n_frequencies, 3, generator=generator, dtype=torch.float64)
-        unit = normals / normals.norm(dim=1, keepdim=True)
-        radius = normals.norm(dim=1)
-        if radii == "stratified":
-            order = torch.randperm(n_frequencies, generator=generator)
-            radius = chi3_quantile((order.to(torch.float64) + 0.5) / n_frequencies)
         self.epsilon: Tensor
-        self.register_buffer("epsilon", (radius[:, None] * unit).to(torch.get_default_dtype()))
+        self.register_buffer("epsilon", _draw(n_frequencies, radii, seed).to(torch.get_default_dtype()))
 
         self.guard = 1 / (2 * math.pi * rpe.sigma_low)
         self.scale_low = 1 / (2 * math.pi * rpe.sigma_high * SCALE_MARGIN)
@@ -166,8 +161,7 @@ class SampledMethod(FrequencyMethod):
         if self.l_max is not None:
             kappa = 2 * math.pi * safe_norm(self.frequencies())
             return spherical_operator(x, kappa, coefficients, [self.l_max] * self.n_frequencies, geometry.dtype)
-        phase = 2 * math.pi * x @ self.frequencies().to(x.dtype).transpose(0, 1)
-        waves = torch.cat([phase.cos(), phase.sin()], dim=1).to(geometry.dtype)
+        waves = plane_waves(x, self.frequencies()).to(geometry.dtype)
         return PositionFeatures(waves, coefficients.repeat(2, 1).to(geometry.dtype))
 
     def operator_cost(
@@ -183,22 +177,28 @@ class SampledMethod(FrequencyMethod):
         return self.n_frequencies * (2 if self.l_max is None else (self.l_max + 1) ** 2)
 
 
+def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:
+    """ε_k, (n_frequencies, 3) float64: draws of N(0, I), or their directions with stratified lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    # Models are built on the meta device too, and quantiles need numbers.
+    with generator.device:
+        normals = torch.randn(n_frequencies, 3, generator=generator, dtype=torch.float64)
+        length = normals.norm(dim=1)
+        unit = normals / length[:, None]
+        if radii == "stratified":
+            order = torch.randperm(n_frequencies, generator=generator).to(torch.float64)
+            # Quantiles of χ₃, the length of a vector from N(0, I): scipy.stats.maxwell, which takes long to import.
+            length = torch.from_numpy(np.sqrt(2 * gammaincinv(1.5, (order.numpy() + 0.5) / n_frequencies)))
+        return length[:, None] * unit
+
+
+def plane_waves(positions: Tensor, xi: Tensor) -> Tensor:
+    """[cos 2πξ_k·r_i, sin 2πξ_k·r_i] in float64: positions (n, ℓ) Å and frequencies (r, ℓ) 1/Å → (n, 2r)."""
+    phase = 2 * math.pi * positions.to(torch.float64) @ xi.to(torch.float64).transpose(0, 1)
+    return torch.cat([phase.cos(), phase.sin()], dim=1)
+
+
 def _gaussian_density(xi: Tensor, means: Tensor, scales: Tensor) -> Tensor:
     """N(ξ_k; μ_l, s_l² I) in three dimensions, (r, 3) each and scales (r,) → (r, r)."""
     variance = scales**2
     return (2 * math.pi * variance) ** -1.5 * torch.exp(-squared_norm(xi[:, None] - means) / (2 * variance))
-
-
-def chi3_quantile(probability: Tensor) -> Tensor:
-    """Quantile function of χ₃, the length of a vector from N(0, I) in three dimensions; by bisection."""
-    low, high = torch.zeros_like(probability), torch.full_like(probability, 12.0)
-    for _ in range(80):
-        middle = (low + high) / 2
-        below = _chi3_cdf(middle) < probability
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return (low + high) / 2
-
-
-def _chi3_cdf(x: Tensor) -> Tensor:
-    """P(|ε| ≤ x) for ε ~ N(0, I) in three dimensions: the Maxwell distribution."""
-    return torch.erf(x / math.sqrt(2)) - math.sqrt(2 / math.pi) * x * torch.exp(-(x**2) / 2)

@@ -53,12 +53,14 @@ def positive(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None) -> 
         omega: (m, c).
         mask: not used; part of the interface of component functions.
     """
-    return _features(query, omega), _features(key, omega)
+    log_root = 0.5 * math.log(omega.shape[0])
+    return Features(log_xi(query, omega) - log_root), Features(log_xi(key, omega) - log_root)
 
 
-def _features(x: Tensor, omega: Tensor) -> Features:
+def log_xi(x: Tensor, omega: Tensor) -> Tensor:
+    """ω·x − |x|²/2 of every token with every ω: (..., n, c) and (m, c) or (..., m, c) → (..., n, m)."""
     half_square = 0.5 * (x * x).sum(dim=-1, keepdim=True)
-    return Features(x @ omega.transpose(-1, -2) - half_square - 0.5 * math.log(omega.shape[0]))
+    return x @ omega.transpose(-1, -2) - half_square
 
 
 Draw = Callable[[int, int, torch.Generator], Tensor]

@@ -16,8 +16,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from molflt.attention.far.sampled import plane_waves
 from molflt.errors import InputError
-from molflt.literature.spectra.spectrum import check_dimension
+from molflt.literature.spectra.spectrum import check_dimension, wave_features
 
 UNIT = 16.0
 """Tokens per unit of length."""
@@ -27,19 +28,29 @@ class FourierRpe(nn.Module):
     """f(Δ) for every head, estimated by Σ_k a_k cos(2πξ_k·Δ) with a_k = g(ξ_k)/(r p(ξ_k)) (Theorem 4.1).
 
     The cosine is the real part of the paper's waves, and f that of the transform of g. The frequencies stay as drawn.
-    In the paper one RPE is shared by all layers: give the same module to each.
+    In the paper all layers share one RPE: give the same module to each.
 
     Args:
+        n_heads: number of heads.
+        n_terms: T, the terms of g.
         n_frequencies: r.
+        generator: of the frequencies and of the start of the parameters.
         dim: ℓ, 1 for sequences and 2 for grids.
         unit: tokens per unit of length; the parameters of a spectrum are in that unit and its inverse.
-        generator: of the frequencies.
 
     Raises:
         InputError: a number is not positive.
     """
 
-    def __init__(self, n_frequencies: int, dim: int, unit: float, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        n_heads: int,
+        n_terms: int,
+        n_frequencies: int,
+        generator: torch.Generator,
+        dim: int = 1,
+        unit: float = UNIT,
+    ) -> None:
         super().__init__()
         check_dimension(dim)
         if not (n_frequencies > 0 and unit > 0):
@@ -50,6 +61,12 @@ class FourierRpe(nn.Module):
         self.xi: Tensor
         drawn = torch.randn(n_frequencies, dim, generator=generator, dtype=torch.float64)
         self.register_buffer("xi", drawn.to(torch.get_default_dtype()))
+        self.weights = _start(0.1, (n_heads, n_terms), generator)
+        self.add_parameters(n_heads, n_terms, generator)
+
+    def add_parameters(self, n_heads: int, n_terms: int, generator: torch.Generator) -> None:
+        """The parameters of g besides the weights w, at their start."""
+        raise NotImplementedError
 
     def transform(self, xi: Tensor) -> Tensor:
         """The spectrum g: ξ (r, ℓ) in inverse units → (heads, r)."""
@@ -66,50 +83,28 @@ class FourierRpe(nn.Module):
         return self.transform(self.xi) / (len(wide) * log_p.exp()).to(self.xi.dtype)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """N₁ and N₂ᵀ, (heads, n, 2r) each: √|a_k| [cos 2πξ_k·x, sin 2πξ_k·x], in N₂ times sign(a_k).
+        """N₁ and N₂ᵀ of Algorithm 1, (heads, n, 2r) each: N₁·N₂ is the estimate.
 
         Args:
             positions: (n, ℓ) in tokens.
         """
-        a = self.coefficients()
-        # The square root's gradient is infinite at zero, where a coefficient changes sign.
-        root = (a.abs() + torch.finfo(a.dtype).eps).sqrt()
-        phase = 2 * math.pi * (positions.to(torch.float64) / self.unit) @ self.xi.to(torch.float64).transpose(0, 1)
-        waves = torch.cat([phase.cos(), phase.sin()], dim=-1).to(a.dtype)
-        return waves * root.repeat(1, 2)[:, None, :], waves * (a.sign() * root).repeat(1, 2)[:, None, :]
+        waves = plane_waves(positions.to(torch.float64) / self.unit, self.xi)
+        coefficients = self.coefficients()[:, None, :]
+        return wave_features(waves, coefficients, torch.finfo(coefficients.dtype).eps)
 
 
 class GaussianMixtureRpe(FourierRpe):
     """g(ξ) = Σ_t w_t exp(−|ξ − μ_t|²/2σ_t²), f(Δ) = Σ_t w_t (2πσ_t²)^{ℓ/2} exp(−2π²σ_t²|Δ|²) cos(2πμ_t·Δ).
 
-    The variance of the estimate is finite while σ_t² < 2, and |g|/p bounded while σ_t < 1 for all t.
-
-    Args:
-        n_heads: heads.
-        n_terms: T.
-        n_frequencies: r.
-        generator: of the frequencies and of the start of w and μ.
-        dim: ℓ, 1 for sequences and 2 for grids.
-        unit: tokens per unit of length.
-
-    Raises:
-        InputError: a number is not positive.
+    The variance of the estimate is finite while σ_t² < 2 for all t, and |g|/p is bounded while σ_t < 1.
+    Arguments and errors as for :class:`FourierRpe`.
     """
 
-    def __init__(
-        self,
-        n_heads: int,
-        n_terms: int,
-        n_frequencies: int,
-        generator: torch.Generator,
-        dim: int = 1,
-        unit: float = UNIT,
-    ) -> None:
-        super().__init__(n_frequencies, dim, unit, generator)
-        self.weights = _start(0.1, (n_heads, n_terms), generator)
-        self.means = _start(0.5, (n_heads, n_terms, dim), generator)
-        # f from 2.5 to 25 tokens wide with the default unit.
-        self.log_widths = _geometric(0.1, 1.0, (n_heads, n_terms))
+    def add_parameters(self, n_heads: int, n_terms: int, generator: torch.Generator) -> None:
+        """See :class:`FourierRpe`."""
+        self.means = _start(0.5, (n_heads, n_terms, self.dim), generator)
+        # With the default unit f starts from 2.5 to 25 tokens wide.
+        self.log_widths = nn.Parameter(_geometric(0.1, 1.0, n_terms).repeat(n_heads, 1))
 
     def transform(self, xi: Tensor) -> Tensor:
         """See :class:`FourierRpe`."""
@@ -130,24 +125,15 @@ class GaussianMixtureRpe(FourierRpe):
 class LocalRpe(FourierRpe):
     """g(ξ) = Σ_t w_t Π_a sin(2πv_ta ξ_a)/(πξ_a), f(Δ) = Σ_t w_t Π_a 1[|Δ_a| ≤ v_ta] (appendix B.1, Eqs 20 and 21).
 
-    |g| falls like 1/|ξ|, its integral diverges, and with it the mean of |a_k|: Theorem 4.1 does not cover this g.
-    What a model sees is Σ_k a_k cos(2πξ_k·Δ) of the r frequencies it has, which need not be near f. Arguments and
-    errors as :class:`GaussianMixtureRpe`.
+    |g| falls like 1/|ξ|, so its integral and the mean of |a_k| diverge: Theorem 4.1 does not cover this g. What a
+    model sees is Σ_k a_k cos(2πξ_k·Δ) of the r frequencies it has, which need not be near f. Arguments and errors as
+    for :class:`FourierRpe`.
     """
 
-    def __init__(
-        self,
-        n_heads: int,
-        n_terms: int,
-        n_frequencies: int,
-        generator: torch.Generator,
-        dim: int = 1,
-        unit: float = UNIT,
-    ) -> None:
-        super().__init__(n_frequencies, dim, unit, generator)
-        self.weights = _start(0.1, (n_heads, n_terms), generator)
-        # Radii from 2 to 32 tokens with the default unit.
-        self.log_radii = nn.Parameter(_geometric(0.125, 2.0, (n_heads, n_terms)).data[..., None].repeat(1, 1, dim))
+    def add_parameters(self, n_heads: int, n_terms: int, generator: torch.Generator) -> None:
+        """See :class:`FourierRpe`."""
+        # With the default unit the radii start from 2 to 32 tokens.
+        self.log_radii = nn.Parameter(_geometric(0.125, 2.0, n_terms)[:, None].repeat(n_heads, 1, self.dim))
 
     def transform(self, xi: Tensor) -> Tensor:
         """See :class:`FourierRpe`."""
@@ -156,7 +142,7 @@ class LocalRpe(FourierRpe):
         return (self.weights[:, None] * (side * torch.sinc(side * xi[:, None, :])).prod(dim=-1)).sum(dim=-1)
 
     def value(self, displacements: Tensor) -> Tensor:
-        """See :class:`FourierRpe`. Not differentiable in the radii, as the estimate is."""
+        """See :class:`FourierRpe`. It has no derivative with respect to the radii; the estimate has one."""
         x = displacements.to(self.weights.dtype).reshape(-1, 1, self.dim) / self.unit
         inside = (x.abs() <= self.log_radii.exp()[:, None]).all(dim=-1)
         found = (self.weights[:, None] * inside).sum(dim=-1)
@@ -164,11 +150,11 @@ class LocalRpe(FourierRpe):
 
 
 def _start(scale: float, shape: tuple[int, ...], generator: torch.Generator) -> nn.Parameter:
-    """Random and not zero: at a_k = 0 the sign of a_k, and with it the gradient, is zero."""
+    """Random and not zero: at a_k = 0 the sign of a_k, and with it the derivative, is zero."""
     drawn = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
     return nn.Parameter(drawn.to(torch.get_default_dtype()))
 
 
-def _geometric(first: float, last: float, shape: tuple[int, int]) -> nn.Parameter:
-    """Logarithms of T numbers from first to last, the same in every head."""
-    return nn.Parameter(torch.linspace(math.log(first), math.log(last), shape[1]).repeat(shape[0], 1))
+def _geometric(first: float, last: float, count: int) -> Tensor:
+    """Logarithms of a geometric sequence from ``first`` to ``last``, (count,)."""
+    return torch.linspace(math.log(first), math.log(last), count)

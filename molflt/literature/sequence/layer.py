@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from molflt.attention.config import OrderKind
 from molflt.attention.kernels.kernel import Kernel
 from molflt.errors import InputError
-from molflt.literature.sequence.fourier_rpe import FourierRpe
-from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, CosformerKernel
 from molflt.literature.sequence.prefix_sums import check_causal, sequence_attention
 from molflt.literature.sequence.relative_bias import (
     RelativeBias,
@@ -71,11 +69,12 @@ class SoftmaxSequenceAttention(SequenceAttention):
         return softmax_attention(query, key, value, bias, shape, self.causal)
 
 
-class PerformerSequenceAttention(SequenceAttention):
+class KernelisedSequenceAttention(SequenceAttention):
     """Kernelised attention with any kernel. Linear.
 
-    Positions enter only through kernels that know them, such as
-    :class:`~molflt.literature.sequence.positioned_kernels.ProductKernel`.
+    Positions enter only through kernels that know them: with a
+    :class:`~molflt.literature.sequence.positioned_kernels.ConcatenatedKernel` this is FLT as published, with a
+    :class:`~molflt.literature.sequence.positioned_kernels.CosformerKernel` cosFormer.
 
     Args:
         dim: see :class:`SequenceAttention`.
@@ -96,44 +95,6 @@ class PerformerSequenceAttention(SequenceAttention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :class:`SequenceAttention`."""
         return sequence_attention(self.kernel, query, key, value, self.causal)
-
-
-class CosformerAttention(PerformerSequenceAttention):
-    """cosFormer. Linear.
-
-    Args:
-        dim: see :class:`SequenceAttention`.
-        n_heads: see :class:`SequenceAttention`.
-        max_length: M, the longest sequence.
-        causal: see :class:`SequenceAttention`.
-    """
-
-    def __init__(self, dim: int, n_heads: int, max_length: int, causal: bool) -> None:
-        super().__init__(dim, n_heads, CosformerKernel(dim // n_heads, max_length), causal)
-
-
-class FourierSequenceAttention(PerformerSequenceAttention):
-    """FLT as published: positions and content concatenated before the feature map. Linear.
-
-    Args:
-        dim: see :class:`SequenceAttention`.
-        n_heads: see :class:`SequenceAttention`.
-        kernel: of vectors of width head_dim + 2r.
-        rpe: of n_heads heads; may be shared by layers.
-        causal: see :class:`SequenceAttention`.
-        grid: (h, w) of tokens in raster order, with an RPE in R²; None for a sequence.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        n_heads: int,
-        kernel: Kernel,
-        rpe: FourierRpe,
-        causal: bool,
-        grid: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__(dim, n_heads, ConcatenatedKernel(kernel, rpe, grid), causal)
 
 
 class LogLinearAttention(SequenceAttention):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from molflt.attention.far.sampled import plane_waves
 from molflt.errors import InputError
 
 
@@ -106,31 +107,24 @@ def features(spectrum: Spectrum, positions_q: Tensor, positions_k: Tensor, xi: T
                 f"{name} have {x.shape[-1]} components and the spectrum is of dimension {spectrum.dim};"
                 f" build the spectrum with dimension {x.shape[-1]}"
             )
-    return wave_features(positions_q, positions_k, xi, spectrum.coefficients(xi))
-
-
-def wave_features(
-    positions_q: Tensor, positions_k: Tensor, xi: Tensor, coefficients: Tensor
-) -> tuple[Tensor, Tensor]:
-    """√|a_k| [cos 2πξ_k·x, sin 2πξ_k·x] on either side, sign(a_k) on the key side only.
-
-    Args:
-        positions_q: (n, ℓ) Å.
-        positions_k: (m, ℓ) Å.
-        xi: (r, ℓ) 1/Å.
-        coefficients: a, (r,), of any sign.
-
-    Returns:
-        (n, 2r) and (m, 2r), in the dtype of the coefficients.
-    """
-    # A square root has no slope at zero; a coefficient of zero stays one through its sign.
-    root = coefficients.abs().clamp(min=torch.finfo(coefficients.dtype).tiny).sqrt()
-    query = root.repeat(2) * _waves(positions_q, xi).to(coefficients.dtype)
-    key = (coefficients.sign() * root).repeat(2) * _waves(positions_k, xi).to(coefficients.dtype)
+    coefficients = spectrum.coefficients(xi)
+    query, _ = wave_features(plane_waves(positions_q, xi), coefficients)
+    _, key = wave_features(plane_waves(positions_k, xi), coefficients)
     return query, key
 
 
-def _waves(positions: Tensor, xi: Tensor) -> Tensor:
-    """(n, 2r) float64: a frequency from a heavy tail makes phases of many turns, which need the digits."""
-    phase = 2 * math.pi * positions.to(torch.float64) @ xi.to(torch.float64).transpose(0, 1)
-    return torch.cat([phase.cos(), phase.sin()], dim=1)
+def wave_features(waves: Tensor, coefficients: Tensor, softening: float = 0.0) -> tuple[Tensor, Tensor]:
+    """√(|a_k| + δ) [cos 2πξ_k·x, sin 2πξ_k·x] on either side, with sign(a_k) on the key side only.
+
+    Args:
+        waves: (..., 2r) from :func:`~molflt.attention.far.sampled.plane_waves`.
+        coefficients: a, (..., r), of any sign; leading axes broadcast with those of the waves.
+        softening: δ. The derivative of a root is unbounded where a coefficient changes sign. In a product of both
+            sides that cancels; where each side goes through a function of its own, a small δ is needed.
+
+    Returns:
+        Two tensors (..., 2r) in the dtype of the coefficients.
+    """
+    a = torch.cat([coefficients, coefficients], dim=-1)
+    query = waves.to(a.dtype) * (a.abs() + softening).clamp(min=torch.finfo(a.dtype).tiny).sqrt()
+    return query, query * a.sign()

@@ -8,11 +8,11 @@ import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
 
-from molflt.attention import local_rpe
-from molflt.attention.build import build_attention
-from molflt.attention.config import AttentionConfig
+from molflt.attention import near
+from molflt.attention.build import Sizes, build_attention
 from molflt.attention.moments import LocalMoments, NeighbourMoments, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
+from molflt.attention.registry import attention_config
 from molflt.attention.smooth import envelope
 from tests.attention.structures import STRUCTURES, geometry_of
 
@@ -105,9 +105,9 @@ def test_a_large_neighbourhood_is_taken_in_parts(grad, layer, radial, monkeypatc
             return [out, *torch.autograd.grad((out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum(), asked)]
 
     whole = run()
-    monkeypatch.setattr(local_rpe, "_VALUES_KEPT", 0)
-    monkeypatch.setattr(local_rpe, "_VALUES_KEPT_FOR_GRADIENT", 0)
-    monkeypatch.setattr(local_rpe, "_VALUES_AT_ONCE", 50 * RBF)
+    monkeypatch.setattr(near, "_VALUES_KEPT", 0)
+    monkeypatch.setattr(near, "_VALUES_KEPT_FOR_GRADIENT", 0)
+    monkeypatch.setattr(near, "_VALUES_AT_ONCE", 50 * RBF)
     for one, other in zip(whole, run(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
@@ -118,13 +118,9 @@ def test_first_and_second_derivatives(layer, radial):
     x = states(moments.geometry.n_atoms).requires_grad_()
 
     def function(x, weight):
-        layer.filters.weight = torch.nn.Parameter(weight)
-        del layer.filters.weight
-        layer.filters.weight = weight
-        return layer(x, moments)
+        return torch.func.functional_call(layer, {"filters.weight": weight}, (x, moments))
 
     weight = layer.filters.weight.detach().clone().requires_grad_()
-    del layer.filters.weight
     assert torch.autograd.gradcheck(function, (x, weight))
     assert torch.autograd.gradgradcheck(function, (x, weight))
 
@@ -141,8 +137,8 @@ def pyramids():
 def test_angles_are_seen_in_one_layer_and_only_with_moments(channels):
     """The carbon of CH₄, tetrahedral and square, neighbours alone: without moments the layer cannot tell."""
     torch.manual_seed(3)
-    config = AttentionConfig(moment_channels=channels, far_field=False)
-    shared, (layer,) = build_attention(config, DIM, 2, 1, 1, RBF, 0.0, seed=0)
+    config = attention_config("local", moment_channels=channels)
+    shared, (layer,) = build_attention(config, Sizes(dim=DIM, n_heads=2, n_layers=1, n_rbf=RBF))
     shared, layer = shared.double(), layer.double()
     radial = GaussianDistanceBasis(RBF, 1.5).double()
     x = states(2)[[0, 1, 1, 1, 1]]

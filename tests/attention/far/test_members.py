@@ -1,3 +1,5 @@
+"""The Gaussians of f: their transforms, widths and amplitudes."""
+
 import math
 
 import numpy as np
@@ -23,8 +25,8 @@ def test_widths_start_as_asked_and_stay_bounded():
     np.testing.assert_allclose(rpe.widths.detach().numpy(), np.geomspace(2, 12, 8), rtol=1e-5)
     with torch.no_grad():
         rpe.raw_widths.copy_(torch.tensor([-1e4, 1e4] * 4))
-    assert float(rpe.widths.min()) >= rpe.sigma_low * (1 - 1e-6) > 0
-    assert float(rpe.widths.max()) <= rpe.sigma_high * (1 + 1e-6)
+    assert float(rpe.widths.detach().min()) >= rpe.sigma_low * (1 - 1e-6) > 0
+    assert float(rpe.widths.detach().max()) <= rpe.sigma_high * (1 + 1e-6)
 
 
 def test_amplitude_keeps_a_wide_gaussian_from_swamping_the_rest():
