@@ -40,8 +40,8 @@ from lightning.pytorch.callbacks import Callback
 
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
-from molflt.training.recorder import read_records
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
 from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, Split, available, split
 from scripts.benchmarks.accuracy_peers import PEERS, train_peer

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from molflt.attention.config import ATTENTION_PRESETS
+from molflt.attention.registry import attention_config, presets
 from molflt.data.batching import StructureCollater
 from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
@@ -42,9 +42,7 @@ from scripts.benchmarks import accuracy_data, measuring
 QM7_TRAIN, QM7_VAL = 3000, 1000
 MAX_ATOMS = 256
 """Of a batch."""
-DEFAULT = [
-    name for name in ATTENTION_PRESETS if name not in ("trigrf-sphere", "oprf-sphere", "saderf-sphere", "posrf-orf")
-]
+DEFAULT = [name for name in presets() if name not in ("trigrf-sphere", "oprf-sphere", "saderf-sphere", "posrf-orf")]
 """Every preset but performer's other name and the sphere-sampled features that are not in the literature."""
 N_TURNED, N_TIMED, N_WARM = 64, 10, 2
 KEPT = results.DOCS / "literature" / "compare_attention.csv"
@@ -62,7 +60,9 @@ def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -
     values = preset_config("tiny").model_dump()
     values["seed"] = seed
     # Mechanisms of attention alone: the moments of the neighbours that molflt adds are left out.
-    values["model"]["attention"] = {**ATTENTION_PRESETS[attention], "moment_channels": 0}
+    keys = type(attention_config(attention)).model_fields
+    without = {"moment_channels": 0} if "moment_channels" in keys else {}
+    values["model"]["attention"] = {**presets()[attention], **without}
     values["trainer"] |= {"max_steps": steps, "max_epochs": 1000}
     values["data"]["max_atoms"] = MAX_ATOMS
     if data == "qm7":
@@ -236,7 +236,7 @@ def plot_validation(path: Path, folder: Path, names: list[str], data: str) -> No
 def main() -> None:
     """Command line."""
     parser = results.parser(__doc__, "runs and tables")
-    parser.add_argument("--attention", nargs="+", default=DEFAULT, choices=list(ATTENTION_PRESETS))
+    parser.add_argument("--attention", nargs="+", default=DEFAULT, choices=list(presets()))
     parser.add_argument("--data", nargs="+", default=["adsorption", "qm7"], choices=["adsorption", "qm7"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from scipy.stats import maxwell
 from torch import Tensor
 
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
-from molflt.attention.far.sampled import SampledMethod, chi3_quantile
+from molflt.attention.far.sampled import SampledMethod
 from molflt.attention.far.spherical import sinc_of_square
 from molflt.data.progress import track
 from molflt.literature.budget import BudgetQuadratureMethod
@@ -62,7 +63,7 @@ def sampled_method(r: int, options: dict[str, str], seed: int) -> SampledMethod:
         method.raw_scales.copy_(torch.logit(fraction))
         if options["radii"] == "stratified":
             n = r // 4
-            radii = chi3_quantile((torch.arange(n, dtype=torch.float64) + 0.5) / n).repeat_interleave(4)
+            radii = torch.from_numpy(maxwell.ppf((np.arange(n) + 0.5) / n)).repeat_interleave(4)
             method.epsilon.copy_(radii[:, None] * method.epsilon / method.epsilon.norm(dim=1, keepdim=True))
     return method
 

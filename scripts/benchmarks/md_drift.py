@@ -22,7 +22,8 @@ from ase.md.verlet import VelocityVerlet
 from matplotlib.figure import Figure
 
 from molflt.calculator import MolFLTCalculator
-from molflt.data.ase_io import read_ase, to_atoms
+from molflt.data.ase_files import read_ase
+from molflt.data.ase_io import to_atoms
 from molflt.data.progress import track
 from molflt.errors import InputError
 from scripts import results

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from molflt.training.datasets import labels
 from numpy.typing import NDArray
 from scipy.special import erf
 
@@ -43,7 +42,7 @@ from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
-from molflt.training.screening import Screening
+from molflt.training.screening import Screening, labels
 from scripts import results
 
 SODIUM, CHLORINE = 11, 17
@@ -124,7 +123,7 @@ _COMMON: dict[str, dict[str, Any]] = {
     "molflt": {},
     "molflt, all channels": {"far_dim": 96},
     "softmax": {"mechanism": "softmax"},
-    "no far field": {"far_field": False},
+    "no far field": {"mechanism": "local"},
 }
 PILOTS = {
     "dipoles": Pilot(two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 5000, 500, 1024),
@@ -135,12 +134,12 @@ PILOTS = {
             **_COMMON,
             "molflt, sigma_max=6": {"sigma_max": 6.0},
             "molflt, free budget r=8 l=8": {
-                "frequencies": "sampled",
+                "mechanism": "sampled",
                 "spectrum": "free",
                 "n_frequencies": 8,
                 "l_max": 8,
             },
-            "flt": {"far_rank": "m", "frequencies": "sampled"},
+            "flt": {"mechanism": "sampled", "far_rank": "m"},
         },
         15,
         3000,

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from molflt.attention.kernels.kernel import stable_features
-from molflt.literature.sequence.layer import PerformerSequenceAttention
+from molflt.literature.sequence.layer import KernelisedSequenceAttention
 from scripts import results
 from scripts.literature.byte_text import LENGTH, corpus, windows
 from scripts.literature.language_model import HEADS, language_model
@@ -32,7 +32,7 @@ def first_layer_matrices(runs: Path, name: str, seed: int, n_windows: int) -> Te
     tokens, _ = windows(validation, starts)
     block = model.blocks[0]
     layer = block.attention
-    assert isinstance(layer, PerformerSequenceAttention)
+    assert isinstance(layer, KernelisedSequenceAttention)
     with torch.no_grad():
         x = block.attention_norm(model.embedding(tokens) + model.positions)
         query, key, _ = layer.projection(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)

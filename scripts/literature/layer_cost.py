@@ -26,7 +26,7 @@ from torch.nn import functional
 from molflt.data.progress import track
 from molflt.literature.lara import LaraKernel, Segments
 from molflt.literature.randomised import randomised_attention
-from molflt.literature.sequence.layer import LogLinearAttention, PerformerSequenceAttention, SequenceAttention
+from molflt.literature.sequence.layer import KernelisedSequenceAttention, LogLinearAttention, SequenceAttention
 from scripts import results
 from scripts.benchmarks import measuring
 from scripts.literature.sequence_model import Block, attention_layers
@@ -80,7 +80,7 @@ def layers(setting: Setting, name: str, length: int) -> nn.Module:
         found = [DenseAttention(dim, heads, name) for _ in range(n_layers)]
     elif name == "lara":
         kernels = [LaraKernel(Segments(setting.features)) for _ in range(n_layers)]
-        found = [PerformerSequenceAttention(dim, heads, kernel, causal=False) for kernel in kernels]
+        found = [KernelisedSequenceAttention(dim, heads, kernel, causal=False) for kernel in kernels]
     else:
         known, counts = "flt-gaussian" if name == "flt" else name, (setting.features, N_FREQUENCIES)
         found = attention_layers(known, dim, heads, n_layers, (length,), False, *counts, seed=0)

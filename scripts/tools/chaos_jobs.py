@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from ase.build import molecule
-from molflt.data.lmdb_environment import close_readonly, open_readonly
 from safetensors import safe_open
 
+from molflt.data.lmdb_dataset import close_readonly, open_readonly
 from molflt.data.lmdb_writer import write_lmdb
 from scripts.tools.chaos_strike import run_to_the_end
 

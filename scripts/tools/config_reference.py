@@ -21,8 +21,9 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from molflt.attention.config import ATTENTION_PRESETS, COMPONENT_FUNCTIONS, RANDOM_FEATURES, WEIGHT_MATRICES
+from molflt.attention.registry import mechanisms, presets
 from molflt.files import atomic_file
+from molflt.literature.names import COMPONENT_FUNCTIONS, RANDOM_FEATURES, WEIGHT_MATRICES
 from molflt.training.config import TrainConfig
 from molflt.training.presets import PRESETS
 
@@ -68,7 +69,9 @@ def sections(schema: type[BaseModel], prefix: str = "") -> Iterator[Section]:
     keys = []
     for name, field in schema.model_fields.items():
         annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if name == "attention":
+            nested += [(f"{prefix}{name}.", mechanism.config) for mechanism in mechanisms().values()]
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             nested.append((f"{prefix}{name}.", annotation))
         else:
             keys.append(
@@ -182,7 +185,7 @@ def attention_presets() -> list[str]:
         "| name | sets |",
         "|---|---|",
     ]
-    for name, values in ATTENTION_PRESETS.items():
+    for name, values in presets().items():
         if name not in RANDOM_FEATURES:
             lines.append(f"| `{name}` | {', '.join(changes(values)) or 'nothing: the defaults'} |")
     components = ", ".join(f"`{component}`" for component in COMPONENT_FUNCTIONS)

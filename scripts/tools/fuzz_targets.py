@@ -16,17 +16,15 @@ import ase.io
 import lmdb
 import numpy as np
 from ase.build import molecule
-from molflt.data.lmdb_environment import close_readonly
-from molflt.prediction.shard_file import ShardHeader
 from rdkit import Chem
 
-from molflt.data.ase_io import read_ase
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.ase_files import read_ase
+from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
 from molflt.data.rdkit_io import from_smiles, read_sdf
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
-from molflt.prediction.shards import merge
+from molflt.prediction.shards import ShardHeader, merge
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import preset_config
 from scripts.tools import fuzz_inputs as inputs
