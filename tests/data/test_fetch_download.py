@@ -12,7 +12,7 @@ import requests
 
 from molflt.data.fetch import download as module
 from molflt.data.fetch.catalogue import ARCHIVES, Archive, find_archive
-from molflt.data.fetch.download import CarefulSession, check_url, download
+from molflt.data.fetch.download import check_url, download, make_session, refuse_redirect
 from molflt.data.progress import ByteMeter
 from molflt.errors import InputError
 from tests.data.fetch_server import Handler, Reply, Server, archive_of, good_tar, start
@@ -155,20 +155,20 @@ def test_redirects_to_other_schemes(server: Server, part: Path, scheme: str, tmp
     assert not part.exists()
     # and a second guard below the first
     with pytest.raises(requests.exceptions.InvalidSchema):
-        CarefulSession().get(f"{scheme}{secret}")
+        make_session().get(f"{scheme}{secret}")
 
 
 def test_no_redirect_from_https_to_http() -> None:
-    def target(source: str, location: str) -> str | None:
+    def check(source: str, target: str) -> None:
         response = requests.Response()
-        response.url, response.status_code = source, 302
-        response.headers["Location"] = location
-        return CarefulSession().get_redirect_target(response)
+        response.url, response.status_code, response.headers["Location"] = source, 302, target
+        refuse_redirect(response)
 
+    assert refuse_redirect in make_session().hooks["response"]
     with pytest.raises(InputError, match="not encrypted"):
-        target("https://example.org/a", "http://example.org/a")
-    assert target("https://example.org/a", "//example.org/b") == "https://example.org/b"
-    assert target("http://a.org/", "https://a.org/") == "https://a.org/"
+        check("https://example.org/a", "http://example.org/a")
+    check("https://example.org/a", "//example.org/b")
+    check("http://a.org/", "https://a.org/")
 
 
 @pytest.mark.parametrize(

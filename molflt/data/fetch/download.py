@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -33,27 +34,27 @@ class _BrokenOffError(Exception):
     """Worth another try."""
 
 
-class CarefulSession(requests.Session):
-    """Follows a few redirects, to http and https only, and never from https to http."""
+def make_session() -> requests.Session:
+    """A session that follows a few redirects, to http and https only, and never from https to http."""
+    session = requests.Session()
+    session.max_redirects = 5
+    session.headers.update({"User-Agent": f"molflt/{__version__}", "Accept-Encoding": "identity"})
+    session.hooks["response"].append(refuse_redirect)
+    return session
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.max_redirects = 5
-        self.headers.update({"User-Agent": f"molflt/{__version__}", "Accept-Encoding": "identity"})
 
-    def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Where an answer leads.
+def refuse_redirect(response: requests.Response, **_: Any) -> None:
+    """Refuse an answer that leads to an address that is not to be followed.
 
-        Raises:
-            InputError: it is not an address to follow.
-        """
-        target = super().get_redirect_target(resp)
-        if target is not None:
-            target = urljoin(resp.url, target)
-            check_url(target, f"{resp.url}: the server redirects to {target}, which")
-            if urlsplit(resp.url).scheme == "https" and urlsplit(target).scheme != "https":
-                raise InputError(f"{resp.url}: the server redirects to {target}, which is not encrypted")
-        return target
+    Raises:
+        InputError: another scheme than http and https, or http after https.
+    """
+    if not response.is_redirect:
+        return
+    target = urljoin(response.url, response.headers["Location"])
+    check_url(target, f"{response.url}: the server redirects to {target}, which")
+    if urlsplit(response.url).scheme == "https" and urlsplit(target).scheme != "https":
+        raise InputError(f"{response.url}: the server redirects to {target}, which is not encrypted")
 
 
 def check_url(url: str, subject: str | None = None) -> None:
@@ -87,7 +88,7 @@ def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], No
     """
     check_url(url)
     failures, longest = 0, _length(part)
-    with ByteMeter("downloading", archive.size) as meter, CarefulSession() as session:
+    with ByteMeter("downloading", archive.size) as meter, make_session() as session:
         while True:
             try:
                 _transfer(session, archive, url, part, meter)
