@@ -23,21 +23,25 @@ class DataConfig(BaseModel):
         description="structures to train on; bundled:NAME is NAME in the data folder of the repository"
     )
     val: dict[str, str] = Field(
-        min_length=1, description="validation splits by name, or one path; the first decides best and early stop"
+        min_length=1,
+        description="validation splits by name, or one path; the first split decides what is best and when to stop early",
     )
     target: Target = Field("y_relaxed", description="label to learn, eV: y_relaxed, y_init or energy")
     label: str | None = Field(
         None,
-        description="its name in the data (info key, database key, CSV column, SDF property); null: as target",
+        description="name of the label in the data (info key, database key, CSV column, SDF property); null: as target",
     )
-    unit: EnergyUnit = Field("eV", description="of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
-    per: Per = Field("structure", description="what a stored energy is of: structure or atom")
+    unit: EnergyUnit = Field("eV", description="unit of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
+    per: Per = Field(
+        "structure", description="whether a stored energy is that of a whole structure or per atom: structure or atom"
+    )
     force_label: str | None = Field(None, description="name of the forces in the data; null: forces")
     force_unit: ForceUnit | None = Field(
-        None, description="of the stored forces, as in Hartree/bohr; null: that of the energies per Ang"
+        None, description="unit of the stored forces, as in Hartree/bohr; null: the unit of the energies per Ang"
     )
     standardise: Literal["auto"] | StandardiserKind = Field(
-        "auto", description="structure: mean and std; element: reference energies; auto: element for target energy"
+        "auto",
+        description="structure: by mean and std; element: by reference energies; auto: element for target energy",
     )
     references: dict[str, float] | None = Field(
         None, description="energy of each element's free atom, in data.unit; null: fitted where references are used"
@@ -45,10 +49,10 @@ class DataConfig(BaseModel):
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
     on_bad: OnBad = Field(
         "stop",
-        description="a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, or skip it; "
-        "skipped.csv in the run folder tells which",
+        description="what a structure that cannot be used does (no label, NaN, coincident atoms, ...): stop, or skip it; "
+        "skipped.csv in the run folder tells which were skipped",
     )
-    num_workers: int = Field(0, ge=0, description="loader processes; sets that fit are cached and need none")
+    num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
     @field_validator("val", mode="before")
     @classmethod
@@ -89,7 +93,7 @@ class DataConfig(BaseModel):
 
 
 WEIGHT_DECAY = 0.1
-"""Of AdamW where nothing else is said."""
+"""Weight decay of AdamW where none is given."""
 
 
 class OptimiserConfig(BaseModel):
@@ -102,11 +106,13 @@ class OptimiserConfig(BaseModel):
     betas: tuple[float, float] = Field((0.9, 0.98), description="moment decays of Adam")
     eps: float = Field(1e-6, gt=0, description="Adam's epsilon")
     weight_decay: float | None = Field(
-        None, ge=0, description="on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty"
+        None,
+        ge=0,
+        description="weight decay, on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty",
     )
     schedule: Literal["linear", "cosine"] = Field("cosine", description="decay to zero after the warm-up")
-    warmup_steps: int = Field(100, ge=0, description="linear rise to the peak")
-    clip_norm: float = Field(5.0, ge=0, description="gradient norm is clipped to this; 0 does not clip")
+    warmup_steps: int = Field(100, ge=0, description="steps of the linear rise to the peak")
+    clip_norm: float = Field(5.0, ge=0, description="the gradient's norm is clipped to this; 0 does not clip")
     ema_decay: float = Field(
         0.999, ge=0, lt=1, description="moving average of the weights that is validated; 0 is off"
     )
@@ -124,9 +130,11 @@ class LossConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    energy_per: Per = Field("structure", description="what the energy's error is of: structure or atom")
+    energy_per: Per = Field(
+        "structure", description="whether the error of the energy counts per structure or per atom: structure or atom"
+    )
     force_weight: float = Field(
-        0.0, ge=0, description="weight of the force loss; 0 does not look at forces, 10 is a start with them"
+        0.0, ge=0, description="weight of the force loss; 0 does not look at forces, 10 is a good start"
     )
 
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
@@ -134,7 +142,7 @@ class LossConfig(BaseModel):
     noisy_nodes: Literal["auto"] | bool = Field(
         "auto", description="train on noised points between given and relaxed; auto: from 10,000 structures on"
     )
-    noise_std: float = Field(0.1, ge=0, description="Å, of that noise")
+    noise_std: float = Field(0.1, ge=0, description="standard deviation of that noise, Å")
 
 
 class TrainerConfig(BaseModel):
@@ -143,9 +151,9 @@ class TrainerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     max_epochs: int = Field(30, ge=1, description="passes over the training set")
-    max_steps: int = Field(-1, ge=-1, description="optimiser steps at most; -1 for no limit")
+    max_steps: int = Field(-1, ge=-1, description="most optimiser steps; -1 for no limit")
     val_every: int = Field(1, ge=1, description="epochs between validations; the last epoch is always validated")
-    patience: int = Field(0, ge=0, description="stop after so many validations without improvement; 0 is off")
+    patience: int = Field(0, ge=0, description="stop after this many validations without improvement; 0 is off")
     accelerator: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto takes a CUDA GPU if there is one")
     devices: int = Field(1, ge=1, description="processes, one per device")
     num_nodes: int = Field(1, ge=1, description="machines")
@@ -153,19 +161,21 @@ class TrainerConfig(BaseModel):
         "32-true", description="bf16-mixed: feed-forward in bfloat16, attention and sums in float32"
     )
     keep_last: int = Field(
-        0, ge=0, description="model files epoch-N.safetensors of so many latest validations, to average"
+        0,
+        ge=0,
+        description="how many model files epoch-N.safetensors of the latest validations to keep, to average them",
     )
     on_bad_batch: Literal["stop", "skip"] = Field(
         "stop",
-        description="a batch whose loss or gradient is no number: stop, or leave it out and count it (one process "
-        "only); bad_batches.jsonl in the run folder tells which",
+        description="what a batch does whose loss or gradient is not a number: stop, or skip it (one process only); "
+        "bad_batches.jsonl in the run folder tells which",
     )
     checkpoint_recycles: bool = Field(
         False, description="keep one recycle in memory instead of all, for about a third more time"
     )
     deterministic: bool = Field(True, description="the same numbers every time on the same machine")
     loggers: list[Literal["tensorboard", "wandb"]] = Field(
-        default_factory=list, description="besides metrics.csv and metrics.jsonl; each is an extra to install"
+        default_factory=list, description="loggers besides metrics.csv and metrics.jsonl; each is an extra to install"
     )
 
     @model_validator(mode="after")
@@ -187,8 +197,10 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    seed: int = Field(0, ge=0, lt=2**32, description="of weights, batches, dropout and noise")
-    ensemble: int = Field(1, ge=1, le=1000, description="models to train, with seeds from seed on, for uncertainty")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, batches, dropout and noise")
+    ensemble: int = Field(
+        1, ge=1, le=1000, description="how many models to train, with seeds from seed on, for uncertainty"
+    )
     data: DataConfig
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     optimiser: OptimiserConfig = Field(default_factory=lambda: OptimiserConfig())

@@ -96,7 +96,7 @@ def test_energies_and_forces_are_learnt(crystal_config, tmp_path):
     schedule = {"trainer.max_epochs": 25, "optimiser.ema_decay": 0.0, "optimiser.lr": 1e-2}
     go(crystal_config(**schedule), tmp_path / "run")
     records = read_records(tmp_path / "run")
-    for metric, share in {"train/loss": 0.7, "train/energy_mae": 0.7, "val/force_mae": 0.6}.items():
+    for metric, share in {"train/loss": 0.8, "train/energy_mae": 0.8, "val/force_mae": 0.6}.items():
         assert records[-1][metric] < share * records[0][metric]
     data = open_dataset(crystal_config().data.val["val"])
     prediction, _ = predict(load_model(tmp_path / "run" / "last.safetensors"), data, forces=True)

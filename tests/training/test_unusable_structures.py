@@ -32,12 +32,12 @@ def good(k):
     return atoms
 
 
-def nan_position(atoms):
-    atoms.positions[1, 2] = np.nan
+def at(k, axis, value):
+    return lambda atoms: atoms.positions.__setitem__((k, axis), value)
 
 
-def infinite_position(atoms):
-    atoms.positions[1, 2] = np.inf
+def labelled(energy):
+    return lambda atoms: setattr(atoms, "calc", SinglePointCalculator(atoms, energy=energy))
 
 
 def zero_cell(atoms):
@@ -45,66 +45,36 @@ def zero_cell(atoms):
     atoms.pbc = [True, False, False]
 
 
-def singular_cell(atoms):
-    atoms.set_cell([[3.6, 0, 0], [0, 3.6, 0], [3.6, 3.6, 0]])
-
-
-def coincident_atoms(atoms):
-    atoms.positions[1] = atoms.positions[0] + atoms.cell[2]
-
-
-def ghost_atom(atoms):
-    atoms.numbers[1] = 0
-
-
-def beyond_118(atoms):
-    atoms.numbers[1] = 119
-
-
-def charge(atoms):
-    atoms.info["charge"] = 1
-
-
-def no_atoms(atoms):
-    del atoms[:]
-
-
-def no_label(atoms):
-    atoms.calc = None
-
-
-def nan_label(atoms):
-    atoms.calc = SinglePointCalculator(atoms, energy=np.nan)
-
-
-def infinite_label(atoms):
-    atoms.calc = SinglePointCalculator(atoms, energy=-np.inf)
-
-
 SPOILT = {
-    nan_position: "NaN or infinity",
-    infinite_position: "NaN or infinity",
-    zero_cell: "periodic along a lattice vector that is zero",
-    singular_cell: "periodic lattice vectors are linearly dependent",
-    coincident_atoms: "atoms 0 and 1 coincide",
-    ghost_atom: "a ghost or dummy atom",
-    beyond_118: "must lie between 1 and 118, found 29 to 119",
-    charge: "no charge",
-    no_atoms: "no atoms",
-    no_label: "no label 'energy'",
-    nan_label: "'energy' holds NaN or infinity",
-    infinite_label: "'energy' holds NaN or infinity",
+    "NaN position": (at(1, 2, np.nan), "NaN or infinity"),
+    "infinite position": (at(1, 2, np.inf), "NaN or infinity"),
+    "zero cell": (zero_cell, "periodic along a lattice vector that is zero"),
+    "singular cell": (
+        lambda atoms: atoms.set_cell([[3.6, 0, 0], [0, 3.6, 0], [3.6, 3.6, 0]]),
+        "periodic lattice vectors are linearly dependent",
+    ),
+    "coincident atoms": (
+        lambda atoms: atoms.positions.__setitem__(1, atoms.positions[0] + atoms.cell[2]),
+        "atoms 0 and 1 coincide",
+    ),
+    "ghost": (lambda atoms: atoms.numbers.__setitem__(1, 0), "a ghost or dummy atom"),
+    "beyond 118": (lambda atoms: atoms.numbers.__setitem__(1, 119), "must lie between 1 and 118, found 29 to 119"),
+    "charge": (lambda atoms: atoms.info.update(charge=1), "no charge"),
+    "no atoms": (lambda atoms: atoms.__delitem__(slice(None)), "no atoms"),
+    "no label": (lambda atoms: setattr(atoms, "calc", None), "no label 'energy'"),
+    "NaN label": (labelled(np.nan), "'energy' holds NaN or infinity"),
+    "infinite label": (labelled(-np.inf), "'energy' holds NaN or infinity"),
 }
 
 
-def extxyz(path, spoil):
+def extxyz(path, kind):
     """A file of which one frame is spoilt, written by hand."""
     lines = []
     for k in range(N):
         atoms = good(k)
         energy = 0.1 * k
         if k == PLACE:
-            spoil(atoms)
+            SPOILT[kind][0](atoms)
             energy = None if atoms.calc is None else atoms.calc.results["energy"]
         cell = " ".join(map(str, np.asarray(atoms.cell).ravel()))
         periodic = " ".join("T" if p else "F" for p in atoms.pbc)
@@ -128,13 +98,13 @@ def configure(make_config, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
-def test_refused_by_name_or_left_out(spoil, configure, tmp_path):
-    path = extxyz(tmp_path / "some.extxyz", spoil)
+@pytest.mark.parametrize("kind", SPOILT)
+def test_refused_by_name_or_left_out(kind, configure, tmp_path):
+    path = extxyz(tmp_path / "some.extxyz", kind)
     with pytest.raises(InputError) as error:
         EnergyDataModule(configure(path, "stop"))
     assert f"{path}#{PLACE}" in str(error.value)
-    assert SPOILT[spoil] in str(error.value)
+    assert SPOILT[kind][1] in str(error.value)
     data = EnergyDataModule(configure(path, "skip"))
     expected = [0.1 * k for k in range(N) if k != PLACE]
     structures = data.train_structures
@@ -142,13 +112,13 @@ def test_refused_by_name_or_left_out(spoil, configure, tmp_path):
     assert structures.n_atoms.tolist() == [4] * (N - 1)
     (skipped,) = data.skipped["train"]
     assert skipped.index == PLACE
-    assert SPOILT[spoil] in skipped.reason
+    assert SPOILT[kind][1] in skipped.reason
     assert f"{path}#{PLACE}" in skipped.reason
     assert data.skipped["val"] == []
 
 
 def test_validation_sets_too(configure, tmp_path):
-    path = extxyz(tmp_path / "some.extxyz", coincident_atoms)
+    path = extxyz(tmp_path / "some.extxyz", "coincident atoms")
     splits = {"data.val": {"val": path}}
     with pytest.raises(InputError, match=rf"some\.extxyz#{PLACE} .*coincide"):
         EnergyDataModule(configure(str(tmp_path / "good.extxyz"), "stop", **splits))
@@ -189,14 +159,14 @@ def test_nothing_left(configure, tmp_path):
 
 def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
     path = tmp_path / "cut.extxyz"
-    path.write_text(Path(extxyz(path, charge)).read_text()[:-40])
+    path.write_text(Path(extxyz(path, "charge")).read_text()[:-40])
     with pytest.raises(InputError, match=r"cut\.extxyz"):
         EnergyDataModule(configure(str(path), "skip"))
 
 
 def test_from_training_to_prediction(molflt, configure, tmp_path):
     """The commands, on a file with one bad frame: refused without, listed with skipping."""
-    path, run = extxyz(tmp_path / "some.extxyz", nan_position), tmp_path / "run"
+    path, run = extxyz(tmp_path / "some.extxyz", "NaN position"), tmp_path / "run"
     (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **QUICK)))
     command = ["train", tmp_path / "config.yaml", "--out", run, "--no-report"]
     refused = molflt(*command)
@@ -224,18 +194,18 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
     assert np.isnan(float(rows[PLACE]["energy_eV"]))
 
 
-@pytest.mark.parametrize("spoil", [s for s in SPOILT if s is not no_label], ids=lambda spoil: spoil.__name__)
-def test_what_a_prediction_leaves_out(spoil, model_path, tmp_path):
-    path = extxyz(tmp_path / "some.extxyz", spoil)
+@pytest.mark.parametrize("kind", [kind for kind in SPOILT if kind != "no label"])
+def test_what_a_prediction_leaves_out(kind, model_path, tmp_path):
+    path = extxyz(tmp_path / "some.extxyz", kind)
     prediction, _ = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
     assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == [PLACE]
-    assert SPOILT[spoil] in prediction.failures[PLACE]
+    assert SPOILT[kind][1] in prediction.failures[PLACE]
     with pytest.raises(InputError, match=rf"#{PLACE}\b"):
         predict(load_model(model_path), resolve_inputs([path]))
 
 
 def test_a_prediction_needs_no_label(model_path, tmp_path):
-    prediction, _ = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", no_label)]))
+    prediction, _ = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", "no label")]))
     assert np.isfinite(prediction.energies).all()
     assert len(prediction.energies) == N
 
