@@ -15,7 +15,8 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from molflt.calculator.held import HeldMethod
-from molflt.data.ase_io import TagConvention, from_atoms
+from molflt.choices import TagConvention
+from molflt.data.ase_io import from_atoms
 from molflt.data.batching import collate
 from molflt.data.charges import refuse_charges, refuse_initial_charges
 from molflt.data.neighbours import attach_neighbours

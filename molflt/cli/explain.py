@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from molflt.cli.options import TagConvention
+from molflt.choices import TagConvention
 from molflt.cli.terminal import answer, output, say, warn
 from molflt.errors import InputError
 

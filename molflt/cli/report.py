@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from molflt.atomic_file import remove_leftovers
-from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from molflt.model.model_file import LoadedModel
-    from molflt.report.evaluated import EvaluatedSet
+    from molflt.prediction.evaluation import Evaluation
     from molflt.training.config import TrainConfig
 
 _TRIED = 2
 """Structures, the smallest, on which a report measures the invariances: a sign, not what check-invariance does."""
 
 
-def check_report(path: Path, overwrite: bool) -> None:
-    """Refuse a report before anything is computed for it.
-
-    Raises:
-        InputError: not an HTML file, or one that exists.
-    """
-    if path.suffix not in (".html", ".htm"):
-        raise InputError(f"{path}: a report must end in .html")
-    if path.exists() and not overwrite:
-        raise InputError(f"{path}: exists already; choose another name or give --overwrite")
-
-
 def evaluation_report(
-    path: Path, loaded: LoadedModel, sets: Sequence[EvaluatedSet], run_dir: Path | None = None
+    path: Path, loaded: LoadedModel, sets: Sequence[Evaluation], run_dir: Path | None = None
 ) -> None:
     """Write the report of an evaluation; with a run directory, its learning curves as well."""
     import numpy as np
@@ -61,14 +47,14 @@ def default_report(model: Path, data: str) -> Path:
 
 def training_report(run_dir: Path, config: TrainConfig) -> Path:
     """Write ``report.html`` of a finished run, of the best model on every validation split."""
+    from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
     from molflt.prediction.predictor import choose_device
-    from molflt.report.evaluated import evaluate
 
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
     sets = [
-        replace(evaluate(members, path, device, on_bad=config.data.on_bad), name=name)
+        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad)
         for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import count, pairwise
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 from urllib.parse import quote
 
 import ase.db
@@ -25,14 +25,13 @@ from ase.io.formats import get_ioformat
 from torch_geometric.data import Data
 
 from molflt import vocabulary
+from molflt.choices import TagConvention
 from molflt.data.charges import refuse_charges
 from molflt.data.labels import LabelSpec, force_array, one_number
 from molflt.data.progress import track
 from molflt.data.records import ENERGIES, TEXTS, make_data, nearest_image
 from molflt.data.strangers_text import COMPRESSED, refuse_columns, refuse_counts, unpacked
 from molflt.errors import InputError, noting
-
-TagConvention = Literal["auto", "oc20", "layers"]
 
 _PATTERNS: dict[str, str] = {
     "*.extxyz": "extxyz",

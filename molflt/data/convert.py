@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from molflt.data.ase_io import TagConvention
+from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record

@@ -11,7 +11,8 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.data.ase_io import TagConvention, from_atoms
+from molflt.choices import TagConvention
+from molflt.data.ase_io import from_atoms
 from molflt.data.rdkit_io import from_any_mol
 from molflt.data.sources import ListDataset, StructureDataset, resolve_inputs
 from molflt.errors import InputError, OnBad

@@ -16,7 +16,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import TagConvention, ase_format, read_ase
+from molflt.choices import TagConvention
+from molflt.data.ase_io import ase_format, read_ase
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_smiles, read_sdf, read_smiles_file

@@ -14,7 +14,7 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt.attention.config import FrequenciesKind
-from molflt.data.ase_io import TagConvention
+from molflt.choices import OnError, TagConvention
 from molflt.data.inputs import structures_of
 from molflt.data.sources import ConcatDataset, StructureDataset
 from molflt.errors import InputError
@@ -22,7 +22,6 @@ from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members
 from molflt.prediction.predictor import (
     DEFAULT_MAX_ATOMS,
-    OnError,
     choose_device,
     in_parts,
     not_trained_on,

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler
 from molflt.data.progress import track
 from molflt.data.sources import STANDARD_INPUT, StructureDataset, fingerprint
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, OnError, Prediction, joined, predict_batches
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, joined, predict_batches
 from molflt.prediction.shard_file import ShardContent, ShardHeader, open_shard, read_shard
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from matplotlib.figure import Figure
 
 from molflt.atomic_file import atomic_file
+from molflt.choices import Figure as Kind
 from molflt.errors import InputError
+from molflt.prediction.evaluation import Evaluation, by_adsorbate, by_element, by_size, evaluate
 from molflt.prediction.members import load_members
 from molflt.prediction.predictor import choose_device
 from molflt.report import pictures
-from molflt.report.evaluated import DescribedSet, describe, evaluate
-from molflt.report.group_errors import by_adsorbate, by_element, by_size
 from molflt.report.learning_curves import learning_curves
 from molflt.report.rpe_curves import far_curves
 from molflt.training.recorder import read_records
 
-Kind = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]
 NEED_DATA = ("parity", "residuals", "elements", "adsorbates", "sizes")
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 200
@@ -109,7 +107,7 @@ def _rpe(job: Job) -> Figure:
 def _errors(job: Job) -> Figure:
     assert job.data is not None
     members = load_members(job.model)
-    described = describe(evaluate(members, job.data, choose_device(job.device), job.max_atoms))
+    described = evaluate(members, job.data, device=choose_device(job.device), max_atoms=job.max_atoms)
     if job.kind == "parity":
         return pictures.parity_picture(described, members[0].metadata.target)
     if job.kind == "residuals":
@@ -117,7 +115,7 @@ def _errors(job: Job) -> Figure:
     return _groups(job, described)
 
 
-def _groups(job: Job, described: DescribedSet) -> Figure:
+def _groups(job: Job, described: Evaluation) -> Figure:
     if job.kind == "elements":
         return pictures.groups_picture(by_element([described]), "element")
     if job.kind == "sizes":

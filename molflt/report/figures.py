@@ -10,10 +10,8 @@ import plotly.graph_objects as go
 from ase.data import chemical_symbols
 from plotly.subplots import make_subplots
 
+from molflt.prediction.evaluation import Evaluation, GroupErrors
 from molflt.report.colours import GREY, palette
-from molflt.report.coverage import coverage
-from molflt.report.evaluated import DescribedSet
-from molflt.report.group_errors import GroupErrors
 from molflt.report.learning_curves import TRAIN, Curve, best_point, log_ticks
 from molflt.report.parity import MOST_ERROR_BARS, limits, shown
 from molflt.report.plain_text import for_plotly
@@ -73,7 +71,7 @@ def curves_figure(curves: Sequence[Curve], quantity: str) -> go.Figure:
     return _styled(figure, 380)
 
 
-def parity_figure(sets: Sequence[DescribedSet], target: str) -> go.Figure:
+def parity_figure(sets: Sequence[Evaluation], target: str) -> go.Figure:
     """Predicted against expected energies, and the residuals below."""
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.68, 0.32], vertical_spacing=0.04)
     low, high = limits(sets)
@@ -86,7 +84,7 @@ def parity_figure(sets: Sequence[DescribedSet], target: str) -> go.Figure:
     for described, chosen, colour in zip(sets, shown(sets), palette(len(sets)), strict=True):
         expected, error = described.expected[chosen], described.error[chosen]
         std = None if described.std is None else described.std[chosen]
-        texts = [f"{for_plotly(described.names[i])}<br>{described.formulas[i]}" for i in chosen]
+        texts = [f"{for_plotly(described.table.names[i])}<br>{described.table.formulas[i]}" for i in chosen]
         spread = "" if std is None else "<br>ensemble std %{customdata[1]:.4f} eV"
         columns = [error] if std is None else [error, std]
         common = {
@@ -197,25 +195,25 @@ def _with_layers(figure: go.Figure, layers: Sequence[int]) -> go.Figure:
     return figure.update_layout(updatemenus=[menu], margin={"t": 70})
 
 
-def coverage_figure(sets: Sequence[DescribedSet]) -> go.Figure:
+def coverage_figure(sets: Sequence[Evaluation]) -> go.Figure:
     """Share of errors within k standard deviations, against that of a normal distribution."""
     figure = go.Figure()
-    for described, colour in zip(sets, palette(len(sets)), strict=True):
-        if described.std is None:
+    curves = [(s.name, s.coverage) for s in sets]
+    for (name, found), colour in zip(curves, palette(len(sets)), strict=True):
+        if found is None:
             continue
-        found = coverage(described.error, described.std)
         figure.add_scatter(
             x=found.multiples,
             y=found.found,
             mode="lines",
             line={"color": colour},
-            name=for_plotly(described.name),
+            name=for_plotly(name),
             hovertemplate="%{y:.1%} of errors within %{x:.2f} std",
         )
-        expected = found.expected
+        any_set = found
     figure.add_scatter(
-        x=found.multiples,
-        y=expected,
+        x=any_set.multiples,
+        y=any_set.expected,
         mode="lines",
         line={"color": GREY, "dash": "dash"},
         name="normal distribution",

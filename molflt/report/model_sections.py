@@ -9,15 +9,15 @@ from ase.data import chemical_symbols
 
 from molflt.invariance.harness import Result
 from molflt.model.model_file import LoadedModel
+from molflt.prediction.evaluation import Evaluation
 from molflt.report.document import Document, Section, caption, definitions, folded
-from molflt.report.evaluated import DescribedSet
 from molflt.report.figures import far_figure, local_figure
 from molflt.report.plain_text import for_html
 from molflt.report.provenance import configuration, provenance
 from molflt.report.rpe_curves import far_curves, local_curves
 
 
-def rpe_section(document: Document, loaded: LoadedModel, sets: Sequence[DescribedSet]) -> Section:
+def rpe_section(document: Document, loaded: LoadedModel, sets: Sequence[Evaluation]) -> Section:
     """What each head has learnt of distances."""
     far = far_curves(loaded.model)
     pair = _commonest_pair(loaded, sets)
@@ -63,9 +63,9 @@ def rpe_section(document: Document, loaded: LoadedModel, sets: Sequence[Describe
     return Section("rpe", "Learned RPE", body)
 
 
-def _commonest_pair(loaded: LoadedModel, sets: Sequence[DescribedSet]) -> tuple[int, int]:
+def _commonest_pair(loaded: LoadedModel, sets: Sequence[Evaluation]) -> tuple[int, int]:
     """The two elements in most structures; a lone element with itself."""
-    counts = Counter(z for described in sets for elements in described.elements for z in elements)
+    counts = Counter(z for described in sets for elements in described.table.elements for z in elements)
     known = [z for z, _ in counts.most_common()] or loaded.metadata.elements
     return known[0], known[min(1, len(known) - 1)]
 

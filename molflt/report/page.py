@@ -9,15 +9,15 @@ from typing import Any
 from molflt.atomic_file import atomic_file
 from molflt.invariance.harness import Result
 from molflt.model.model_file import LoadedModel
+from molflt.prediction.evaluation import Evaluation
 from molflt.report import model_sections, sections
 from molflt.report.document import Document
-from molflt.report.evaluated import EvaluatedSet, describe
 
 
 def write_report(
     path: str | Path,
     loaded: LoadedModel,
-    sets: Sequence[EvaluatedSet],
+    sets: Sequence[Evaluation],
     records: Sequence[dict[str, Any]] = (),
     results: Sequence[Result] | None = None,
     title: str = "molflt report",
@@ -33,23 +33,19 @@ def write_report(
         results: of :func:`molflt.invariance.harness.run_suite`; None says how to get them.
         title: of the page.
         command: by which the model was trained or evaluated.
-
-    Raises:
-        InputError: a set of which no structure has a label and a prediction.
     """
-    described = [describe(evaluated) for evaluated in sets]
     target = loaded.metadata.target
     document = Document(title, f"{loaded.path}, {target}, epoch {loaded.metadata.epoch + 1}")
-    found = [sections.overview(loaded, described), sections.curves_section(document, records)]
-    if described:
+    found = [sections.overview(loaded, sets), sections.curves_section(document, records)]
+    if sets:
         found += [
-            sections.parity_section(document, described, target),
-            sections.uncertainty_section(document, described),
-            sections.groups_section(document, described),
-            sections.worst_section(document, described[0]),
+            sections.parity_section(document, sets, target),
+            sections.uncertainty_section(document, sets),
+            sections.groups_section(document, sets),
+            sections.worst_section(document, sets[0]),
         ]
     found += [
-        model_sections.rpe_section(document, loaded, described),
+        model_sections.rpe_section(document, loaded, sets),
         model_sections.invariance_section(results),
         model_sections.provenance_section(loaded, command),
     ]

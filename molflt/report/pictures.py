@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from molflt.prediction.evaluation import Evaluation, GroupErrors
 from molflt.report.colours import GREY, palette
-from molflt.report.evaluated import DescribedSet
-from molflt.report.group_errors import GroupErrors
 from molflt.report.learning_curves import TRAIN, Curve, best_point, log_ticks
 from molflt.report.parity import MOST_ERROR_BARS, limits, shown
 from molflt.report.rpe_curves import FarCurves
@@ -54,7 +53,7 @@ def curves_picture(curves: Sequence[Curve], quantity: str) -> Figure:
     return figure
 
 
-def parity_picture(described: DescribedSet, target: str) -> Figure:
+def parity_picture(described: Evaluation, target: str) -> Figure:
     """Predicted against expected energies; see :func:`molflt.report.figures.parity_figure`."""
     figure = Figure(figsize=(5.2, 5.2), layout="constrained")
     axes = _axes(figure)
@@ -68,7 +67,7 @@ def parity_picture(described: DescribedSet, target: str) -> Figure:
     return figure
 
 
-def residuals_picture(described: DescribedSet, target: str) -> Figure:
+def residuals_picture(described: Evaluation, target: str) -> Figure:
     """Errors over expected energies."""
     figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
     axes = _axes(figure)
@@ -79,7 +78,7 @@ def residuals_picture(described: DescribedSet, target: str) -> Figure:
     return figure
 
 
-def _points(axes: Any, described: DescribedSet, values: np.ndarray) -> None:
+def _points(axes: Any, described: Evaluation, values: np.ndarray) -> None:
     (chosen,) = shown([described])
     colour = palette(1)[0]
     x, y = described.expected[chosen], values[chosen]

@@ -9,12 +9,11 @@ import numpy as np
 
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.calibration import LEVELS, calibrate
-from molflt.prediction.metrics import EWT_THRESHOLD, energy_metrics
+from molflt.prediction.calibration import LEVELS
+from molflt.prediction.evaluation import Evaluation, GroupErrors, by_adsorbate, by_element, by_size
+from molflt.prediction.metrics import EWT_THRESHOLD
 from molflt.report.document import Document, Section, caption, definitions, folded, table
-from molflt.report.evaluated import DescribedSet
 from molflt.report.figures import coverage_figure, curves_figure, groups_figure, parity_figure
-from molflt.report.group_errors import GroupErrors, by_adsorbate, by_element, by_size, worst
 from molflt.report.learning_curves import learning_curves
 from molflt.report.parity import MOST_ERROR_BARS, MOST_POINTS
 from molflt.report.plain_text import for_html
@@ -25,11 +24,11 @@ _CURVES = {"energy_mae": "MAE / eV", "force_mae": "force MAE / eV Å⁻¹"}
 _CARD_HEIGHT = 300
 
 
-def overview(loaded: LoadedModel, sets: Sequence[DescribedSet]) -> Section:
+def overview(loaded: LoadedModel, sets: Sequence[Evaluation]) -> Section:
     """The model in a few lines, and the numbers it is judged by."""
     rows = []
     for described in sets:
-        metrics = energy_metrics(described.predicted, described.expected)
+        metrics = described.metrics
         share = f"{metrics.mae_over_mad:.3f}" if np.isfinite(metrics.mae_over_mad) else "–"
         numbers = f"{metrics.energy_mae:.4f}", f"{metrics.energy_rmse:.4f}", f"{metrics.mad:.4f}"
         rows.append([described.name, f"{metrics.n:,}", *numbers, share, f"{metrics.ewt:.1%}"])
@@ -41,10 +40,10 @@ def overview(loaded: LoadedModel, sets: Sequence[DescribedSet]) -> Section:
             f"EwT: share of structures with an error below {EWT_THRESHOLD:g} eV. MAD: mean absolute deviation of the "
             "labels from their mean; a model with MAE/MAD near 1 knows no more than that mean."
         )
-        body += definitions((f"data of {described.name}", described.path) for described in sets)
-    failed = [f"{s.n_failed:,} of {s.name}" for s in sets if s.n_failed]
+        body += definitions((f"data of {described.name}", described.source) for described in sets)
+    failed = [f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped]
     if failed:
-        body += caption(f"Without a prediction, and left out everywhere: {', '.join(failed)}.")
+        body += caption(f"Left out everywhere, because they cannot be used: {', '.join(failed)}.")
     return Section("overview", "Overview", body)
 
 
@@ -66,7 +65,7 @@ def curves_section(document: Document, records: Sequence[dict[str, Any]]) -> Sec
     return Section("curves", "Learning curves", body)
 
 
-def parity_section(document: Document, sets: Sequence[DescribedSet], target: str) -> Section:
+def parity_section(document: Document, sets: Sequence[Evaluation], target: str) -> Section:
     """Predicted against expected."""
     n = sum(map(len, sets))
     text = (
@@ -83,7 +82,7 @@ def parity_section(document: Document, sets: Sequence[DescribedSet], target: str
     return Section("parity", "Parity and residuals", body)
 
 
-def groups_section(document: Document, sets: Sequence[DescribedSet]) -> Section:
+def groups_section(document: Document, sets: Sequence[Evaluation]) -> Section:
     """Errors by element, adsorbate and size."""
     many = len(sets) > 1
     body = "<h3>By element</h3>" + _groups(document, by_element(sets), "element")
@@ -121,19 +120,20 @@ def _groups(document: Document, found: GroupErrors, group: str) -> str:
     return document.figure(groups_figure(found, group)) + folded("Numbers", table(head, rows))
 
 
-def worst_section(document: Document, described: DescribedSet) -> Section:
+def worst_section(document: Document, described: Evaluation) -> Section:
     """The structures with the largest errors, in 3D."""
     cards = []
-    places = worst(described)
+    table = described.table
+    places = described.worst()
     for rank, place in enumerate(places, start=1):
-        figure = structure_figure(described.structures[int(described.index[place])])
+        figure = structure_figure(described.structures[place])
         expected, predicted = signed(described.expected[place], ""), signed(described.predicted[place], "")
         numbers = f"expected {expected} eV, predicted {predicted} eV"
         error = f"<strong>error {signed(described.error[place])} eV</strong>"
-        adsorbate = f", adsorbate {described.adsorbates[place]}" if described.adsorbates else ""
-        about = f"{described.formulas[place]}, {described.sizes[place]:,} atoms{adsorbate}"
+        adsorbate = f", adsorbate {table.adsorbates[place]}" if table.adsorbates[place] else ""
+        about = f"{table.formulas[place]}, {table.sizes[place]:,} atoms{adsorbate}"
         cards.append(
-            f'<div class="card"><h3>{rank}. {for_html(described.names[place])}</h3><p>{for_html(about)}</p>'
+            f'<div class="card"><h3>{rank}. {for_html(table.names[place])}</h3><p>{for_html(about)}</p>'
             f"{document.figure(figure, _CARD_HEIGHT)}<p>{error}</p><p>{numbers}</p></div>"
         )
     heading = f"The {len(places)} largest errors" if len(places) > 1 else "The largest error"
@@ -150,7 +150,7 @@ def signed(energy: float, plus: str = "+") -> str:
     return f"{energy:{plus}.4f}".replace("-", "−")
 
 
-def uncertainty_section(document: Document, sets: Sequence[DescribedSet]) -> Section | None:
+def uncertainty_section(document: Document, sets: Sequence[Evaluation]) -> Section | None:
     """Whether the spread of an ensemble fits its errors; None for one model."""
     spread = [s for s in sets if s.std is not None]
     if not spread:
@@ -159,10 +159,11 @@ def uncertainty_section(document: Document, sets: Sequence[DescribedSet]) -> Sec
     for described in spread:
         assert described.std is not None
         try:
-            found = calibrate(described.predicted, described.std, described.expected)
+            found = described.calibration()
         except InputError as error:
             reasons.append(f"{described.name}: {error}.")
             continue
+        assert found is not None
         shares = [f"{share:.1%}" for share in found.coverage]
         rank = f"{found.rank_correlation:.2f}" if np.isfinite(found.rank_correlation) else "–"
         mean = f"{described.std.mean():.4f}"

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from molflt.data.labels import EnergyUnit, ForceUnit, LabelSpec, Per, Target, parse_force_unit
+from molflt.choices import EnergyUnit, Per
+from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind

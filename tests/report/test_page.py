@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 
 from molflt.model.model_file import LoadedModel
-from molflt.report.evaluated import EvaluatedSet
 from molflt.report.page import write_report
 from molflt.report.plain_text import for_html, for_plotly
 from molflt.training.recorder import read_records
@@ -126,19 +126,16 @@ def test_least_report(model: LoadedModel, tmp_path: Path) -> None:
 
 
 def test_failed_predictions_are_told(model: LoadedModel, tmp_path: Path) -> None:
-    whole = evaluated_set(n=5, std=True)
-    assert whole.std is not None
-    predicted, std = whole.predicted.copy(), whole.std.copy()
-    predicted[2] = std[2] = np.nan
-    write_report(
-        tmp_path / "r.html", model, [EvaluatedSet("v", "p", whole.structures, whole.expected, predicted, std)]
+    some = replace(evaluated_set(n=5, std=True), skipped=["a: is broken"])
+    write_report(tmp_path / "r.html", model, [some])
+    assert (
+        "Left out everywhere, because they cannot be used: 1 of val." in Page((tmp_path / "r.html").read_text()).text
     )
-    assert "left out everywhere: 1 of v." in Page((tmp_path / "r.html").read_text()).text
 
 
 def test_members_that_agree_and_attention_without_distances(model: LoadedModel, tmp_path: Path) -> None:
     whole = evaluated_set(n=3)
-    same = EvaluatedSet("v", "p", whole.structures, whole.expected, whole.predicted, np.zeros(3))
+    same = replace(whole, prediction=replace(whole.prediction, std=np.zeros(3)))
     model.model = make_model(mechanism="kernelised")
     write_report(tmp_path / "r.html", model, [same])
     text = Page((tmp_path / "r.html").read_text()).text
