@@ -9,7 +9,7 @@ import typer
 
 from molflt.choices import EnergyUnit, Interchangeable, OnError, Per
 from molflt.cli.options import DEVICE, FREQUENCIES, JSON, MAX_ATOMS, ON_ERROR, check_new_file
-from molflt.cli.terminal import answer, answer_json, say, warn, warn_skipped
+from molflt.cli.terminal import answer, answer_json, command_line, say, warn, warn_skipped
 
 if TYPE_CHECKING:
     from molflt.prediction.evaluation import Evaluation
@@ -45,10 +45,10 @@ def evaluate_command(
 
     Example: molflt evaluate runs/tiny data/adsorption/test.lmdb
     """
-    from molflt.cli.report import default_report, evaluation_report
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
     from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, unknown_elements
+    from molflt.report.model_report import evaluation_report
 
     if report is not None:
         check_new_file(report, (".html", ".htm"), overwrite, "a report")
@@ -72,22 +72,30 @@ def evaluate_command(
     if found.prediction.n_in_parts:
         warn(in_parts(found.prediction.n_in_parts))
     if report is not None:
-        evaluation_report(report, members[0], [found])
+        evaluation_report(report, members[0], [found], command_line())
     if as_json:
         what = {"model": str(model), "data": data, "target": spec.target}
         answer_json(what | _content(found, unknown, len(members)))
         return
     _print(found, spec.target, len(members))
     if report is None and not no_report:
-        report = default_report(model, data)
+        report = _default_report(model, data)
         try:
-            evaluation_report(report, members[0], [found])
+            evaluation_report(report, members[0], [found], command_line())
         except OSError as error:
             # Nobody asked for this file in so many words; the numbers above are what was asked for.
             warn(f"no report could be written ({error}); --report chooses another place")
             return
     if report is not None:
         say(f"report: {report}")
+
+
+def _default_report(model: Path, data: str) -> Path:
+    """Beside the model, named after the data."""
+    folder = model if model.is_dir() else model.parent
+    path = Path(data)
+    # OC20 calls every split data.lmdb.
+    return folder / f"report-{path.parent.name if path.stem == 'data' else path.stem}.html"
 
 
 def _content(found: Evaluation, unknown: list[str], n_members: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from molflt.choices import Figure
-from molflt.cli.options import DEVICE, MAX_ATOMS
+from molflt.cli.options import DEVICE, MAX_ATOMS, check_new_file
 from molflt.cli.terminal import say
 
 
@@ -34,9 +34,9 @@ def plot_command(
     Example: molflt plot parity runs/tiny/best.safetensors
     data/adsorption/test.lmdb -o parity.png
     """
-    from molflt.report.draw import Job, check_job, draw
+    check_new_file(out, (".png", ".svg", ".pdf"), overwrite, "a figure")
+    from molflt.prediction.predictor import choose_device
+    from molflt.report.pictures import draw
 
-    job = Job(kind, model, data, out, overwrite, device, max_atoms)
-    check_job(job)
-    draw(job)
+    draw(kind, model, data, out, choose_device(device), max_atoms)
     say(str(out))

@@ -93,6 +93,11 @@ def detail(message: str) -> None:
         errors.print(message, style="dim", markup=False)
 
 
+def command_line() -> str:
+    """The command that is running, for the report that it writes."""
+    return " ".join(["molflt", *sys.argv[1:]])
+
+
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, or choose a place on another disk"),
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",

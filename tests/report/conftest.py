@@ -18,10 +18,10 @@ from molflt.invariance.harness import Result
 from molflt.model.model_file import LoadedModel, load_model
 from molflt.prediction.evaluation import Evaluation, StructureTable
 from molflt.prediction.predictor import Prediction
-from molflt.report.page import write_report
+from molflt.report.model_report import write_report
 from molflt.training.recorder import read_records
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)' {{ 7 * 7 }}"
 
 
 def _slab(metal: str) -> Atoms:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.cli.report import training_report
+from molflt.report.model_report import training_report
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
