@@ -29,7 +29,8 @@ from molflt.attention.far.members import GaussianBasis
 from molflt.attention.far.mesh import MeshMethod
 from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.near import local_neighbourhood
-from molflt.data.ase_io import TagConvention, from_atoms, refuse_charges, refuse_initial_charges
+from molflt.choices import TagConvention
+from molflt.data.ase_io import from_atoms, refuse_charges, refuse_initial_charges
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.errors import InputError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from molflt.cli.options import Interchangeable
+from molflt.choices import Interchangeable
 from molflt.cli.terminal import answer, output, warn
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.options import EnergyUnit, Per, TagConvention
+from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 

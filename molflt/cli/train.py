@@ -7,7 +7,7 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.terminal import answer, errors, say
+from molflt.cli.terminal import answer, command_line, errors, say
 from molflt.errors import InputError
 
 
@@ -76,6 +76,6 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
     answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch + 1}, {trained.best_model}")
     if report:
-        from molflt.cli.report import training_report
+        from molflt.report.model_report import training_report
 
-        say(f"report: {training_report(out, settings)}")
+        say(f"report: {training_report(out, settings, command_line())}")

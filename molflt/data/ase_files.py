@@ -20,7 +20,8 @@ from ase import Atoms
 from ase.io.formats import get_ioformat, open_with_compression
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import TagConvention, from_atoms
+from molflt.choices import TagConvention
+from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
 from molflt.errors import InputError, noting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -14,12 +14,11 @@ from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
 from molflt import vocabulary
+from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec, force_array, one_number
 from molflt.data.neighbours import nearest_image
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.errors import InputError
-
-TagConvention = Literal["auto", "oc20", "layers"]
 
 KNOWN_VALUES: dict[str, tuple[float, ...]] = {
     "charge": (0,),

@@ -16,7 +16,7 @@ import lmdb
 import numpy as np
 import torch
 
-from molflt.data.ase_io import TagConvention
+from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import close_readonly
 from molflt.data.progress import track

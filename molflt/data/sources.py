@@ -20,8 +20,9 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt import vocabulary
+from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_ase
-from molflt.data.ase_io import TagConvention, from_atoms
+from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smiles_file

@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler
 from molflt.data.progress import track
 from molflt.data.sources import STANDARD_INPUT, StructureDataset, fingerprint
 from molflt.errors import InputError, naming
 from molflt.files import lock
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, OnError, Prediction, joined, predict_batches
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, joined, predict_batches
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 MOST_SHARDS = 1_000_000

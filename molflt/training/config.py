@@ -7,7 +7,8 @@ from typing import Any, Literal
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from molflt.data.labels import EnergyUnit, ForceUnit, LabelSpec, Per, Target, parse_force_unit
+from molflt.choices import EnergyUnit, Per
+from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
@@ -24,12 +25,12 @@ class DataConfig(BaseModel):
     )
     val: dict[str, str] = Field(
         min_length=1,
-        description="validation splits by name, or one path; the first split decides what is best and when to stop early",
+        description="validation splits by name, or one path; the first decides what is best and when to stop early",
     )
     target: Target = Field("y_relaxed", description="label to learn, eV: y_relaxed, y_init or energy")
     label: str | None = Field(
         None,
-        description="name of the label in the data (info key, database key, CSV column, SDF property); null: as target",
+        description="its name in the data (info key, database key, CSV column, SDF property); null: as target",
     )
     unit: EnergyUnit = Field("eV", description="unit of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
     per: Per = Field(
@@ -49,7 +50,7 @@ class DataConfig(BaseModel):
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
     on_bad: OnBad = Field(
         "stop",
-        description="what a structure that cannot be used does (no label, NaN, coincident atoms, ...): stop, or skip it; "
+        description="a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, or skip it; "
         "skipped.csv in the run folder tells which were skipped",
     )
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")

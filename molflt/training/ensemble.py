@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.callbacks import Callback
 
-from molflt.data.sources import open_dataset
 from molflt.errors import InputError
+from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import MEMBER, load_members
-from molflt.prediction.metrics import energy_metrics
-from molflt.prediction.predictor import choose_device, predict
+from molflt.prediction.predictor import choose_device
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import resolve_path
 from molflt.training.run import TrainResult, train
 from molflt.training.run_directory import check_run_dir, write_config
-from molflt.training.screening import Screening, labels
 
 
 def train_ensemble(
@@ -59,13 +56,10 @@ def train_ensemble(
         member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
         results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
     name, path = next(iter(config.data.val.items()))
-    spec = config.data.labels()
-    on_bad = config.data.on_bad
-    screening = Screening(open_dataset(resolve_path(path), labels=spec, on_bad=on_bad), spec, path, on_bad=on_bad)
-    expected = labels(screening)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
-    prediction, _ = predict(load_members(run_dir), screening.usable, device, config.data.max_atoms)
-    metrics = energy_metrics(prediction.energies, expected)
+    metrics = evaluate(
+        load_members(run_dir), path, device=device, max_atoms=config.data.max_atoms, on_bad=config.data.on_bad
+    ).metrics
     alone = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {alone.mean():.4f} eV")
     return TrainResult(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)

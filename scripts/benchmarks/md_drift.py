@@ -21,7 +21,7 @@ from ase.md.velocitydistribution import Stationary
 from ase.md.verlet import VelocityVerlet
 from matplotlib.figure import Figure
 
-from molflt.calculator import MolFLTCalculator
+from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.data.ase_files import read_ase
 from molflt.data.ase_io import to_atoms
 from molflt.data.progress import track

@@ -169,10 +169,12 @@ def main() -> None:
 def _import_everything() -> None:
     """What the commands import when they run, so that a strike meets them at work."""
     import molflt.cli.report
+    import molflt.data.convert
+
     import molflt.data.lmdb_writer
     import molflt.invariance.harness
     import molflt.prediction.shards
-    import molflt.report.page
+    import molflt.report.model_report
     import molflt.training.ensemble  # noqa: F401
 
 

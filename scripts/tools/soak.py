@@ -31,8 +31,8 @@ from matplotlib.figure import Figure
 
 import molflt
 from molflt.data.lmdb_writer import write_lmdb
+from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import load_members
-from molflt.report.evaluated import evaluate
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 from scripts import results
@@ -168,7 +168,7 @@ class Work:
         """One run in a new folder, loaded and evaluated; then it is removed."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             train(self._config, Path(folder) / "run", say=lambda line: None)
-            evaluate(load_members(Path(folder) / "run"), str(self._folder / "val.lmdb"), "cpu")
+            evaluate(load_members(Path(folder) / "run"), str(self._folder / "val.lmdb"))
 
 
 def draw(all_series: list[Series], path: Path) -> None:

@@ -16,7 +16,7 @@ from ase.optimize import BFGS
 from ase.phonons import Phonons
 from ase.vibrations import Vibrations
 
-from molflt.calculator import MolFLTCalculator
+from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.model.model_file import save_model
 
 pytestmark = pytest.mark.slow

@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_written_spoils_no_evaluation(molflt, model_path
     def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("molflt.cli.report.evaluation_report", full)
+    monkeypatch.setattr("molflt.report.model_report.evaluation_report", full)
     result = molflt("evaluate", tmp_path / "model.safetensors", tiny_data / "other.lmdb")
     assert result.status == 0
     assert "MAE" in result.out

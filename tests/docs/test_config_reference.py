@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from molflt.attention.config import ATTENTION_PRESETS, RANDOM_FEATURES
+from molflt.attention.config import ATTENTION_PRESETS
+from molflt.literature.names import RANDOM_FEATURES
 from molflt.training.config_file import _known_keys
 from molflt.training.presets import PRESETS, preset_config
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from molflt.prediction.pretrained import pretrained_models
 
 from molflt.model.model_file import OLDEST_SCHEMA, SCHEMA_VERSION, load_model, read_metadata
+from molflt.prediction.members import pretrained_models
 from molflt.training.presets import PRESETS
 from tests.golden.values import FOLDER, LARGE, energies, preset_energies, shipped_structures, structures
 

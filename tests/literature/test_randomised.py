@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from molflt.attention.build import build_attention
-from molflt.attention.config import AttentionConfig
+from molflt.attention.registry import AttentionConfig
 from molflt.literature.randomised import randomised_attention
 from tests.attention.structures import STRUCTURES, geometry_of
 from tests.attention.test_mechanisms import CUTOFF, DIM, HEADS, RBF, SMALL, prepare

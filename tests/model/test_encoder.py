@@ -7,7 +7,7 @@ import torch
 
 from molflt.attention import fourier, local_rpe
 from molflt.attention.far.mesh import MeshMethod
-from molflt.attention.mechanism import FourierAttention
+from molflt.attention.layer import FourierAttention
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.ase_io import from_atoms
 from molflt.data.batching import StructureCollater

@@ -5,7 +5,8 @@ import pytest
 import torch
 from ase.build import make_supercell
 
-from molflt.attention.config import ATTENTION_PRESETS, KERNELS
+from molflt.attention.config import ATTENTION_PRESETS
+from molflt.literature.names import KERNELS
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.standardiser import Statistics

@@ -10,10 +10,11 @@ import ase.io
 import numpy as np
 import pytest
 
+from molflt.choices import OC20Split
 from molflt.data.sources import ListDataset
 from molflt.errors import InputError
 from molflt.prediction import outputs
-from molflt.prediction.outputs import OC20Split, check_output, write_predictions
+from molflt.prediction.outputs import check_output, write_predictions
 from molflt.prediction.predictor import Prediction, predict
 
 

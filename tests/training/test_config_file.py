@@ -11,7 +11,7 @@ import pytest
 from molflt.attention.baselines.performer import KernelisedAttention
 from molflt.attention.baselines.softmax import SoftmaxAttention
 from molflt.attention.build import build_attention
-from molflt.attention.mechanism import FourierAttention
+from molflt.attention.layer import FourierAttention
 from molflt.errors import InputError
 from molflt.literature.concat import ConcatAttention
 from molflt.training.config import TrainConfig

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from molflt.attention.config import ATTENTION_PRESETS
-from molflt.cli.report import training_report
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import SCHEMA_VERSION, load_model, save_model
+from molflt.report.model_report import training_report
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.run import train
 from molflt.training.run_directory import find_checkpoint, read_records

@@ -9,8 +9,8 @@ import torch
 
 from molflt.attention.kernels.kernel import Features, Kernel
 from molflt.attention.kernels.random_features import ComponentFunction, DrawnMatrix, RandomFeatureKernel
-from molflt.literature.kernels import COMPONENT_FUNCTIONS, DRAWN_MATRICES
-from molflt.literature.weight_matrices import FastFood
+from molflt.literature.kernels import COMPONENT_FUNCTIONS
+from molflt.literature.weight_matrices import DRAWN_MATRICES, FastFood
 
 MATRICES = (*DRAWN_MATRICES, "fastfood")
 GRID = [(component, matrix) for component in COMPONENT_FUNCTIONS for matrix in MATRICES]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from molflt.attention.kernels.kernel import Kernel, kernelised_attention
-from molflt.literature.plain_features import EluKernel, ReluKernel
+from molflt.literature.kernels import EluKernel, ReluKernel
 from tests.literature.kernels.grid import estimate, generator, tokens
 
 C = 5

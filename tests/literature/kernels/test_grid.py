@@ -5,12 +5,7 @@ import torch
 
 from molflt.attention.kernels.kernel import kernelised_attention
 from molflt.attention.kernels.random_features import RandomFeatureKernel
-from molflt.literature.component_functions import (
-    generalised_features,
-    mean_square_of_sums,
-    optimal_a,
-    optimised_positive,
-)
+from molflt.literature.kernels import generalised_features, mean_square_of_sums, optimal_a, optimised_positive
 from tests.literature.kernels.grid import (
     FLOOR,
     GRID,

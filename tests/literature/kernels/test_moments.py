@@ -9,7 +9,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import gammaln, iv, ive
 
 from molflt.attention.kernels.random_features import positive
-from molflt.literature.component_functions import (
+from molflt.literature.kernels import (
+    COMPONENT_FUNCTIONS,
     generalised_features,
     mean_square_of_sums,
     optimal_a,
@@ -17,7 +18,6 @@ from molflt.literature.component_functions import (
     saderf,
     trigonometric,
 )
-from molflt.literature.kernels import COMPONENT_FUNCTIONS
 from molflt.literature.weight_matrices import sphere, structured_orthogonal
 from tests.literature.kernels.grid import draws, estimates, generator, published_a, standard_errors_off, tokens
 

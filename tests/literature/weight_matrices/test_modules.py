@@ -6,10 +6,10 @@ import pytest
 import torch
 from scipy.linalg import hadamard as scipy_hadamard
 
-from molflt.attention.kernels.random_features import DrawnMatrix, WeightMatrix
+from molflt.attention.kernels.random_features import DrawnMatrix, WeightMatrix, redraw
 from molflt.errors import InputError
-from molflt.literature.kernels import COMPONENT_FUNCTIONS, DRAWN_MATRICES, build_kernel, redraw
-from molflt.literature.weight_matrices import FastFood, hadamard, power_of_two, signs
+from molflt.literature.kernels import COMPONENT_FUNCTIONS, build_kernel
+from molflt.literature.weight_matrices import DRAWN_MATRICES, FastFood, hadamard, power_of_two, signs
 
 M, C = 22, 5
 MATRICES = (*DRAWN_MATRICES, "fastfood")

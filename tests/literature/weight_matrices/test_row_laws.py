@@ -9,8 +9,8 @@ from scipy.stats import chi, kstest, norm
 
 from molflt.attention.kernels.random_features import haar, orthogonal
 from molflt.errors import InputError
-from molflt.literature.kernels import DRAWN_MATRICES
 from molflt.literature.weight_matrices import (
+    DRAWN_MATRICES,
     FastFood,
     iid,
     moment_matching,

@@ -1,9 +1,6 @@
-"""What makes the page of an explanation answer to its menus."""
-
-SCRIPT = r"""
 "use strict";
 const page = JSON.parse(document.getElementById("explanation").textContent);
-const config = {displaylogo: false, responsive: true};
+const config = {displaylogo: false, responsive: true, showSendToCloud: false};
 
 function floats(text) {
   const bytes = Uint8Array.from(atob(text), character => character.charCodeAt(0));
@@ -67,8 +64,8 @@ function plotDistances(layer, values, name) {
     hovertemplate: "%{text}<br>%{x:.3f} Å<br>weight %{customdata:.4g}<extra></extra>",
   });
   const layout = {
-    template: page.template, margin: {l: 76, r: 16, t: 12, b: 52}, showlegend: true,
-    legend: {x: 1, xanchor: "right", y: 1},
+    template: page.template, margin: {l: 76, r: 16, t: 40, b: 52}, showlegend: true,
+    legend: {orientation: "h", x: 0, y: 1.02, yanchor: "bottom"},
     xaxis: {title: {text: `distance from atom ${page.atom} to the nearest image / Å`}, rangemode: "tozero"},
     yaxis: log
       ? {title: {text: "|weight|, open where negative"}, type: "log", dtick: 1, exponentformat: "power"}
@@ -92,4 +89,3 @@ async function start() {
   await show();
 }
 start();
-"""

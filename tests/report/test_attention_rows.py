@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from molflt.attention.config import ATTENTION_PRESETS, COMPONENT_FUNCTIONS, RANDOM_FEATURES
-from molflt.explain.attention_rows import LayerCall, attention_row, recorded_forward
+from molflt.attention.config import ATTENTION_PRESETS, COMPONENT_FUNCTIONS
+from molflt.literature.names import RANDOM_FEATURES
+from molflt.report.attention_rows import LayerCall, attention_row, recorded_forward
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.attention.test_mechanisms import CUTOFF, HEADS, local_sum, prepare
 from tests.model.test_energy_model import make_model

@@ -12,9 +12,9 @@ from molflt.data.batching import StructureCollater
 from molflt.data.neighbours import nearest_image
 from molflt.data.progress import track
 from molflt.errors import InputError
-from molflt.explain.attention_rows import attention_row, recorded_forward
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predictor import choose_device, unlabelled
+from molflt.report.attention_rows import attention_row, recorded_forward
 
 
 @dataclass(frozen=True)

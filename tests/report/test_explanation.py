@@ -13,9 +13,9 @@ from ase.build import fcc111, molecule
 
 from molflt.data.ase_io import from_atoms
 from molflt.errors import InputError
-from molflt.explain.explanation import Explanation, explain
 from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
 from molflt.prediction.predictor import predict
+from molflt.report.explanation import Explanation, explain
 from tests.attention.structures import STRUCTURES, rotated
 from tests.model.test_energy_model import make_model
 
