@@ -1,4 +1,4 @@
-"""The figures of docs/attention.md.
+"""The figures of docs/design.md.
 
 python scripts/make_attention_figures.py          # into docs/figures, about a minute
 """

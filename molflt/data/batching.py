@@ -39,7 +39,8 @@ class AtomBudgetSampler(Sampler[list[int]]):
         max_atoms: the budget.
         shuffle: training or evaluation, as above.
         seed: of the shuffling.
-        rank, n_ranks: which share of the batches.
+        rank: of this process among those that share the batches.
+        n_ranks: how many of them there are.
         max_structures: a further limit on the structures in a batch.
 
     Raises:
