@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.tools.notebooks import MACHINE
 from tests.docs.pages import REPOSITORY
 
 PAGES = [
@@ -20,7 +21,6 @@ PAGES = [
 INLINE = re.compile(r"\]\(([^)\s]+)\)")
 REFERENCE = re.compile(r"^\[([^\]]+)\]: \S+$", re.M)
 USE = re.compile(r"\]\[([^\]]+)\]")
-MACHINE = re.compile(r"(?<![\w.])/(?:root|home|tmp|work|opt|Users|usr/local)/|site-packages")
 
 
 def text_of(page: Path) -> str:
