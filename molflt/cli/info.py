@@ -55,9 +55,9 @@ def _data_info(path: str) -> dict[str, Any]:
     import numpy as np
     from ase.data import chemical_symbols
 
+    from molflt.bundled import resolve_path
     from molflt.data.progress import track
     from molflt.data.sources import open_dataset
-    from molflt.training.config_file import resolve_path
     from molflt.vocabulary import TARGETS
 
     dataset = open_dataset(resolve_path(path))

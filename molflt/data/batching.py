@@ -39,7 +39,8 @@ class AtomBudgetSampler(Sampler[list[int]]):
         max_atoms: the budget.
         shuffle: training or evaluation, as above.
         seed: of the shuffling.
-        rank, n_ranks: which share of the batches.
+        rank: of this process among those that share the batches.
+        n_ranks: how many of them there are.
 
     Raises:
         InputError: there are no structures, the budget is below one, or (shuffled) fewer structures than ranks.

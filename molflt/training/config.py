@@ -20,9 +20,7 @@ class DataConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    train: str = Field(
-        description="structures to train on; bundled:NAME is NAME in the data folder of the repository"
-    )
+    train: str = Field(description="structures to train on; bundled:NAME is one of the sets that come with molflt")
     val: dict[str, str] = Field(
         min_length=1,
         description="validation splits by name, or one path; the first decides what is best and when to stop early",

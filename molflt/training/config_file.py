@@ -19,10 +19,10 @@ from pydantic_core import ErrorDetails
 
 from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import mechanisms, presets
+from molflt.bundled import resolve_path as resolve_path
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 
-BUNDLED_PREFIX = "bundled:"
 STANDARD_INPUT = "-"
 _MOST_MISTAKES = 50
 """Mistakes that are explained: finding the nearest right key takes a while for each."""
@@ -102,24 +102,6 @@ def _expand_attention(content: DictConfig) -> None:
 
 def _one_line(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-
-
-def resolve_path(path: str) -> Path:
-    """Turn ``bundled:NAME`` into a path of this checkout; leave other paths as they are.
-
-    Raises:
-        InputError: the bundled data is not there.
-    """
-    if not path.startswith(BUNDLED_PREFIX):
-        return Path(path)
-    root = Path(__file__).resolve().parents[2] / "data"
-    resolved = root / path.removeprefix(BUNDLED_PREFIX)
-    if not resolved.exists():
-        raise InputError(
-            f"{path}: not found as {resolved}; the bundled data is in the repository's data folder: "
-            "install molflt from a clone with 'pip install -e .'"
-        )
-    return resolved
 
 
 def to_yaml(config: BaseModel, header: str = "") -> str:

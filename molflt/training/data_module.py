@@ -11,13 +11,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
+from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import resolve_path
 from molflt.training.screening import Screening, labels, read_training_set
 from molflt.vocabulary import LABELS
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from molflt.bundled import resolve_path
 from molflt.data.labels import LabelSpec
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
 from molflt.model.standardiser import Statistics, fit_statistics
-from molflt.training.config_file import resolve_path
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 from scripts.benchmarks.accuracy_data import Split
 from scripts.benchmarks.measuring import run_isolated

@@ -25,6 +25,7 @@ import torch
 from matplotlib.figure import Figure
 
 from molflt.attention.registry import attention_config, presets
+from molflt.bundled import resolve_path
 from molflt.data.batching import StructureCollater
 from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
@@ -33,7 +34,6 @@ from molflt.invariance.structures import rotation
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import resolve_path
 from molflt.training.presets import preset_config
 from molflt.training.run import train
 from scripts import results

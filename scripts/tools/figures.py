@@ -1,4 +1,4 @@
-"""The figures of docs/attention.md.
+"""The figures of docs/design.md.
 
 python -m scripts.tools.figures          # into docs/figures, about a minute
 python -m scripts.benchmarks.estimator --out docs/figures        # the fourth, estimator.png
