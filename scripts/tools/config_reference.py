@@ -21,7 +21,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from molflt.attention.registry import mechanisms, presets
+from molflt.attention.config import MechanismConfig
+from molflt.attention.registry import DEFAULT_MECHANISM, mechanisms, presets
 from molflt.files import atomic_file
 from molflt.literature.names import COMPONENT_FUNCTIONS, RANDOM_FEATURES, WEIGHT_MATRICES
 from molflt.training.config import TrainConfig
@@ -73,20 +74,23 @@ def sections(schema: type[BaseModel], prefix: str = "") -> Iterator[Section]:
             nested += [(f"{prefix}{name}.", mechanism.config) for mechanism in mechanisms().values()]
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             nested.append((f"{prefix}{name}.", annotation))
-        else:
-            keys.append(
-                Key(
-                    f"{prefix}{name}",
-                    kind(annotation),
-                    bounds(field),
-                    default(field),
-                    field.description or "",
-                )
-            )
+        elif name != "mechanism":
+            words = field.description or ""
+            if issubclass(schema, MechanismConfig) and name in schema.only_with:
+                words += f" (only with {schema.only_with[name][0]})"
+            keys.append(Key(f"{prefix}{name}", kind(annotation), bounds(field), default(field), words))
     summary = " ".join((schema.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
-    yield Section(prefix.rstrip("."), summary, tuple(keys))
+    yield Section(prefix.rstrip("."), of_mechanism(schema) + summary, tuple(keys))
     for inner_prefix, inner in nested:
         yield from sections(inner, inner_prefix)
+
+
+def of_mechanism(schema: type[BaseModel]) -> str:
+    """Which mechanism of attention a schema belongs to, as the beginning of its summary."""
+    if not issubclass(schema, MechanismConfig):
+        return ""
+    name = schema.model_fields["mechanism"].default
+    return f"**`mechanism={name}`**{', the default' if name == DEFAULT_MECHANISM else ''}. "
 
 
 def kind(annotation: Any) -> str:
@@ -163,7 +167,9 @@ def page() -> str:
     lines = [HEADER]
     for section in sections(TrainConfig):
         title = f"`{section.prefix}`" if section.prefix else "Top level"
-        lines += [f"## {title}", "", section.summary, ""]
+        if f"## {title}" not in lines:
+            lines += [f"## {title}", ""]
+        lines += [section.summary, ""]
         if section.keys:
             lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
             for key in section.keys:
