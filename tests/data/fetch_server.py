@@ -7,10 +7,13 @@ import hashlib
 import io
 import tarfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
 
 from molflt.data.fetch.catalogue import Archive
 
@@ -122,12 +125,17 @@ class Handler(BaseHTTPRequestHandler):
         """Silence."""
 
 
-def start(content: bytes) -> tuple[Server, ThreadingHTTPServer]:
+@contextmanager
+def serving(content: bytes) -> Iterator[Server]:
     """A server on a free port of this machine."""
     owner = Server(content)
     handler = type("BoundHandler", (Handler,), {"owner": owner})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    owner.address = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    return owner, server
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http.daemon_threads = True
+    owner.address = f"http://127.0.0.1:{http.server_address[1]}"
+    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("no_proxy", "127.0.0.1")
+        yield owner
+    http.shutdown()
+    http.server_close()

@@ -15,7 +15,7 @@ from molflt.data.fetch.catalogue import ARCHIVES, Archive, find_archive
 from molflt.data.fetch.download import check_url, download, make_session, refuse_redirect
 from molflt.data.progress import ByteMeter
 from molflt.errors import InputError
-from tests.data.fetch_server import Handler, Reply, Server, archive_of, good_tar, start
+from tests.data.fetch_server import Handler, Reply, Server, archive_of, good_tar, serving
 
 CONTENT = good_tar()
 N = len(CONTENT)
@@ -24,13 +24,10 @@ N_TRIES = 7
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(module, "_TIMEOUT", 5.0)
     monkeypatch.setattr(module, "_BLOCK", 100)
-    owner, http = start(CONTENT)
-    yield owner
-    http.shutdown()
-    http.server_close()
+    with serving(CONTENT) as owner:
+        yield owner
 
 
 @pytest.fixture

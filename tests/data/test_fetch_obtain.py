@@ -16,18 +16,15 @@ from molflt.data.fetch.catalogue import OC20_IS2RE, Archive, Splits, commands, f
 from molflt.data.fetch.obtain import Plan, make_plan, obtain, present_splits
 from molflt.errors import InputError
 from molflt.training.config_file import load_config
-from tests.data.fetch_server import SPLITS, Handler, Reply, Server, archive_of, good_tar, start, tar_of
+from tests.data.fetch_server import SPLITS, Handler, Reply, Server, archive_of, good_tar, serving, tar_of
 
 CONTENT = good_tar()
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    owner, http = start(CONTENT)
-    yield owner
-    http.shutdown()
-    http.server_close()
+def server() -> Iterator[Server]:
+    with serving(CONTENT) as owner:
+        yield owner
 
 
 @pytest.fixture

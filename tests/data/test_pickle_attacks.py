@@ -231,6 +231,7 @@ BOMBS = {
     ),
     "archive in a tensor": (in_tensor(_archive({"archive/data/0": bytes(400 << 20)})), "zip archive"),
     "memo place": (b"\x80\x02Nr\xff\xff\xff\x7f.", "memo place"),
+    "memo place in a tensor": (in_tensor(HEADER + b"Nr\xff\xff\xff\x7f."), "memo place"),
 }
 """Each takes gigabytes, hours or the process where its guard is missing."""
 

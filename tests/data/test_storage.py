@@ -126,6 +126,7 @@ NOT_PLAIN_AND_WRONG = {
     "wrong magic number": _swap(SHORT, b"l\xfc\x9cF", b"l\xfc\x9dF"),
     "wrong version": _swap(SHORT, b"\x80\x02M\xe9\x03.", b"\x80\x02M\xe8\x03."),
     "unknown type": _swap(SHORT, b"FloatStorage", b"FlootStorage"),
+    "type of a foreign module": _swap(SHORT, b"ctorch\nFloat", b"cother\nFloat"),
     "type that runs": _swap(SHORT, b"ctorch\nFloatStorage\n", b"cos\nsystem\n"),
     "another key in the list": _swap(SHORT, b"q\x01a.", b"q\x01aX\x01\x00\x00\x007a."),
     "key of another length": _swap(SHORT, b"X\x0e\x00\x00\x00", b"X\x0d\x00\x00\x00"),
