@@ -29,7 +29,7 @@ class DataConfig(BaseModel):
     target: Target = Field("y_relaxed", description="label to learn, eV: y_relaxed, y_init or energy")
     label: str | None = Field(
         None,
-        description="its name in the data (info key, database key, CSV column or SDF property); null: that of the target",
+        description="its name in the data (info or database key, CSV column, SDF property); null: that of the target",
     )
     unit: EnergyUnit = Field("eV", description="unit of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
     per: Per = Field("structure", description="whether stored energies are per structure or per atom")
@@ -47,8 +47,8 @@ class DataConfig(BaseModel):
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
     on_bad: OnBad = Field(
         "stop",
-        description="what to do about a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, or "
-        "skip it; skipped.csv in the run folder tells which were skipped",
+        description="what to do about a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, "
+        "or skip it; skipped.csv in the run folder tells which were skipped",
     )
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
@@ -163,8 +163,8 @@ class TrainerConfig(BaseModel):
     )
     on_bad_batch: Literal["stop", "skip"] = Field(
         "stop",
-        description="what to do about a batch whose loss or gradient is not a number: stop, or skip it (one process only); "
-        "bad_batches.jsonl in the run folder tells which",
+        description="what to do about a batch whose loss or gradient is not a number: stop, or skip it (one process "
+        "only); bad_batches.jsonl in the run folder tells which",
     )
     checkpoint_recycles: bool = Field(
         False, description="keep one recycle in memory instead of all, for about a third more time"
