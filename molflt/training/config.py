@@ -28,12 +28,10 @@ class DataConfig(BaseModel):
     target: Target = Field("y_relaxed", description="label to learn, eV: y_relaxed, y_init or energy")
     label: str | None = Field(
         None,
-        description="its name in the data (info key, database key, CSV column, SDF property); null: as target",
+        description="its name in the data (info or database key, CSV column, SDF property); null: that of the target",
     )
     unit: EnergyUnit = Field("eV", description="unit of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
-    per: Per = Field(
-        "structure", description="whether a stored energy is that of a whole structure or per atom: structure or atom"
-    )
+    per: Per = Field("structure", description="whether stored energies are per structure or per atom")
     force_label: str | None = Field(None, description="name of the forces in the data; null: forces")
     force_unit: ForceUnit | None = Field(
         None, description="unit of the stored forces, as in Hartree/bohr; null: the unit of the energies per Ang"
@@ -48,8 +46,8 @@ class DataConfig(BaseModel):
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
     on_bad: OnBad = Field(
         "stop",
-        description="a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, or skip it; "
-        "skipped.csv in the run folder tells which were skipped",
+        description="what to do about a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, "
+        "or skip it; skipped.csv in the run folder tells which were skipped",
     )
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
@@ -107,7 +105,7 @@ class OptimiserConfig(BaseModel):
     weight_decay: float | None = Field(
         None,
         ge=0,
-        description="weight decay, on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty",
+        description="on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty",
     )
     schedule: Literal["linear", "cosine"] = Field("cosine", description="decay to zero after the warm-up")
     warmup_steps: int = Field(100, ge=0, description="steps of the linear rise to the peak")
@@ -129,9 +127,7 @@ class LossConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    energy_per: Per = Field(
-        "structure", description="whether the error of the energy counts per structure or per atom: structure or atom"
-    )
+    energy_per: Per = Field("structure", description="whether errors of the energy count per structure or per atom")
     force_weight: float = Field(
         0.0, ge=0, description="weight of the force loss; 0 does not look at forces, 10 is a good start"
     )
@@ -162,12 +158,12 @@ class TrainerConfig(BaseModel):
     keep_last: int = Field(
         0,
         ge=0,
-        description="how many model files epoch-N.safetensors of the latest validations to keep, to average them",
+        description="how many models of the latest validations to keep as epoch-N.safetensors, to average",
     )
     on_bad_batch: Literal["stop", "skip"] = Field(
         "stop",
-        description="what a batch does whose loss or gradient is not a number: stop, or skip it (one process only); "
-        "bad_batches.jsonl in the run folder tells which",
+        description="what to do about a batch whose loss or gradient is not a number: stop, or skip it (one process "
+        "only); bad_batches.jsonl in the run folder tells which",
     )
     checkpoint_recycles: bool = Field(
         False, description="keep one recycle in memory instead of all, for about a third more time"
@@ -197,9 +193,7 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, batches, dropout and noise")
-    ensemble: int = Field(
-        1, ge=1, le=1000, description="how many models to train, with seeds from seed on, for uncertainty"
-    )
+    ensemble: int = Field(1, ge=1, le=1000, description="models to train, with seeds from seed on, for uncertainty")
     data: DataConfig
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     optimiser: OptimiserConfig = Field(default_factory=lambda: OptimiserConfig())
