@@ -1,15 +1,13 @@
 """RA against dense attention: unbiased where it says so, biased where it says so, with and without positions."""
 
-import math
-
 import pytest
 import torch
 
 from molflt.attention.build import build_attention
 from molflt.attention.registry import AttentionConfig
 from molflt.literature.randomised import randomised_attention
-from tests.attention.structures import STRUCTURES, geometry_of
-from tests.attention.test_mechanisms import CUTOFF, DIM, HEADS, RBF, SMALL, prepare
+from tests.attention.kernels.checks import standard_errors_off
+from tests.attention.layers import HEADS, prepare
 
 N, WIDTH = 6, 4
 
@@ -33,35 +31,23 @@ def dense(q, k, v, near, far):
     return (total * weight) @ v / (near * weight).sum(dim=-1, keepdim=True)
 
 
-def deviation(masked: bool, sampling: str, draws: int = 400) -> float:
-    """Largest deviation of the mean over draws from dense attention, in standard errors."""
-    q, k, v, near, far = inputs(masked)
+def draws(n_samples: int, masked: bool, sampling: str = "exact", count: int = 400) -> torch.Tensor:
     torch.manual_seed(0)
-    values = torch.stack([randomised_attention(q, k, v, near, far, 8, sampling, True) for _ in range(draws)])
-    error = (values.mean(dim=0) - dense(q, k, v, near, far)).abs() / (values.std(dim=0) / math.sqrt(draws))
-    return float(error.max())
+    return torch.stack([randomised_attention(*inputs(masked), n_samples, sampling, True) for _ in range(count)])
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_exact_sampling_is_unbiased(masked):
     """Proposition 3.2, and the same with a positive mask in the mixture and one of any sign in the numerator."""
-    assert deviation(masked, "exact") < 4.5
+    wanted = dense(*inputs(masked))
+    assert standard_errors_off(draws(8, masked), wanted) < 4.5
     # Power: the biased variant is found out by the same check.
-    assert deviation(masked, "biased") > 6
+    assert standard_errors_off(draws(8, masked, "biased"), wanted) > 6
 
 
 def test_variance_falls_with_the_samples():
-    q, k, v, near, far = inputs(True)
-    torch.manual_seed(0)
-    variances = [
-        float(
-            torch.stack([randomised_attention(q, k, v, near, far, s, "exact", True) for _ in range(400)])
-            .var(dim=0)
-            .mean()
-        )
-        for s in (1, 16)
-    ]
-    assert 10 < variances[0] / variances[1] < 24
+    few, many = (float(draws(n, True).var(dim=0).mean()) for n in (1, 16))
+    assert 10 < few / many < 24
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -97,7 +83,7 @@ def test_tokens_that_do_not_exist_change_nothing_and_have_finite_gradients(sampl
 @pytest.mark.parametrize("name", ["linear", "wire", "tiny_cell"])
 def test_on_atoms_the_mask_is_local_plus_fourier(name):
     """A layer in evaluation against the far field of rank m with the exact kernel in place of its features."""
-    layer, _, _, geometry, x, context = prepare(name, {"mechanism": "randomised", "positional_mask": True})
+    layer, _, _, geometry, x, context = prepare(name, {"mechanism": "randomised-rpe"})
     found = layer.eval()(x, geometry, layer.prepare(geometry, context))
     q, k = layer.query_key(x)
     v = layer.value(x).view(geometry.n_atoms, HEADS, -1)
@@ -109,13 +95,7 @@ def test_on_atoms_the_mask_is_local_plus_fourier(name):
 
 
 def test_training_draws_and_evaluation_does_not():
-    torch.manual_seed(0)
-    shared, (layer,) = build_attention(
-        AttentionConfig(**SMALL, mechanism="randomised"), DIM, HEADS, 1, 1, RBF, 0.0, seed=0
-    )
-    geometry = geometry_of([STRUCTURES["molecule"]()], CUTOFF)
-    x = torch.randn(geometry.n_atoms, DIM)
-    context = shared(geometry, None)
+    layer, _, _, geometry, x, context = prepare("molecule", {"mechanism": "randomised"})
     prepared = layer.prepare(geometry, context)
     assert not torch.equal(layer(x, geometry, prepared), layer(x, geometry, prepared))
     layer.eval()

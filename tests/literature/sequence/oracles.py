@@ -1,19 +1,16 @@
 """What the tests compare with: the O(n²) formulas written out, and kernels and inputs to try them on."""
 
-import math
+import itertools
 
 import torch
 
 from molflt.attention.kernels.kernel import FLOOR
 from molflt.literature.kernels import build_kernel
+from tests.attention.kernels.checks import generator
 
 N_HEADS = 2
 HEAD_DIM = 3
 KERNELS = ("posrf-orf", "elu", "relu", "trigrf-iid")
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def kernel_of(name, dim=HEAD_DIM, n_features=16, seed=1):
@@ -51,11 +48,7 @@ def dense_kernelised(kernel, query, key, value, causal, mask=1.0):
 
 def places(shape):
     """Row and column of the tokens of a grid, or the place in a sequence."""
-    return (
-        [(i,) for i in range(shape[0])]
-        if len(shape) == 1
-        else [(y, x) for y in range(shape[0]) for x in range(shape[1])]
-    )
+    return list(itertools.product(*map(range, shape)))
 
 
 def relative_matrix(values, shape):
@@ -75,7 +68,7 @@ def relative_matrix(values, shape):
 def gradients(output, leaves):
     """Of a sum of the outputs with unequal weights."""
     weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape)
-    return torch.autograd.grad((output * weights).sum(), leaves)
+    return torch.autograd.grad((output * weights).sum(), leaves, retain_graph=True)
 
 
 def assert_same(found, wanted, leaves, tolerance=1e-10):
@@ -88,18 +81,3 @@ def assert_same(found, wanted, leaves, tolerance=1e-10):
 
 def assert_differs(found, wanted):
     assert float((found - wanted).detach().abs().max()) > 1e-4
-
-
-def estimate(spectrum, rpe, shape):
-    """Σ_k g(ξ_k)/(r p(ξ_k)) cos(2πξ_k·(x_i − x_j)), term by term; ``spectrum(head, xi)`` is g."""
-    r = len(rpe.xi)
-    matrix = torch.zeros(N_HEADS, math.prod(shape), math.prod(shape), dtype=torch.float64)
-    for k in range(r):
-        xi = rpe.xi[k].tolist()
-        p = math.prod(math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in xi)
-        for i, here in enumerate(places(shape)):
-            for j, there in enumerate(places(shape)):
-                phase = 2 * math.pi * sum(x * (a - b) / rpe.unit for x, a, b in zip(xi, here, there, strict=True))
-                for head in range(N_HEADS):
-                    matrix[head, i, j] += spectrum(head, xi) / (r * p) * math.cos(phase)
-    return matrix

@@ -8,6 +8,7 @@ from torch.distributions import Independent, Normal
 
 from molflt.attention.kernels.kernel import kernelised_attention
 from molflt.literature.lara import LaraKernel, Segments, SoftClusters
+from tests.attention.kernels.checks import estimate, standard_errors_off
 
 HEADS, N, C, WIDTH = 2, 7, 3, 4
 
@@ -28,6 +29,7 @@ def xi(x: torch.Tensor, omega: torch.Tensor) -> torch.Tensor:
     return math.exp(float(omega @ x - x @ x / 2))
 
 
+@torch.no_grad()
 def defined(made: LaraKernel, q: torch.Tensor, k: torch.Tensor, omega: torch.Tensor, h: int) -> torch.Tensor:
     """Σ_c α_nc(ω_c) N(ω_c; 0, I)/q_c(ω_c) ξ(q_n, ω_c) ξ(k_m, ω_c) of one head, written out."""
     weights = made.landmarks(q, None)
@@ -53,35 +55,25 @@ def defined(made: LaraKernel, q: torch.Tensor, k: torch.Tensor, omega: torch.Ten
 def test_it_is_its_definition(landmarks, training):
     made, (q, k) = kernel(landmarks).train(training), tokens()
     torch.manual_seed(5)
-    phi_q, phi_k = made(q, k)
-    estimate = phi_q.values() @ phi_k.values().transpose(-1, -2)
+    found = estimate(made, q, k)
     weights = made.landmarks(q, None)
     omega = weights @ q + weights @ k
     if training:
         torch.manual_seed(5)
         omega = omega + torch.randn_like(omega)
     for h in range(HEADS):
-        torch.testing.assert_close(estimate[0, h], defined(made, q, k, omega, h), rtol=1e-10, atol=0)
-
-
-def deviation(change=lambda phi_q: phi_q) -> float:
-    """Largest deviation of the mean over 2,000 draws from exp(q·k), in standard errors."""
-    made, (q, k) = kernel().train(), tokens(scale=0.3)
-    torch.manual_seed(0)
-    draws = []
-    with torch.no_grad():
-        for _ in range(2000):
-            phi_q, phi_k = made(q, k)
-            draws.append(change(phi_q.values()) @ phi_k.values().transpose(-1, -2))
-    values = torch.stack(draws)
-    error = (values.mean(dim=0) - (q @ k.transpose(-1, -2)).exp()).abs() / (values.std(dim=0) / math.sqrt(2000))
-    return float(error.max())
+        torch.testing.assert_close(found[0, h], defined(made, q, k, omega, h), rtol=1e-10, atol=0)
 
 
 def test_estimates_are_unbiased_for_the_softmax_kernel():
     """Multiple importance sampling with weights that sum to one; power: weights that sum to less are found out."""
-    assert deviation() < 4.5
-    assert deviation(lambda phi_q: 0.95 * phi_q) > 7
+    made, (q, k) = kernel().train(), tokens(scale=0.3)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        values = torch.stack([estimate(made, q, k) for _ in range(2000)])
+    wanted = (q @ k.transpose(-1, -2)).exp()
+    assert standard_errors_off(values, wanted) < 4.5
+    assert standard_errors_off(0.95 * values, wanted) > 7
 
 
 def test_no_weight_is_negative():

@@ -1,4 +1,4 @@
-"""Spectraformer's grid for the tests: kernels, tokens, and each estimate from its published formula."""
+"""Spectraformer's grid for the tests: kernels by name, and each estimate from its published formula."""
 
 from __future__ import annotations
 
@@ -11,36 +11,16 @@ from molflt.attention.kernels.kernel import Features, Kernel
 from molflt.attention.kernels.random_features import ComponentFunction, DrawnMatrix, RandomFeatureKernel
 from molflt.literature.kernels import COMPONENT_FUNCTIONS
 from molflt.literature.weight_matrices import DRAWN_MATRICES, FastFood
+from molflt.attention.kernels.random_features import ComponentFunction
+from molflt.literature.kernels import COMPONENT_FUNCTIONS, build_kernel
+from tests.attention.kernels.checks import WIDTH, generator
 
 MATRICES = (*DRAWN_MATRICES, "fastfood")
-GRID = [(component, matrix) for component in COMPONENT_FUNCTIONS for matrix in MATRICES]
-FLOOR = 0.01
-"""Share of the sum of absolute values below which an estimate of either sign is raised."""
+GRID = [f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in MATRICES]
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def kernel_of(component: str, matrix: str, m: int = 14, c: int = 5, seed: int = 0) -> RandomFeatureKernel:
-    if matrix == "fastfood":
-        weights = FastFood(m, c, generator(seed))
-    else:
-        weights = DrawnMatrix(DRAWN_MATRICES[matrix], m, c, generator(seed))
-    return RandomFeatureKernel(COMPONENT_FUNCTIONS[component], weights).double()
-
-
-def tokens(batch: int = 2, heads: int = 2, n: int = 6, c: int = 5, scale: float = 0.4, seed: int = 7):
-    """Queries, keys and values; keys are off centre, and their axes of unequal length, so that A and Ψ matter."""
-    q, k, v = torch.randn(3, batch, heads, n, c, generator=generator(seed), dtype=torch.float64)
-    stretch = torch.linspace(0.5, 1.5, c, dtype=torch.float64)
-    return scale * q, scale * (k * stretch + 0.3), v
-
-
-def estimate(kernel: Kernel, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """φ_Q(q_i)·φ_K(k_j), (batch, heads, n, n)."""
-    phi_q, phi_k = kernel(q, k)
-    return phi_q.values() @ phi_k.values().transpose(-1, -2)
+def kernel_of(name: str, m: int = 14, c: int = WIDTH, seed: int = 0):
+    return build_kernel(name, c, 2, m, 3, generator(seed)).double()
 
 
 def published_a(square: float, c: int) -> float:
@@ -66,17 +46,14 @@ def pair_terms(component: str, omega: torch.Tensor, q: torch.Tensor, k: torch.Te
     return (1 - 4 * a) ** (c / 2) * torch.exp(exponent - squares[..., None] / 2) / len(omega)
 
 
-def dense_attention(
-    component: str, omega: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Σ_j κ(q_i, k_j) v_j / Σ_j κ(q_i, k_j) in O(n²) per head and structure, and the normalisers."""
-    out, normalisers = torch.zeros_like(v), torch.zeros_like(v[..., 0])
+def dense_attention(component: str, omega, q, k, v) -> torch.Tensor:
+    """Σ_j κ(q_i, k_j) v_j / Σ_j κ(q_i, k_j) in O(n²) per head and structure."""
+    out = torch.zeros_like(v)
     for b in range(len(q)):
         for h in range(q.shape[1]):
             weights = pair_terms(component, omega, q[b, h], k[b, h]).sum(-1)
-            normalisers[b, h] = weights.sum(1)
             out[b, h] = weights @ v[b, h] / weights.sum(1, keepdim=True)
-    return out, normalisers
+    return out
 
 
 @lru_cache
@@ -91,16 +68,7 @@ def draws(matrix: str, count: int, m: int, c: int) -> torch.Tensor:
 def estimates(component: ComponentFunction, omegas: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """(count, batch, heads, n, n): the estimate with each of the (count, m, c) matrices."""
     count, m, _ = omegas.shape
-    phi_q, phi_k = (_regrouped(f, count, m) for f in component(q, k, omegas.flatten(0, 1), None))
+    features = component(q, k, omegas.flatten(0, 1), None)
+    phi_q, phi_k = (feature.values().unflatten(-1, (-1, count, m)) for feature in features)
     # Features are divided by the root of the number of all rows; each matrix has only m.
     return count * torch.einsum("bhiwdr,bhjwdr->dbhij", phi_q, phi_k)
-
-
-def _regrouped(features: Features, count: int, m: int) -> torch.Tensor:
-    return features.values().unflatten(-1, (-1, count, m))
-
-
-def standard_errors_off(values: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Largest distance of the mean over draws from ``wanted``, in standard errors."""
-    error = values.std(dim=0) / math.sqrt(len(values))
-    return float(((values.mean(dim=0) - wanted).abs() / error).max())

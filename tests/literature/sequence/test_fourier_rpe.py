@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from molflt.errors import InputError
-from molflt.literature.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
+from molflt.literature.sequence.fourier_rpe import GaussianMixtureRpe, LocalRpe
 from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, ProductKernel, token_positions
 from molflt.literature.sequence.prefix_sums import check_causal, sequence_attention
+from tests.attention.kernels.checks import standard_errors_off
 from tests.literature.sequence.oracles import (
     HEAD_DIM,
     KERNELS,
@@ -16,16 +17,18 @@ from tests.literature.sequence.oracles import (
     assert_differs,
     assert_same,
     dense,
-    estimate,
     generator,
     kernel_of,
     kernel_weights,
+    places,
     tokens,
 )
 
 FAMILIES = [GaussianMixtureRpe, LocalRpe]
-SHAPES = [(7,), (2, 3)]
 N_FREQUENCIES = 4
+either_family = pytest.mark.parametrize("family", FAMILIES)
+either_shape = pytest.mark.parametrize("shape", [(7,), (2, 3)])
+either_way = pytest.mark.parametrize("causal", [False, True])
 
 
 def rpe_of(family, dim, seed=0, n_frequencies=N_FREQUENCIES, unit=5.0):
@@ -38,32 +41,34 @@ def rpe_of(family, dim, seed=0, n_frequencies=N_FREQUENCIES, unit=5.0):
     return rpe
 
 
-def spectrum_of(rpe):
+def spectrum(rpe, head, xi):
     """g of a head at one frequency, by the paper's formulas."""
-    weights = rpe.weights.tolist()
+    weights = rpe.weights[head].tolist()
     if isinstance(rpe, GaussianMixtureRpe):
-        means, widths = rpe.means.tolist(), rpe.log_widths.exp().tolist()
+        terms = zip(weights, rpe.means[head].tolist(), rpe.log_widths[head].exp().tolist(), strict=True)
+        return sum(w * math.exp(-(math.dist(xi, mu) ** 2) / (2 * s**2)) for w, mu, s in terms)
+    return sum(
+        w * math.prod(math.sin(2 * math.pi * r * x) / (math.pi * x) for r, x in zip(radii, xi, strict=True))
+        for w, radii in zip(weights, rpe.log_radii[head].exp().tolist(), strict=True)
+    )
 
-        def gaussians(head, xi):
-            terms = zip(weights[head], means[head], widths[head], strict=True)
-            return sum(w * math.exp(-(math.dist(xi, mu) ** 2) / (2 * s**2)) for w, mu, s in terms)
 
-        return gaussians
-    radii = rpe.log_radii.exp().tolist()
-
-    def boxes(head, xi):
-        terms = zip(weights[head], radii[head], strict=True)
-        return sum(
-            w * math.prod(math.sin(2 * math.pi * r * x) / (math.pi * x) for r, x in zip(v, xi, strict=True))
-            for w, v in terms
-        )
-
-    return boxes
+def estimate(rpe, shape):
+    """Σ_k g(ξ_k)/(r p(ξ_k)) cos(2πξ_k·(x_i − x_j)), term by term."""
+    n = math.prod(shape)
+    matrix = torch.zeros(N_HEADS, n, n, dtype=torch.float64)
+    for xi in rpe.xi.tolist():
+        p = math.prod(math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in xi)
+        for i, here in enumerate(places(shape)):
+            for j, there in enumerate(places(shape)):
+                phase = 2 * math.pi * sum(x * (a - b) / rpe.unit for x, a, b in zip(xi, here, there, strict=True))
+                for head in range(N_HEADS):
+                    matrix[head, i, j] += spectrum(rpe, head, xi) / (len(rpe.xi) * p) * math.cos(phase)
+    return matrix
 
 
 def positions_of(shape):
-    n = math.prod(shape)
-    return token_positions(n, None if len(shape) == 1 else shape, torch.device("cpu"))
+    return token_positions(math.prod(shape), None if len(shape) == 1 else shape, torch.device("cpu"))
 
 
 def wrapped(kind, kernel, rpe, shape):
@@ -78,13 +83,14 @@ def dense_mask(rpe, shape):
     return torch.einsum("hk,ijk->hij", rpe.transform(rpe.xi) / (len(p) * p), cosines)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("shape", SHAPES)
+@either_family
+@either_shape
 def test_products_of_position_features_are_the_sum_of_cosines(family, shape):
     """Exactly, with signs of either kind; with the sign on both sides or on none it is another matrix."""
+    assert positions_of(shape).tolist() == [list(place) for place in places(shape)]
     rpe = rpe_of(family, len(shape))
     query, key = rpe(positions_of(shape))
-    wanted = estimate(spectrum_of(rpe), rpe, shape)
+    wanted = estimate(rpe, shape)
     torch.testing.assert_close((query @ key.transpose(-1, -2)).detach(), wanted, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(dense_mask(rpe, shape).detach(), wanted, rtol=1e-10, atol=1e-10)
     a = rpe.coefficients()
@@ -95,38 +101,22 @@ def test_products_of_position_features_are_the_sum_of_cosines(family, shape):
     assert_differs(query @ query.transpose(-1, -2), wanted)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_positions_are_in_raster_order(shape):
-    if len(shape) == 1:
-        assert positions_of(shape).tolist() == [[i] for i in range(shape[0])]
-    else:
-        assert positions_of(shape).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
-
-
-def worst_deviation(rpe, wanted, shape, n_draws=400):
-    """Of the mean over draws of the frequencies, in standard errors."""
-    draws = []
-    with torch.no_grad():
-        for seed in range(n_draws):
-            rpe.xi = torch.randn(64, rpe.dim, generator=generator(1000 + seed), dtype=torch.float64)
-            query, key = rpe(positions_of(shape))
-            draws.append(query @ key.transpose(-1, -2))
-    values = torch.stack(draws)
-    standard_error = values.std(dim=0) / math.sqrt(n_draws)
-    return float(((values.mean(dim=0) - wanted).abs() / standard_error).max())
-
-
 @pytest.mark.parametrize("shape", [(8,), (3, 3)])
 def test_gaussian_mixture_is_unbiased(shape):
     """For f in closed form (Theorem 4.1), and not for one a few per cent off or in another unit."""
-    rpe = rpe_of(GaussianMixtureRpe, len(shape), n_frequencies=64)
+    rpe, x = rpe_of(GaussianMixtureRpe, len(shape)), positions_of(shape)
     assert float(rpe.log_widths.detach().max()) < math.log(2) / 2, "the variance must be finite"
-    x = positions_of(shape)
-    displacements = x[:, None, :] - x[None, :, :]
-    wanted = rpe.value(displacements).detach()
-    assert worst_deviation(rpe, wanted, shape) < 4.5
-    assert worst_deviation(rpe, 1.1 * wanted, shape) > 4.5
-    assert worst_deviation(rpe, rpe.value(1.3 * displacements).detach(), shape) > 4.5
+    draws = []
+    with torch.no_grad():
+        for seed in range(400):
+            rpe.xi = torch.randn(64, rpe.dim, generator=generator(1000 + seed), dtype=torch.float64)
+            query, key = rpe(x)
+            draws.append(query @ key.transpose(-1, -2))
+        values, displacements = torch.stack(draws), x[:, None, :] - x[None, :, :]
+        wanted = rpe.value(displacements)
+        assert standard_errors_off(values, wanted) < 4.5
+        assert standard_errors_off(values, 1.1 * wanted) > 4.5
+        assert standard_errors_off(values, rpe.value(1.3 * displacements)) > 4.5
 
 
 @pytest.mark.parametrize(
@@ -156,27 +146,24 @@ def test_local_rpe_of_a_grid_is_a_box():
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@either_way
+@either_shape
 def test_concatenation_equals_dense_formula(name, causal, shape):
     """Features of [√|a| waves, q] and [±√|a| waves, k] written out here, then the sum over all pairs."""
     rpe, content = rpe_of(GaussianMixtureRpe, len(shape)), kernel_of(name, HEAD_DIM + 2 * N_FREQUENCIES)
     q, k, v = tokens(math.prod(shape))
     found = sequence_attention(wrapped(ConcatenatedKernel, content, rpe, shape), q, k, v, causal)
-
     phase = 2 * math.pi * positions_of(shape) / rpe.unit @ rpe.xi.T
-    waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
     a = rpe.coefficients().repeat(1, 2)[:, None, :]
-    long_q = torch.cat([(waves * a.abs().sqrt()).expand(2, -1, -1, -1), q], dim=-1)
-    long_k = torch.cat([(waves * a.abs().sqrt() * a.sign()).expand(2, -1, -1, -1), k], dim=-1)
-    weights, bound = kernel_weights(content, long_q, long_k)
-    wanted = dense(weights, v, causal, None if content.positive else bound)
-    assert_same(found, wanted, (q, k, v, *rpe.parameters()), 1e-9)
-    assert_differs(found, dense(weights, v, not causal, None if content.positive else bound))
-    unsigned = kernel_weights(
-        content, long_q, torch.cat([(waves * a.abs().sqrt()).expand_as(long_q[..., :-3]), k], -1)
-    )
-    assert_differs(found, dense(unsigned[0], v, causal, None if content.positive else unsigned[1]))
+    waves = (torch.cat([phase.cos(), phase.sin()], dim=-1) * a.abs().sqrt()).expand(2, -1, -1, -1)
+
+    def formula(waves_k, causal):
+        weights, bound = kernel_weights(content, torch.cat([waves, q], dim=-1), torch.cat([waves_k, k], dim=-1))
+        return dense(weights, v, causal, None if content.positive else bound)
+
+    assert_same(found, formula(waves * a.sign(), causal), (q, k, v, *rpe.parameters()), 1e-9)
+    assert_differs(found, formula(waves * a.sign(), not causal))
+    assert_differs(found, formula(waves, causal))
 
 
 def test_concatenation_tends_to_softmax_with_the_mask_in_its_exponent():
@@ -186,17 +173,17 @@ def test_concatenation_tends_to_softmax_with_the_mask_in_its_exponent():
     content = kernel_of("posrf-orf", HEAD_DIM + 2 * N_FREQUENCIES, n_features=50_000)
     q, k, v = (x.detach() for x in tokens(7))
     q, k = q / 2, k / 2
-    found = sequence_attention(ConcatenatedKernel(content, rpe), q, k, v, True)
     logits = q @ k.transpose(-1, -2)
     with torch.no_grad():
+        found = sequence_attention(ConcatenatedKernel(content, rpe), q, k, v, True)
         wanted = dense(torch.exp(logits + dense_mask(rpe, (7,))), v, True)
         assert float((found - wanted).abs().max()) < 0.03
         assert float((found - dense(torch.exp(logits), v, True)).abs().max()) > 0.3
 
 
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["posrf-orf", "elu", "trigrf-iid"])
+@either_way
+@either_shape
 def test_product_equals_dense_formula(name, causal, shape):
     rpe, content = rpe_of(LocalRpe, len(shape)), kernel_of(name)
     q, k, v = tokens(math.prod(shape))
@@ -212,22 +199,19 @@ def test_product_equals_dense_formula(name, causal, shape):
     assert_differs(found, dense(weights, v, causal, bound))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_are_finite_where_a_coefficient_is_zero(family):
+@either_family
+def test_the_start_and_gradients_where_a_coefficient_is_zero(family):
+    """Heads start with masks of their own and signs of either kind."""
+    a = family(4, 3, 32, generator()).coefficients()
+    assert a.shape == (4, 32)
+    assert not torch.allclose(a[0], a[1])
+    assert (a != 0).all()
     rpe = rpe_of(family, 1)
     rpe.weights.data.zero_()
     query, key = rpe(positions_of((5,)))
     assert torch.equal(query @ key.transpose(-1, -2), torch.zeros(N_HEADS, 5, 5, dtype=torch.float64))
     grads = torch.autograd.grad((query + key).sum(), list(rpe.parameters()))
     assert all(torch.isfinite(g).all() for g in grads)
-
-
-def test_heads_have_masks_of_their_own_and_start_with_signs_of_either_kind():
-    for family in FAMILIES:
-        a = family(4, 3, 32, generator()).coefficients()
-        assert a.shape == (4, 32)
-        assert not torch.allclose(a[0], a[1])
-        assert (a != 0).all()
 
 
 def test_default_unit_resolves_the_sequence_and_that_of_the_paper_does_not():
@@ -237,22 +221,23 @@ def test_default_unit_resolves_the_sequence_and_that_of_the_paper_does_not():
     assert float((rpe.xi.abs() > 0.5).double().mean()) == pytest.approx(0.617, abs=0.02)
 
 
-def test_positioned_kernels_see_no_future():
-    for family in FAMILIES:
-        rpe = rpe_of(family, 2)
-        check_causal(ConcatenatedKernel(kernel_of("elu", 11), rpe, (2, 3)), N_HEADS, HEAD_DIM)
-        check_causal(ProductKernel(kernel_of("elu"), rpe, (2, 3)), N_HEADS, HEAD_DIM)
-        with pytest.raises(InputError, match="future"):
-            check_causal(ConcatenatedKernel(kernel_of("oprf-orf", 11), rpe, (2, 3)), N_HEADS, HEAD_DIM)
+@either_family
+def test_positioned_kernels_see_no_future(family):
+    rpe = rpe_of(family, 2)
+    check_causal(ConcatenatedKernel(kernel_of("elu", 11), rpe, (2, 3)), N_HEADS, HEAD_DIM)
+    check_causal(ProductKernel(kernel_of("elu"), rpe, (2, 3)), N_HEADS, HEAD_DIM)
+    with pytest.raises(InputError, match="future"):
+        check_causal(ConcatenatedKernel(kernel_of("oprf-orf", 11), rpe, (2, 3)), N_HEADS, HEAD_DIM)
 
 
 def test_refusals():
-    with pytest.raises(InputError, match="positive"):
-        FourierRpe(0, 1, 16.0, generator())
-    with pytest.raises(InputError, match="positive"):
-        FourierRpe(4, 1, 0.0, generator())
-    with pytest.raises(InputError, match="dimension"):
-        FourierRpe(4, 0, 16.0, generator())
+    for numbers, message in (
+        ({"n_frequencies": 0}, "positive"),
+        ({"unit": 0.0}, "positive"),
+        ({"dim": 0}, "dimension"),
+    ):
+        with pytest.raises(InputError, match=message):
+            LocalRpe(**{"n_heads": 1, "n_terms": 1, "n_frequencies": 4, "generator": generator(), **numbers})
     with pytest.raises(InputError, match="dim=2"):
         ConcatenatedKernel(kernel_of("elu"), rpe_of(LocalRpe, 1), (2, 3))
     with pytest.raises(InputError, match="7 tokens"):
