@@ -34,17 +34,7 @@ from scripts.benchmarks import layers, measuring, structures
 from scripts.benchmarks.attention_report import Point, write_report
 from scripts.benchmarks.layer_peers import PEERS
 from scripts.benchmarks.layers import ISOLATED_ONLY, MECHANISMS, MolfltLayer, cut, tensors, touch
-from scripts.benchmarks.measuring import (
-    DOES_NOT_FIT,
-    DONE,
-    FAILED,
-    TOO_SLOW,
-    UNAVAILABLE,
-    duration,
-    run_isolated,
-    size,
-    spread,
-)
+from scripts.benchmarks.measuring import DONE, FAILED, HOPELESS, duration, run_isolated, size, spread
 
 COLUMNS = (
     "kind", "atoms", "mechanism", "direction", "status", "note",
@@ -241,7 +231,7 @@ def reason_to_leave_out(rows: list[results.Row], point: Point) -> str:
     for row in rows:
         other = Point.of(row)
         same = other._replace(size=point.size) == point
-        if same and other.size < point.size and row["status"] in (DOES_NOT_FIT, TOO_SLOW, UNAVAILABLE):
+        if same and other.size < point.size and row["status"] in HOPELESS:
             return f"{row['status']} at {other.size} atoms"
     return ""
 
@@ -292,7 +282,7 @@ def main() -> None:
     store = results.Store(options.out / "attention.csv", COLUMNS, None if options.report else conditions(options))
     if not options.report:
         if options.again:
-            store.forget([DOES_NOT_FIT, TOO_SLOW, FAILED, UNAVAILABLE, LEFT_OUT])
+            store.forget([*HOPELESS, FAILED, LEFT_OUT])
         with tempfile.TemporaryDirectory(prefix="bench-attention-") as folder:
             run(options, store, Path(folder))
     print(write_report(store.rows, options.out))

@@ -30,6 +30,8 @@ MARK = "measured: "
 
 DOES_NOT_FIT, UNAVAILABLE, FAILED, DONE = "does not fit", "not available", "failed", "done"
 TOO_SLOW = "over the time limit"
+HOPELESS = (DOES_NOT_FIT, TOO_SLOW, UNAVAILABLE)
+"""What more atoms do not mend."""
 
 _OUT_OF_MEMORY = ("can't allocate", "not enough memory", "out of memory", "cannot allocate", "bad_alloc")
 

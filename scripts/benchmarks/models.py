@@ -31,17 +31,7 @@ from torch_geometric.data import Data
 from scripts import results
 from scripts.benchmarks import measuring, structures
 from scripts.benchmarks.graph_models import MolfltEnergy, model_config
-from scripts.benchmarks.measuring import (
-    DOES_NOT_FIT,
-    DONE,
-    FAILED,
-    TOO_SLOW,
-    UNAVAILABLE,
-    duration,
-    run_isolated,
-    size,
-    spread,
-)
+from scripts.benchmarks.measuring import DONE, FAILED, HOPELESS, UNAVAILABLE, duration, run_isolated, size, spread
 from scripts.benchmarks.model_worker import Spec, n_parameters
 from scripts.benchmarks.models_report import write_report
 from scripts.benchmarks.plain import PlainBatch
@@ -258,7 +248,7 @@ def main() -> None:
     store = results.Store(options.out / "model.csv", COLUMNS, None if options.report else conditions)
     if not options.report:
         if options.again:
-            store.forget([DOES_NOT_FIT, TOO_SLOW, FAILED, UNAVAILABLE])
+            store.forget([*HOPELESS, FAILED])
         with tempfile.TemporaryDirectory(prefix="bench-model-") as folder:
             run(options, store, Path(folder))
     print(write_report(store.rows, options.out))

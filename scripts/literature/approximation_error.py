@@ -29,6 +29,7 @@ from molflt.literature.lara import LaraKernel, Segments
 from molflt.literature.randomised import randomised_attention
 from molflt.literature.sequence.layer import SequenceAttention
 from scripts import results
+from scripts.literature import digits
 from scripts.literature.sequence_model import Block, SequenceTransformer
 
 DIM, HEADS, LAYERS, FFN, BATCH, HELD_OUT = 64, 4, 2, 128, 16, 297
@@ -45,18 +46,6 @@ class RecordedAttention(SequenceAttention):
         """See :class:`SequenceAttention`."""
         self.seen = query.detach(), key.detach(), value.detach()
         return functional.scaled_dot_product_attention(query, key, value, scale=1.0)
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    """Images (1797, 1, 8, 8) between 0 and 1, in a random order, and labels."""
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise SystemExit("this comparison needs the digits of scikit-learn: pip install scikit-learn") from error
-    found = load_digits()
-    order = np.random.default_rng(0).permutation(len(found.target))
-    images = torch.tensor(found.images[order] / 16, dtype=torch.float32)
-    return images[:, None], torch.tensor(found.target[order])
 
 
 def tokens(images: Tensor, side: int) -> Tensor:
@@ -160,7 +149,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    images, labels = digits()
+    images, labels = digits.images()
+    images = images.view(-1, 1, digits.SIDE, digits.SIDE)
     rows: list[dict[str, Any]] = []
     model = None
     for side in options.side:

@@ -52,7 +52,7 @@ def images() -> tuple[Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
-        raise SystemExit("digits.py needs scikit-learn for its images: pip install scikit-learn") from None
+        raise SystemExit("error: this needs the digits of scikit-learn; pip install scikit-learn") from None
     data = load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(data.target))
     pixels = torch.from_numpy(data.data[order] / 16).to(torch.get_default_dtype())

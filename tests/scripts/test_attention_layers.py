@@ -151,7 +151,7 @@ def test_peak_memory_counts_what_is_freed_again():
     assert growth.kept < 0.2 * n_bytes
 
 
-def test_exponent_and_break_even():
+def test_numbers_of_the_report():
     sizes = [1000, 2000, 4000]
     assert exponent(sizes, [n**1.5 for n in sizes]) == pytest.approx(1.5)
     assert exponent(sizes[:1], [1.0]) is None
@@ -159,9 +159,6 @@ def test_exponent_and_break_even():
     assert break_even(sizes, [1500 * n for n in sizes], [n**2 for n in sizes]) == pytest.approx(1500)
     assert break_even(sizes, sizes, [2 * n for n in sizes]) == 1000
     assert break_even(sizes, [2 * n for n in sizes], sizes) is None
-
-
-def test_numbers_for_people():
     assert [duration(x) for x in (2.5, 0.0123, 4.56e-5)] == ["2.5 s", "12.3 ms", "45.6 µs"]
     assert [size(x) for x in (2**20, 3 * 2**30)] == ["1 MiB", "3 GiB"]
 

@@ -23,10 +23,6 @@ def test_the_lock_fits_the_project() -> None:
     assert make_lock.mismatches(make_lock.LOCK.read_text(), wanted, constraints) == []
 
 
-def test_a_lock_that_fits_is_accepted() -> None:
-    assert make_lock.mismatches(LOCK, WANTED, "# torch\ntorch==2.13.0\n") == []
-
-
 @pytest.mark.parametrize(
     ("lock", "constraints", "complaint"),
     [
@@ -40,6 +36,7 @@ def test_a_lock_that_fits_is_accepted() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(lock: str, constraints: str, complaint: str) -> None:
+    assert make_lock.mismatches(LOCK, WANTED, "# torch\ntorch==2.13.0\n") == []
     assert any(complaint in line for line in make_lock.mismatches(lock, WANTED, constraints))
 
 
