@@ -18,12 +18,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.report.model_report import training_report
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import SCHEMA_VERSION, load_model, read_metadata, save_model
+from molflt.report.model_report import training_report
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.recorder import read_records
