@@ -60,7 +60,7 @@ def explain_command(
         warn(f"the model was not trained on {', '.join(unknown)}; what it says of them means little")
     explanation = explain(loaded, data, atom, target_device)
     if out is not None:
-        if out.suffix == ".csv":
+        if out.suffix.lower() == ".csv":
             write_csv(out, explanation)
         else:
             write_page(out, explanation, loaded, unknown)
@@ -69,7 +69,7 @@ def explain_command(
         return
     _print_table(explanation)
     assert out is not None
-    say(f"{'page' if out.suffix == '.html' else 'table of all atoms'} in {out}")
+    say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
 
 
 def _one_structure(text: str, index: int | None, tags: TagConvention) -> Data:

@@ -20,6 +20,8 @@ from molflt.prediction.evaluation import Evaluation, StructureTable
 from molflt.prediction.predictor import Prediction
 from molflt.report.model_report import write_report
 from molflt.training.run_directory import read_records
+from molflt.training.recorder import read_records
+from tests.report.test_rpe_curves import make_model
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)' {{ 7 * 7 }}"
 
@@ -77,7 +79,9 @@ def report(model_path: Path, tiny_run: Path, tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("report") / "report.html"
     sets = [evaluated_set(std=True), evaluated_set(EVIL, adsorbates=False)]
     command = f"molflt train '{EVIL}'"
-    write_report(path, load_model(model_path), sets, read_records(tiny_run), RESULTS, title=EVIL, command=command)
+    loaded = load_model(model_path)
+    loaded.model = make_model()
+    write_report(path, loaded, sets, read_records(tiny_run), RESULTS, title=EVIL, command=command)
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -124,29 +123,6 @@ def test_molflt_is_its_formula(name: str) -> None:
             f = shared.rpe().values((delta.reshape(-1, 3) ** 2).sum(-1)).sum(0) @ layer.rpe_weights
             expected[:, i, j] = (near[:, j] + f) / near.sum(dim=1)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", ["linear", "wire", "molecule"])
-def test_softmax_is_its_formula(name: str) -> None:
-    layer, shared, _, geometry, x, context = prepare(name, {"mechanism": "softmax"})
-    found = matrix(LayerCall(layer, x, geometry, layer.prepare(geometry, context)))
-    atoms, z, n = STRUCTURES[name](), geometry.atomic_numbers, geometry.n_atoms
-    q, k, _ = (t.reshape(n, HEADS, -1) for t in layer.projection(x).chunk(3, dim=-1))
-    q = q / math.sqrt(q.shape[-1])
-    periodic = bool(atoms.pbc.any())
-    for i in range(n):
-        row = torch.stack(
-            [local_sum(atoms, i, j, q, k, layer, shared.radial, 5.0, z, env=periodic) for j in range(n)], dim=1
-        )
-        torch.testing.assert_close(found[:, i], (row / row.sum(dim=1, keepdim=True)).detach(), rtol=1e-9, atol=1e-11)
-
-
-def test_both_contraction_orders_have_the_same_matrix() -> None:
-    def found(order: str) -> torch.Tensor:
-        model = make_model({"frequencies": "mesh", "order": order, "sigma_max": 4.0, "far_rank": 1})
-        return torch.stack([matrix(call) for call in calls_of(model, STRUCTURES["slab"]())])
-
-    torch.testing.assert_close(found("linear"), found("quadratic"), rtol=1e-7, atol=1e-9)
 
 
 def test_the_last_pass_counts_and_hooks_are_gone() -> None:

@@ -13,12 +13,9 @@ import pytest
 from PIL import Image
 
 from molflt.data.sources import StructureDataset
-from molflt.model.model_file import LoadedModel
 from molflt.report.explain_page import write_page
 from molflt.report.explanation import explain
-from molflt.report.model_report import write_report
 from tests.report.test_explanation import make_loaded
-from tests.report.test_rpe_curves import make_model
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -135,29 +132,6 @@ def test_every_figure_draws_and_structures_are_coloured_balls(opened: Opened) ->
 
 
 @pytest.mark.slow
-def test_a_drag_turns_a_structure(opened: Opened) -> None:
-    opened.page.locator(".card .figure").nth(1).scroll_into_view_if_needed()
-    card = "document.querySelectorAll('.card .figure')[1]"
-    opened.page.wait_for_function(
-        f"() => {card}._fullLayout !== undefined && {card}.querySelector('canvas') !== null"
-    )
-    before = opened.picture(".card .figure", 1)
-    box = opened.page.locator(".card .figure").nth(1).bounding_box()
-    eye = f"() => {card}._fullLayout.scene._scene.getCamera().eye"
-    first = opened.page.evaluate(eye)
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    opened.page.mouse.move(x, y)
-    opened.page.mouse.down()
-    opened.page.mouse.move(x + 80, y + 30, steps=8)
-    opened.page.mouse.up()
-    opened.page.wait_for_timeout(500)
-    second = opened.page.evaluate(eye)
-    assert max(abs(first[n] - second[n]) for n in "xyz") > 0.1
-    assert opened.picture(".card .figure", 1).tobytes() != before.tobytes()
-    assert opened.problems == []
-
-
-@pytest.mark.slow
 def test_pointing_at_a_dot_shows_the_name_as_text(opened: Opened) -> None:
     opened.draw(1)
     figure = "document.querySelector('#parity .figure')"
@@ -172,26 +146,27 @@ def test_pointing_at_a_dot_shows_the_name_as_text(opened: Opened) -> None:
 
 
 @pytest.mark.slow
-def test_the_menu_shows_another_layer(browser: Any, model: LoadedModel, tmp_path: Path) -> None:
-    model.model = make_model()
-    write_report(tmp_path / "r.html", model, [])
-    opened = Opened(browser, tmp_path / "r.html")
-    opened.draw(0)
+def test_the_menu_shows_another_layer(opened: Opened) -> None:
+    figure = opened.page.locator("#rpe .figure").first
+    figure.scroll_into_view_if_needed()
+    opened.page.wait_for_function("() => document.querySelector('#rpe .updatemenu-header') !== null")
     visible = "() => document.querySelector('#rpe .figure').data.map(trace => trace.visible)"
     before = opened.page.evaluate(visible)
-    opened.page.locator("#rpe .figure").first.locator(".updatemenu-header").click()
-    opened.page.locator("#rpe .figure").first.locator(".updatemenu-dropdown-button").nth(1).click()
+    figure.locator(".updatemenu-header").click()
+    figure.locator(".updatemenu-dropdown-button").nth(1).click()
     opened.page.wait_for_timeout(300)
     n = len(before) // 3
     assert before == [True] * n + [False] * 2 * n
     assert opened.page.evaluate(visible) == [False] * n + [True] * n + [False] * n
     assert opened.problems == []
-    opened.page.close()
 
 
-def test_an_explanation_draws_and_answers(browser: Any, val_set: StructureDataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attention", ["molflt", pytest.param("softmax", marks=pytest.mark.slow)])
+def test_an_explanation_draws_and_answers(
+    attention: str, browser: Any, val_set: StructureDataset, tmp_path: Path
+) -> None:
     """Each vertex of the view of the attention names its atom, and has that atom's weight as text and colour."""
-    loaded = make_loaded()
+    loaded = make_loaded(attention)
     found = explain(loaded, val_set[0], 2)
     write_page(tmp_path / "page.html", found, loaded, [])
     opened = Opened(browser, tmp_path / "page.html")
@@ -211,8 +186,10 @@ def test_an_explanation_draws_and_answers(browser: Any, val_set: StructureDatase
         np.testing.assert_array_equal(np.unique(index), np.arange(len(expected)))
         np.testing.assert_allclose(weight, expected[index.astype(int)], rtol=1e-5, atol=1e-7)
         np.testing.assert_array_equal(weight, colour)
-        end = page.evaluate("document.getElementById('attention-view').layout.coloraxis.cmax")
-        assert end == pytest.approx(np.abs(expected).max(), rel=1e-5)
+        axis = page.evaluate("document.getElementById('attention-view').layout.coloraxis")
+        assert axis["cmax"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
+        # White is no weight.
+        assert axis["cmin"] == (-axis["cmax"] if (found.attention < 0).any() else 0)
 
     check(found.attention[1].mean(axis=0), "1 -1 false")
     page.select_option("#head", "3")
@@ -226,16 +203,3 @@ def test_an_explanation_draws_and_answers(browser: Any, val_set: StructureDatase
     np.testing.assert_allclose(drawn, np.abs(found.attention[0, 3]), rtol=1e-5)
     opened.check()
     page.close()
-
-
-@pytest.mark.slow
-def test_an_explanation_without_signs_starts_at_white(
-    browser: Any, val_set: StructureDataset, tmp_path: Path
-) -> None:
-    loaded = make_loaded("softmax")
-    write_page(tmp_path / "page.html", explain(loaded, val_set[0], 0), loaded, [])
-    opened = Opened(browser, tmp_path / "page.html")
-    opened.page.wait_for_function("() => document.body.dataset.shown")
-    assert opened.page.evaluate("document.getElementById('attention-view').layout.coloraxis.cmin") == 0
-    assert opened.problems == []
-    opened.page.close()
