@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from molflt.errors import InputError
+
 if TYPE_CHECKING:
     from molflt.prediction.model import Model, load
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "load"]
+__all__ = ["InputError", "Model", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,3 +18,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(model, name)
     raise AttributeError(f"module 'molflt' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

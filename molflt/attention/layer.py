@@ -78,7 +78,7 @@ def from_pairs(geometry: Geometry, padded: Tensor) -> Tensor:
 
 @dataclass
 class Prepared:
-    """What a layer makes of a batch.
+    """What a layer makes of the positions of a batch.
 
     Attributes:
         context: what it is made of.
@@ -90,21 +90,26 @@ class Prepared:
 
 
 @dataclass
-class _Inputs:
-    """Queries, keys, values, and what the far field takes of the atoms; all (n_atoms, n_heads, ...)."""
+class _Content:
+    """What a layer makes of the atoms' features; each (n_atoms, n_heads, ...).
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    factor_q: Tensor | None
-    factor_k: Tensor | None
+    Attributes:
+        q, k, v: queries, keys, values.
+        c_q, c_k: the content factor is c(q_i, k_j) = c_q_i · c_k_j; None where it is one.
+    """
 
-    def of_parts(self, context: FourierContext) -> list[_Inputs]:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    c_q: Tensor | None
+    c_k: Tensor | None
+
+    def of_parts(self, context: FourierContext) -> list[_Content]:
         """The same for the atoms of every part."""
-        values = (self.query, self.key, self.value, self.factor_q, self.factor_k)
         nothing = [None] * len(context.parts)
+        values = (self.q, self.k, self.v, self.c_q, self.c_k)
         distributed = [nothing if t is None else context.distribute(t) for t in values]
-        return [_Inputs(*of_part) for of_part in zip(*distributed, strict=True)]
+        return [_Content(*of_part) for of_part in zip(*distributed, strict=True)]
 
 
 class FourierAttention(AttentionLayer[FourierContext, Prepared]):
@@ -149,6 +154,16 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         self.kernel = kernel if n_weights else None
         self.moments = moments
 
+    def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        context = prepared.context
+        content = self._content(x, geometry).of_parts(context)
+        attended = [self._attend(*of_part) for of_part in zip(content, context.parts, prepared.factors, strict=True)]
+        out: Tensor = self.output(context.collect(attended))
+        if self.moments is None or context.moments is None:
+            return out
+        return out + self.moments(x, context.moments)
+
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
         return Prepared(context, [self._prepare(part) for part in context.parts])
@@ -161,97 +176,86 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         local = None if streamed else self.local_rpe.on_edges(around)
         return OnEdges(local, self.local_rpe.on_self(around))
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        context = prepared.context
-        inputs = self._inputs(x, geometry).of_parts(context)
-        found = map(self._attend, inputs, context.parts, prepared.factors)
-        out: Tensor = self.output(context.collect(list(found)))
-        if self.moments is None or context.moments is None:
-            return out
-        return out + self.moments(x, context.moments)
-
-    def _inputs(self, x: Tensor, geometry: Geometry) -> _Inputs:
-        query, key = self.query_key(x)
-        value = self.dropout(split_heads(self.value(x), self.n_heads))
-        factor_q = factor_k = None
+    def _content(self, x: Tensor, geometry: Geometry) -> _Content:
+        q, k = self.query_key(x)
+        v = self.dropout(split_heads(self.value(x), self.n_heads))
+        c_q = c_k = None
         if len(self.rpe_weights) and self.far_rank == 1:
-            factor_q, factor_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]
+            c_q, c_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]
         if self.kernel is not None:
-            padded = [heads_first(geometry.pad(t)) for t in (query, key)]
+            padded = [heads_first(geometry.pad(t)) for t in (q, k)]
             features = self.kernel(*padded, geometry.atom_mask[:, None, :, None])
-            factor_q, factor_k = (geometry.pack(heads_first(f.values())) for f in features)
-        return _Inputs(query, key, value, factor_q, factor_k)
+            c_q, c_k = (geometry.pack(heads_first(phi.values())) for phi in features)
+        return _Content(q, k, v, c_q, c_k)
 
-    def _attend(self, inputs: _Inputs, part: Part, factors: OnPairs | OnEdges) -> Tensor:
-        """(n_part, dim)."""
+    def _attend(self, content: _Content, part: Part, factors: OnPairs | OnEdges) -> Tensor:
+        """(n_part, dim): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij."""
         if isinstance(factors, OnPairs):
-            return self._on_pairs(inputs, part.geometry, factors)
-        return self._on_edges(inputs, part, factors)
+            return self._on_pairs(content, part.geometry, factors)
+        return self._on_edges(content, part, factors)
 
-    def _on_pairs(self, inputs: _Inputs, geometry: Geometry, factors: OnPairs) -> Tensor:
+    def _on_pairs(self, content: _Content, geometry: Geometry, factors: OnPairs) -> Tensor:
         def padded(t: Tensor) -> Tensor:
             return to_pairs(geometry, t)
 
-        near = (padded(inputs.query) @ padded(inputs.key).transpose(-1, -2)).exp_() * factors.local
+        q, k, v = padded(content.q), padded(content.k), padded(content.v)
+        near = (q @ k.transpose(-1, -2)).exp_() * factors.local
         denominator = near.sum(dim=-1, keepdim=True)
-        # A place without an atom has an empty neighbourhood; it is dropped below and only must not give NaN.
+        # A place without an atom has an empty neighbourhood. It is dropped below, and only must not give NaN.
         denominator = torch.where(denominator > 0, denominator, 1.0)
-        value = padded(inputs.value)
         far = factors.far
         if far is None:
-            return from_pairs(geometry, (near @ value) / denominator)
-        if inputs.factor_q is not None and inputs.factor_k is not None:
-            far = far * (padded(inputs.factor_q) @ padded(inputs.factor_k).transpose(-1, -2))
-        carried = value[..., : self.far_channels]
-        if carried.shape == value.shape:
-            return from_pairs(geometry, ((near + far) @ value) / denominator)
-        out = near @ value
+            return from_pairs(geometry, (near @ v) / denominator)
+        if content.c_q is not None and content.c_k is not None:
+            far = far * (padded(content.c_q) @ padded(content.c_k).transpose(-1, -2))
+        carried = v[..., : self.far_channels]
+        if carried.shape == v.shape:
+            return from_pairs(geometry, ((near + far) @ v) / denominator)
+        out = near @ v
         out[..., : self.far_channels] += far @ carried
         return from_pairs(geometry, out / denominator)
 
-    def _on_edges(self, inputs: _Inputs, part: Part, factors: OnEdges) -> Tensor:
-        query, key, value = (t.transpose(0, 1) for t in (inputs.query, inputs.key, inputs.value))
-        near_self = ((query * key).sum(dim=-1).exp() * factors.on_self)[..., None]
+    def _on_edges(self, content: _Content, part: Part, factors: OnEdges) -> Tensor:
+        q, k, v = (t.transpose(0, 1) for t in (content.q, content.k, content.v))
         # Numerator and denominator in one pass: the values of the latter are ones.
-        values = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
-        total = self._near(query, key, values, part, factors).addcmul_(near_self, values)
+        v_and_one = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        near_self = ((q * k).sum(dim=-1).exp() * factors.on_self)[..., None]
+        total = self._near_sum(q, k, v_and_one, part, factors).addcmul_(near_self, v_and_one)
         numerator, denominator = total[..., :-1].transpose(0, 1), total[..., -1:].transpose(0, 1)
         out = numerator / denominator
         if part.operators:
-            out[..., : self.far_channels] += self._far(inputs, part) / denominator
+            out[..., : self.far_channels] += self._far_sum(content, part) / denominator
         return out.flatten(1)
 
-    def _near(self, query: Tensor, key: Tensor, values: Tensor, part: Part, factors: OnEdges) -> Tensor:
-        """Σ over neighbours of near_ij v_j: (n_heads, n_part, ...) each → (n_heads, n_part, channels)."""
+    def _near_sum(self, q: Tensor, k: Tensor, v: Tensor, part: Part, factors: OnEdges) -> Tensor:
+        """Σ_j near_ij v_j over the neighbours: (n_heads, n_part, ...) each → (n_heads, n_part, channels)."""
         pattern, local = part.neighbourhood.pattern, factors.local
-        key = key.contiguous()
+        k = k.contiguous()
         if local is not None:
-            return weighted_sum(pattern, scalar_products(pattern, query.contiguous(), key).exp() * local, values)
-        out = torch.empty_like(values)
+            return weighted_sum(pattern, scalar_products(pattern, q.contiguous(), k).exp() * local, v)
+        out = torch.empty_like(v)
         for atoms, edges, few in pattern.parts(_EDGE_FACTORS_KEPT // self.n_heads):
-            weights = scalar_products(few, query[:, atoms].contiguous(), key).exp_()
-            weights *= self.local_rpe.on_edges(part.neighbourhood, edges)
-            out[:, atoms] = weighted_sum(few, weights, values)
+            near = scalar_products(few, q[:, atoms].contiguous(), k).exp_()
+            near *= self.local_rpe.on_edges(part.neighbourhood, edges)
+            out[:, atoms] = weighted_sum(few, near, v)
         return out
 
-    def _far(self, inputs: _Inputs, part: Part) -> Tensor:
+    def _far_sum(self, content: _Content, part: Part) -> Tensor:
         """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_part, n_heads, channels): the content factor rides on the values."""
-        values = inputs.value[..., : self.far_channels]
-        structures = list(zip(part.operators, part.geometry.sizes, strict=True))
+        carried = content.v[..., : self.far_channels]
 
-        def apply(v: Tensor) -> Tensor:
-            blocks = v.split([size for _, size in structures])
-            found = [op(self.rpe_weights, block) for (op, _), block in zip(structures, blocks, strict=True)]
-            return torch.cat(found)
+        def convolved(v: Tensor) -> Tensor:
+            """Σ_j f̂_h(Δ_ij) v_j."""
+            blocks = v.split(part.geometry.sizes)
+            return torch.cat([f(self.rpe_weights, block) for f, block in zip(part.operators, blocks, strict=True)])
 
-        if inputs.factor_q is None or inputs.factor_k is None:
-            return apply(values)
-        total = torch.zeros_like(values)
-        step = max(1, _CHANNELS_AT_ONCE // values[0].numel())
-        for q, k in zip(inputs.factor_q.split(step, dim=-1), inputs.factor_k.split(step, dim=-1), strict=True):
-            expanded = (k[..., :, None] * values[..., None, :]).flatten(2)
-            total = total + (q[..., :, None] * apply(expanded).unflatten(2, (q.shape[-1], -1))).sum(dim=2)
+        if content.c_q is None or content.c_k is None:
+            return convolved(carried)
+        total = torch.zeros_like(carried)
+        step = max(1, _CHANNELS_AT_ONCE // carried[0].numel())
+        for c_q, c_k in zip(content.c_q.split(step, dim=-1), content.c_k.split(step, dim=-1), strict=True):
+            expanded = (c_k[..., :, None] * carried[..., None, :]).flatten(2)
+            total = total + (c_q[..., :, None] * convolved(expanded).unflatten(2, (c_q.shape[-1], -1))).sum(dim=2)
         return total
 
 

@@ -1,4 +1,4 @@
-"""The energy model, readable whole: embedding → encoder → heads (DESIGN §4)."""
+"""The energy model: atoms become vectors, the encoder mixes them, and heads read energies off (DESIGN §4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AtomEmbedding(nn.Module):
     """Element embedding + tag embedding + 3D centrality.
 
     Centrality is the sum over the neighbour list of the Gaussian basis (3D-Graphormer, arXiv 2203.04810, Eq. 4),
-    here weighted by the neighbour's element, so that four oxygens and four gold atoms at the same distances
+    here weighted by the neighbour's element, so that four oxygen atoms and four gold atoms at the same distances
     differ from the first layer on.
 
     Args:
@@ -54,13 +54,13 @@ class AtomEmbedding(nn.Module):
 
 
 class EnergyHead(nn.Module):
-    """MLP(h_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer)."""
+    """MLP(h_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer, arXiv 2203.04810)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
-        # A sum over many atoms: starting small keeps the first predictions near the mean. The few atoms of an
-        # adsorbate (tag 2) carry most of an adsorption energy.
+        # The energy is a sum over many atoms: small factors keep the first predictions near the mean. The few atoms
+        # of an adsorbate (tag 2) carry most of an adsorption energy.
         self.factor = nn.Parameter(torch.tensor([0.1, 0.1, 1.0]))
 
     def forward(self, x: Tensor, tags: Tensor) -> Tensor:
@@ -69,11 +69,13 @@ class EnergyHead(nn.Module):
 
 
 class DisplacementHead(nn.Module):
-    """Equivariant Σ_j w_ij Δ̂_ij over the neighbour list, w_ij from both atoms and their distance.
+    """How far each atom moves when the structure relaxes: Σ_j w_ij Δ̂_ij over its neighbours, which turns with it.
+
+    The weight w_ij depends on both atoms and on their distance. The head is a training signal only.
 
     Args:
         dim: width of the model.
-        n_heads: number of scalar products whose radially weighted sum is w_ij.
+        n_heads: scalar products of the two atoms, whose sum with radial weights is w_ij.
         n_rbf: size of the distance basis.
     """
 
@@ -92,10 +94,8 @@ class DisplacementHead(nn.Module):
         scores = scalar_products(neighbourhood.pattern, a, b) * a.shape[-1] ** -0.5
 
         def arrows(basis: Tensor, edges: slice) -> Tensor:
-            weight = (scores[:, edges] * self.radial(basis).transpose(0, 1)).sum(dim=0) * neighbourhood.envelope[
-                edges
-            ]
-            return weight[:, None] * unit[edges]
+            weight = (scores[:, edges] * self.radial(basis).transpose(0, 1)).sum(dim=0)
+            return (weight * neighbourhood.envelope[edges])[:, None] * unit[edges]
 
         return neighbourhood.sum_over_neighbours(arrows)
 
@@ -106,8 +106,8 @@ class ModelOutput:
 
     Attributes:
         energy: (n_structures,) eV, float64.
-        atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, reference energy included; a mean
-            per structure belongs to no atom and is not in them.
+        atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, its reference energy included. A mean
+            per structure belongs to no atom and is left out.
         displacement: (n_atoms, 3) Å, predicted relaxed minus given position; None without the auxiliary head.
         contractions: numerical method and contraction order of each structure's far field; empty for attention
             that has no such choice.
@@ -153,37 +153,8 @@ class EnergyModel(nn.Module):
         )
         self.standardiser = Standardiser()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating dtype of the weights, in which the network computes."""
-        return self.energy_head.factor.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.energy_head.factor.device
-
-    def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
-        """The geometry of a ``torch_geometric`` batch with a neighbour list (see ``molflt.vocabulary``).
-
-        Args:
-            batch: a collated batch.
-            n_max: width of the padded layout; no result depends on it.
-        """
-        return build_geometry(
-            batch.positions,
-            batch.atomic_numbers,
-            batch.batch,
-            batch.cell,
-            batch.pbc,
-            batch.edge_index,
-            batch.cell_offsets,
-            self.dtype,
-            n_max,
-        )
-
     def forward(self, batch: Any, n_max: int | None = None) -> ModelOutput:
-        """Energies of a ``torch_geometric`` batch with a neighbour list.
+        """Energies of a ``torch_geometric`` batch with a neighbour list (see ``molflt.vocabulary``).
 
         Args:
             batch: a collated batch whose neighbour list reaches ``config.neighbour_cutoff``.
@@ -196,24 +167,28 @@ class EnergyModel(nn.Module):
             x = self.embedding(geometry, batch.tags, neighbourhood)
         x = self.encoder(x, geometry, context)
         with full_precision(self.device):
-            return self._output(x, geometry, neighbourhood, batch.tags, context.contractions)
+            statistics = self.standardiser
+            atomic = statistics.references[geometry.atomic_numbers] + statistics.std * self.energy_head(x, batch.tags)
+            energy = statistics.mean + geometry.sum_over_structures(atomic)
+            displacement = None
+            if self.displacement_head is not None:
+                displacement = self.displacement_head(x, geometry, neighbourhood)
+                displacement = displacement * statistics.displacement_std.to(displacement.dtype)
+        return ModelOutput(energy, atomic, displacement, context.contractions)
 
-    def _output(
-        self,
-        x: Tensor,
-        geometry: Geometry,
-        neighbourhood: Neighbourhood,
-        tags: Tensor,
-        contractions: list[Contraction],
-    ) -> ModelOutput:
-        statistics = self.standardiser
-        atomic = statistics.references[geometry.atomic_numbers] + statistics.std * self.energy_head(x, tags)
-        energy = statistics.mean + geometry.sum_over_structures(atomic)
-        displacement = None
-        if self.displacement_head is not None:
-            displacement = self.displacement_head(x, geometry, neighbourhood)
-            displacement = displacement * statistics.displacement_std.to(displacement.dtype)
-        return ModelOutput(energy, atomic, displacement, contractions)
+    def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
+        """The geometry of a batch, in the precision of the weights; arguments as of :meth:`forward`."""
+        return build_geometry(
+            batch.positions,
+            batch.atomic_numbers,
+            batch.batch,
+            batch.cell,
+            batch.pbc,
+            batch.edge_index,
+            batch.cell_offsets,
+            self.dtype,
+            n_max,
+        )
 
     def redraw_features(self, seed: int) -> None:
         """Draw the random features of every layer anew, the same for the same seed."""
@@ -222,3 +197,13 @@ class EnergyModel(nn.Module):
     def n_parameters(self) -> int:
         """Number of parameters, all of which are trained."""
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating dtype of the weights, in which the network computes."""
+        return self.energy_head.factor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.energy_head.factor.device

@@ -14,15 +14,13 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt.attention.config import MethodName
-from molflt.data.ase_io import TagConvention
-from molflt.data.inputs import structures_of
-from molflt.data.sources import ConcatDataset, StructureDataset
+from molflt.choices import OnError, TagConvention
+from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members
 from molflt.prediction.predictor import (
     DEFAULT_MAX_ATOMS,
-    OnError,
     choose_device,
     in_parts,
     not_trained_on,

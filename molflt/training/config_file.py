@@ -11,22 +11,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from yaml import YAMLError
 
 from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import mechanisms, presets
+from molflt.bundled import resolve_path as resolve_path
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
-from molflt.training.plain_yaml import MOST_CHARACTERS, check_plain_yaml
 
-BUNDLED_PREFIX = "bundled:"
 STANDARD_INPUT = "-"
 _MOST_MISTAKES = 50
-"""That are explained: finding the nearest right key takes a while for each."""
+"""Mistakes that are explained: finding the nearest right key takes a while for each."""
+MOST_CHARACTERS = 1 << 18
+"""A configuration with every key explained has some ten thousand."""
+_MOST_NODES = 10_000
+_MOST_DEPTH = 20
+_MOST_INTERPOLATIONS = 16
+"""Of ``${...}`` in the whole file: each may repeat what another makes."""
+_MOST_INTERPOLATED = 1000
+"""Characters of a value with interpolations; OmegaConf's grammar takes milliseconds for each."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -50,7 +57,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     except InputError:
         raise
     # ValueError: bytes that are no text, and numbers of too many digits
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise InputError(f"{path}: not readable as YAML ({_one_line(error)})") from error
     for override in overrides:
         _apply(content, override)
@@ -82,7 +89,7 @@ def _apply(content: DictConfig, override: str) -> None:
         # Sections are completed; a value, such as a name for a section, and the free list of splits are replaced.
         OmegaConf.update(content, key, parsed, merge=OmegaConf.is_dict(parsed) and key != "data.val", force_add=True)
         _expand_attention(content)
-    except (OmegaConfBaseException, YAMLError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise InputError(f"override '{override}' cannot be applied ({_one_line(error)})") from error
 
 
@@ -95,24 +102,6 @@ def _expand_attention(content: DictConfig) -> None:
 
 def _one_line(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-
-
-def resolve_path(path: str) -> Path:
-    """Turn ``bundled:NAME`` into a path of this checkout; leave other paths as they are.
-
-    Raises:
-        InputError: the bundled data is not there.
-    """
-    if not path.startswith(BUNDLED_PREFIX):
-        return Path(path)
-    root = Path(__file__).resolve().parents[2] / "data"
-    resolved = root / path.removeprefix(BUNDLED_PREFIX)
-    if not resolved.exists():
-        raise InputError(
-            f"{path}: not found as {resolved}; the bundled data is in the repository's data folder: "
-            "install molflt from a clone with 'pip install -e .'"
-        )
-    return resolved
 
 
 def to_yaml(config: BaseModel, header: str = "") -> str:
@@ -202,3 +191,52 @@ def _known_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
             if isinstance(section, type) and issubclass(section, BaseModel):
                 keys += _known_keys(section, f"{prefix}{name}.")
     return list(dict.fromkeys(keys))
+
+
+def check_plain_yaml(text: str, where: str) -> None:
+    """Refuse YAML that is too large, once unfolded too, too deep, or that names types.
+
+    Args:
+        text: the content.
+        where: file, for messages.
+
+    Raises:
+        InputError: a limit is exceeded, or there is a tag such as ``!!python/object``.
+        yaml.YAMLError: not YAML.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(
+            f"{where}: too long for a configuration (more than {MOST_CHARACTERS:,} characters); "
+            "'molflt config tiny' prints one"
+        )
+    open_sizes, open_anchors = [0], [""]
+    sizes: dict[str, int] = {}
+    interpolations = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            raise InputError(f"{where}: refused, it names a type ({tag!r:.60}); remove the tag")
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_sizes.append(1)
+            open_anchors.append(event.anchor or "")
+            if len(open_sizes) > _MOST_DEPTH:
+                raise InputError(f"{where}: refused, it is nested more than {_MOST_DEPTH} deep")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            size, anchor = open_sizes.pop(), open_anchors.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            # one that is not known yet stands inside itself, or nowhere
+            size, anchor = sizes.get(event.anchor or "", _MOST_NODES), ""
+        elif isinstance(event, yaml.ScalarEvent):
+            size, anchor = 1, event.anchor or ""
+            found = event.value.count("${")
+            interpolations += found
+            if interpolations > _MOST_INTERPOLATIONS or (found and len(event.value) > _MOST_INTERPOLATED):
+                raise InputError(f"{where}: refused, it has too many or too long interpolations (${{...}})")
+        else:
+            continue
+        if anchor:
+            sizes[anchor] = size
+        open_sizes[-1] += size
+        if open_sizes[-1] > _MOST_NODES:
+            raise InputError(f"{where}: refused, it unfolds to more than {_MOST_NODES:,} values, or holds itself")

@@ -15,7 +15,7 @@ from molflt.attention.layer import FourierAttention
 from molflt.errors import InputError
 from molflt.literature.concat import ConcatAttention
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import load_config, resolve_path, to_yaml
+from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import PRESETS, preset_config
 
 
@@ -235,9 +235,3 @@ def test_paper_presets_have_the_paper_s_sizes() -> None:
         assert (optimiser.name, optimiser.betas, optimiser.eps) == ("adam", (0.9, 0.98), 1e-6)
         assert (optimiser.lr, optimiser.warmup_steps, optimiser.schedule) == (3e-4, 10_000, "linear")
         assert (config.trainer.max_steps, model.attention_dropout) == (500_000, 0.1)
-
-
-def test_bundled_data_that_is_not_there() -> None:
-    with pytest.raises(InputError, match="install molflt from a clone"):
-        resolve_path("bundled:nothing/here.lmdb")
-    assert resolve_path("some/path") == Path("some/path")
