@@ -15,7 +15,7 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc100, fcc111, molecule
 from ase.calculators.emt import EMT
 
-from molflt.attention.config import AttentionConfig
+from molflt.attention.registry import attention_config
 from molflt.cli.main import main
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import StructureDataset, open_dataset
@@ -101,7 +101,7 @@ def make_config(tiny_data: Path) -> Callable[..., TrainConfig]:
                 "ffn_dim": 16,
                 "n_rbf": 8,
                 "cutoff": 4.0,
-                "attention": {"n_basis": 4, "n_features": 8, "n_frequencies": 8},
+                "attention": {"n_basis": 4},
             },
             "optimiser": {"lr": 5e-3, "warmup_steps": 2, "ema_decay": 0.9},
             "trainer": {"max_epochs": 2, "accelerator": "cpu"},
@@ -140,7 +140,7 @@ def loaded(model_path: Path) -> LoadedModel:
 @pytest.fixture
 def performer_path(loaded: LoadedModel, tmp_path: Path) -> Path:
     """An untrained model without a far field, of carbon and oxygen, alone in ``tmp_path``."""
-    config = loaded.model.config.model_copy(update={"attention": AttentionConfig.model_validate("performer")})
+    config = loaded.model.config.model_copy(update={"attention": attention_config("performer")})
     metadata = loaded.metadata.model_copy(update={"config": config, "elements": [6, 8]})
     path = tmp_path / "performer.safetensors"
     save_model(path, EnergyModel(config, metadata.seed), metadata)

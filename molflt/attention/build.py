@@ -4,116 +4,194 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from molflt.attention.concat import ConcatAttention, ConcatPositions
-from molflt.attention.config import AttentionConfig, FrequenciesKind, OrderKind
-from molflt.attention.fourier import FourierAttention
-from molflt.attention.fourier_positions import FourierPositions
-from molflt.attention.frequencies.automatic import AutomaticMethod
-from molflt.attention.frequencies.budget import BudgetQuadratureMethod
-from molflt.attention.frequencies.contraction import LayerSizes
-from molflt.attention.frequencies.exact import ExactMethod
-from molflt.attention.frequencies.lattice import LatticeMethod
-from molflt.attention.frequencies.mesh import MeshMethod
-from molflt.attention.frequencies.method import FrequencyMethod
-from molflt.attention.frequencies.quadrature import QuadratureMethod
-from molflt.attention.frequencies.sampled import SampledMethod
-from molflt.attention.kernelised import KernelisedAttention
-from molflt.attention.kernels.build import build_kernel
+from molflt.attention.baselines.performer import KernelisedAttention
+from molflt.attention.baselines.softmax import SoftmaxAttention, SoftmaxPositions
+from molflt.attention.config import (
+    ContentKeys,
+    FarFieldKeys,
+    FourierConfig,
+    KernelisedConfig,
+    KernelKeys,
+    LayerKeys,
+    LocalConfig,
+    MechanismConfig,
+    MethodName,
+    SampledConfig,
+    SoftmaxConfig,
+)
+from molflt.attention.context import FourierPositions
+from molflt.attention.far.choice import AutomaticMethod, LayerSizes
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.lattice import LatticeMethod
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.far.quadrature import QuadratureMethod
+from molflt.attention.far.sampled import SampledMethod
 from molflt.attention.kernels.kernel import Kernel
-from molflt.attention.layer import AttentionLayer, SharedPositions
-from molflt.attention.local_moments import LocalMoments
-from molflt.attention.randomised import MaskedRandomisedAttention, RandomisedAttention
-from molflt.attention.rpe import GaussianRPE
-from molflt.attention.softmax import SoftmaxAttention, SoftmaxPositions
+from molflt.attention.layer import FourierAttention
+from molflt.attention.mechanism import AttentionLayer, SharedPositions
+from molflt.attention.moments import LocalMoments
+from molflt.attention.registry import imported, kernels, mechanisms
 
 
-def build_attention(
-    config: AttentionConfig,
-    dim: int,
-    n_heads: int,
-    n_layers: int,
-    n_recycles: int,
-    n_rbf: int,
-    dropout: float,
-    seed: int,
-    pair_types: bool = False,
-) -> tuple[SharedPositions, Sequence[AttentionLayer]]:
-    """Build the mechanism named by ``config``.
+@dataclass(frozen=True)
+class Sizes:
+    """What a mechanism is told of the model it is built for.
 
-    Args:
-        config: which mechanism and its parameters.
+    Attributes:
         dim: width of the model.
-        n_heads: heads; must divide ``dim``.
+        n_heads: heads; divides ``dim``.
         n_layers: number of layers.
-        n_recycles: passes through them.
         n_rbf: size of the radial bases.
+        n_recycles: passes through the layers.
         dropout: on attention values.
         seed: of frequencies and random features, which are part of the model.
         pair_types: whether the radial bases know pairs of elements.
     """
-    generator = torch.Generator().manual_seed(seed)
 
-    def kernel(width: int) -> Kernel:
-        return build_kernel(config.kernel, width, n_heads, config.n_features, config.n_landmarks, generator)
+    dim: int
+    n_heads: int
+    n_layers: int
+    n_rbf: int
+    n_recycles: int = 1
+    dropout: float = 0.0
+    seed: int = 0
+    pair_types: bool = False
 
-    head_dim = dim // n_heads
-    if config.mechanism == "kernelised":
-        return SharedPositions(), [
-            KernelisedAttention(dim, n_heads, kernel(head_dim), dropout) for _ in range(n_layers)
-        ]
-    if config.mechanism == "softmax":
-        return SoftmaxPositions(n_rbf, config.dense_cutoff, pair_types), [
-            SoftmaxAttention(dim, n_heads, n_rbf, dropout) for _ in range(n_layers)
-        ]
-    if config.mechanism == "randomised" and not config.positional_mask:
-        return SharedPositions(), [
-            RandomisedAttention(dim, n_heads, config.n_samples, config.sampling, dropout) for _ in range(n_layers)
-        ]
-    if config.combine == "concat":
-        rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms)
-        width = head_dim + 2 * config.n_frequencies
-        return ConcatPositions(rpe, _sampled(config, rpe, seed)), [
-            ConcatAttention(dim, n_heads, config.n_basis, kernel(width), dropout) for _ in range(n_layers)
-        ]
-    kernels = [kernel(head_dim) if config.far_rank == "m" else None for _ in range(n_layers)]
-    share = 1 if config.far_rank == "m" else FAR_SHARE
-    far_dim = config.far_dim or n_heads * math.ceil(head_dim / share)
-    sizes = LayerSizes(
-        n_applications=n_layers * n_recycles,
-        n_heads=n_heads,
-        dim=dim,
-        far_dim=far_dim,
-        rank=1 if kernels[0] is None else kernels[0].n_features,
-    )
-    order = "quadratic" if config.mechanism == "randomised" else config.order
-    positions = _fourier_positions(config, order, sizes, seed)
-    n_weights = positions.n_weights
-    if config.mechanism == "randomised":
-        return positions, [
-            MaskedRandomisedAttention(dim, n_heads, n_rbf, n_weights, config.n_samples, config.sampling, dropout)
-            for _ in range(n_layers)
-        ]
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.n_heads
 
-    def moments() -> LocalMoments | None:
-        channels = config.n_moment_channels
-        return LocalMoments(dim, n_rbf, channels) if channels else None
+    def generator(self) -> torch.Generator:
+        """Of everything random that is part of the model; the same at every call."""
+        return torch.Generator().manual_seed(self.seed)
 
-    return positions, [
-        FourierAttention(dim, n_heads, n_rbf, n_weights, config.far_rank, own_kernel, far_dim, moments(), dropout)
-        for own_kernel in kernels
+
+Built = tuple[SharedPositions, Sequence[AttentionLayer[Any, Any]]]
+"""What all layers share, and the layers."""
+
+
+def build_attention(config: MechanismConfig, sizes: Sizes) -> Built:
+    """The mechanism that ``config`` names."""
+    built: Built = imported(mechanisms()[config.mechanism].build)(config, sizes)
+    return built
+
+
+def build_kernel(config: KernelKeys, width: int, n_heads: int, generator: torch.Generator) -> Kernel:
+    """The feature map that ``config`` names, of queries and keys of a width."""
+    kernel: Kernel = imported(kernels()[config.kernel])(config, width, n_heads, generator)
+    return kernel
+
+
+def build_kernelised(config: KernelisedConfig, sizes: Sizes) -> Built:
+    """Kernelised attention without positions."""
+    generator = sizes.generator()
+    feature_maps = [build_kernel(config, sizes.head_dim, sizes.n_heads, generator) for _ in range(sizes.n_layers)]
+    return SharedPositions(), [
+        KernelisedAttention(sizes.dim, sizes.n_heads, kernel, sizes.dropout) for kernel in feature_maps
     ]
 
 
-def interchangeable_method(kind: FrequenciesKind, tolerance: float) -> FrequencyMethod:
-    """One of the methods that compute f itself.
+def build_softmax(config: SoftmaxConfig, sizes: Sizes) -> Built:
+    """Dense softmax attention with a distance bias."""
+    return SoftmaxPositions(sizes.n_rbf, config.dense_cutoff, sizes.pair_types), [
+        SoftmaxAttention(sizes.dim, sizes.n_heads, sizes.n_rbf, sizes.dropout) for _ in range(sizes.n_layers)
+    ]
 
-    Raises:
-        ValueError: ``kind`` is an estimator.
+
+def build_local(config: LocalConfig, sizes: Sizes) -> Built:
+    """The attention of DESIGN §3 without its far field."""
+    near_only = LayerSizes(sizes.n_layers * sizes.n_recycles, sizes.n_heads, sizes.dim, far_dim=0, rank=1)
+    positions = FourierPositions(None, None, near_only, config.order, config.moment_channels > 0)
+    return positions, [
+        FourierAttention(sizes.dim, sizes.n_heads, sizes.n_rbf, 0, 0, None, 0, _moments(config, sizes), sizes.dropout)
+        for _ in range(sizes.n_layers)
+    ]
+
+
+def build_fourier(config: FourierConfig, sizes: Sizes) -> Built:
+    """The attention of DESIGN §3, its far field exact to a tolerance."""
+    rpe = build_rpe(config)
+    return with_far_field(config, sizes, rpe, interchangeable_method(config.frequencies, config.tolerance))
+
+
+def build_sampled(config: SampledConfig, sizes: Sizes) -> Built:
+    """The attention of DESIGN §3, its far field the paper's estimator."""
+    rpe = build_rpe(config)
+    method = SampledMethod(
+        rpe,
+        n_frequencies=config.n_frequencies,
+        directions=config.directions,
+        radii=config.radii,
+        proposal=config.proposal,
+        spectrum=config.spectrum,
+        periodic_radius=config.periodic_radius,
+        seed=sizes.seed,
+        means=config.means,
+        l_max=config.l_max,
+    )
+    return with_far_field(config, sizes, rpe, method)
+
+
+def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: FrequencyMethod) -> Built:
+    """The attention of DESIGN §3 with f̂ by a method.
+
+    Args:
+        config: of the layers and the content factor.
+        sizes: of the model.
+        rpe: f.
+        method: how it is evaluated.
     """
-    match kind:
+    generator = sizes.generator()
+    feature_maps = [
+        build_kernel(config, sizes.head_dim, sizes.n_heads, generator) if config.far_rank == "m" else None
+        for _ in range(sizes.n_layers)
+    ]
+    share = 1 if config.far_rank == "m" else FAR_SHARE
+    far_dim = config.far_dim or sizes.n_heads * math.ceil(sizes.head_dim / share)
+    layer_sizes = LayerSizes(
+        n_applications=sizes.n_layers * sizes.n_recycles,
+        n_heads=sizes.n_heads,
+        dim=sizes.dim,
+        far_dim=far_dim,
+        rank=1 if feature_maps[0] is None else feature_maps[0].n_features,
+    )
+    positions = FourierPositions(rpe, method, layer_sizes, config.order, config.moment_channels > 0)
+    return positions, [
+        FourierAttention(
+            sizes.dim,
+            sizes.n_heads,
+            sizes.n_rbf,
+            positions.n_weights,
+            config.far_rank,
+            kernel,
+            far_dim,
+            _moments(config, sizes),
+            sizes.dropout,
+        )
+        for kernel in feature_maps
+    ]
+
+
+def build_rpe(config: FarFieldKeys) -> GaussianRPE:
+    """The RPE function f."""
+    return GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms)
+
+
+def _moments(config: LayerKeys, sizes: Sizes) -> LocalMoments | None:
+    return LocalMoments(sizes.dim, sizes.n_rbf, config.moment_channels) if config.moment_channels else None
+
+
+def interchangeable_method(name: MethodName, tolerance: float) -> FrequencyMethod:
+    """One of the methods that compute f itself, to a tolerance."""
+    match name:
         case "auto":
             return AutomaticMethod(tolerance)
         case "exact":
@@ -124,36 +202,6 @@ def interchangeable_method(kind: FrequenciesKind, tolerance: float) -> Frequency
             return LatticeMethod(tolerance)
         case "mesh":
             return MeshMethod(tolerance)
-    raise ValueError(f"'{kind}' is an estimator that is part of a model; it cannot replace another method")
-
-
-def _fourier_positions(config: AttentionConfig, order: OrderKind, sizes: LayerSizes, seed: int) -> FourierPositions:
-    moments = config.n_moment_channels > 0
-    if not config.far_field:
-        return FourierPositions(None, None, sizes, order, moments)
-    rpe = GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms)
-    if config.frequencies == "sampled":
-        method: FrequencyMethod = _sampled(config, rpe, seed)
-    elif config.frequencies == "quadrature" and config.l_max is not None:
-        method = BudgetQuadratureMethod(config.tolerance, config.n_frequencies, config.l_max, rpe.sigma_low)
-    else:
-        method = interchangeable_method(config.frequencies, config.tolerance)
-    return FourierPositions(rpe, method, sizes, order, moments)
-
-
-def _sampled(config: AttentionConfig, rpe: GaussianRPE, seed: int) -> SampledMethod:
-    return SampledMethod(
-        rpe,
-        n_frequencies=config.n_frequencies,
-        directions="random" if config.combine == "concat" else config.directions,
-        radii=config.radii,
-        proposal=config.proposal,
-        spectrum=config.spectrum,
-        periodic_radius=config.periodic_radius,
-        seed=seed,
-        means=config.means,
-        l_max=config.l_max,
-    )
 
 
 FAR_SHARE = 4

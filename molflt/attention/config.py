@@ -1,102 +1,94 @@
-"""Configuration of the attention, and its named presets."""
+"""Configuration of the package's own attention mechanisms; each has its own keys, and no key that does nothing."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Mechanism = Literal["fourier", "kernelised", "randomised", "softmax"]
-FrequenciesKind = Literal["auto", "exact", "quadrature", "lattice", "mesh", "sampled"]
 OrderKind = Literal["auto", "quadratic", "linear"]
 FarRank = Literal[0, 1, "m"]
+MethodName = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
 Directions = Literal["averaged", "random"]
 Radii = Literal["random", "stratified"]
 Proposal = Literal["mixture", "own"]
 SpectrumKind = Literal["gaussian", "free"]
-Sampling = Literal["exact", "biased"]
 
-COMPONENT_FUNCTIONS = ("trigrf", "posrf", "oprf", "saderf")
-WEIGHT_MATRICES = ("iid", "orf", "sorf", "sphere", "qmc", "mm", "sgq", "fastfood")
-RANDOM_FEATURES = tuple(f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in WEIGHT_MATRICES)
-_GRID = f"one of {', '.join(COMPONENT_FUNCTIONS)} with one of {', '.join(WEIGHT_MATRICES)}, such as posrf-orf"
-KERNELS = (*RANDOM_FEATURES, "elu", "relu", "lara")
+PERFORMER_KERNEL = "posrf-orf"
+"""Positive random features with orthogonal frequencies: FAVOR+."""
 
-ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
-    "molflt": {},
-    "flt": {"far_rank": "m", "frequencies": "sampled", "moment_channels": 0},
-    "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
-    "performer": {"mechanism": "kernelised"},
-    "softmax": {"mechanism": "softmax"},
-    "ra": {"mechanism": "randomised"},
-    "ra-rpe": {"mechanism": "randomised", "positional_mask": True},
-    "lara-rpe": {"far_rank": "m", "kernel": "lara", "moment_channels": 0},
-    **{kernel: {"mechanism": "kernelised", "kernel": kernel} for kernel in KERNELS},
-}
-"""What each name changes from the defaults of :class:`AttentionConfig`."""
+Condition = tuple[str, Callable[[Any], bool]]
+"""What must hold for a key to act: in words, and as a function of the configuration."""
 
 
-MOMENT_CHANNELS = 32
-"""Where the attention has moments and nothing else is said."""
+class MechanismConfig(BaseModel):
+    """What all mechanisms have in common: a name, and which neighbours they ask for.
 
-
-def unknown_kernel(name: str) -> str:
-    """What to say of a kernel that does not exist."""
-    return f"unknown kernel '{name}'; choose elu, relu, lara, or {_GRID}"
-
-
-class AttentionConfig(BaseModel):
-    """Which attention, and its parameters. ``attention: flt`` is short for the preset of that name."""
+    Attributes:
+        only_with: keys that act under a condition, which is given in words and as a function.
+        all_pairs_if_isolated: whether isolated structures need all pairs in their neighbour list.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    mechanism: Mechanism = Field(
-        "fourier",
-        description="fourier: local RPE plus Fourier RPE; kernelised: features of queries and keys without RPE "
-        "(Performer and its relatives); randomised: RA, quadratic; softmax: dense softmax with Graphormer's bias",
+    only_with: ClassVar[dict[str, Condition]] = {}
+    all_pairs_if_isolated: ClassVar[bool] = False
+
+    mechanism: str
+
+    @model_validator(mode="after")
+    def _no_key_without_effect(self) -> Self:
+        for name in sorted(self.model_fields_set):
+            if not self.acts(name) and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} acts only with {self.only_with[name][0]}: leave it out")
+        return self
+
+    def acts(self, name: str) -> bool:
+        """Whether a key has any effect beside the others as they are."""
+        return name not in self.only_with or self.only_with[name][1](self)
+
+    def neighbour_cutoff(self, local_cutoff: float) -> float:
+        """Å up to which this attention needs the neighbour list."""
+        return local_cutoff
+
+
+class KernelKeys(MechanismConfig):
+    """Keys of the feature map of a kernelised dot product."""
+
+    only_with: ClassVar[dict[str, Condition]] = {
+        "n_features": ("a kernel that draws features", lambda c: c.kernel not in ("elu", "lara")),
+        "redraw_every": ("a kernel of random features", lambda c: c.draws_features),
+        "n_landmarks": ("kernel=lara", lambda c: c.kernel == "lara"),
+    }
+
+    kernel: str = Field(
+        PERFORMER_KERNEL,
+        description="feature map: posrf-orf is FAVOR+; docs/literature.md lists the others",
     )
-    combine: Literal["product", "concat"] = Field(
-        "product",
-        description="product: the RPE multiplies a content kernel, which keeps it invariant; concat: Algorithm 1 of "
-        "the FLT paper, random directions and no local branch, neither rotation- nor translation-invariant",
+    n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the kernel")
+    redraw_every: int = Field(
+        0, ge=0, description="training steps after which random features are drawn anew; 0 keeps the first draw"
     )
-    far_field: bool = Field(True, description="false leaves only the local branch")
-    far_rank: FarRank = Field(
-        0,
-        description="content factor of the far field: 0 none, 1 a gate per head on either side, m random features",
-    )
-    frequencies: FrequenciesKind = Field(
-        "auto",
-        description="numerical method for the far field; auto picks exact, lattice or mesh for each structure; "
-        "sampled is an estimator that becomes part of the model",
-    )
-    order: OrderKind = Field(
-        "auto",
-        description="quadratic: on all pairs; linear: without pairs; auto: for each structure whichever takes fewer "
-        "multiply-adds",
-    )
-    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="stated error of quadrature, lattice and mesh")
-    l_max: int | None = Field(
-        None,
-        ge=0,
-        le=96,
-        description="fixed budget: quadrature or averaged sampled frequencies, n_frequencies of them, in isolated "
-        "structures by (l_max + 1)² features each; strictly linear, and part of the model",
-    )
-    far_dim: int | None = Field(
-        None,
-        ge=1,
-        le=65_536,
-        description="how much of the values the far field carries, all heads together; null: a quarter of them, "
-        "with far_rank=m all",
-    )
-    moment_channels: int | None = Field(
-        None,
-        ge=0,
-        le=65_536,
-        description="channels of the moments of an atom's neighbours, by which a layer sees angles; 0 leaves them "
-        "out; null: 32 with mechanism=fourier and combine=product, else 0",
-    )
+    n_landmarks: int = Field(16, ge=1, le=65_536, description="C, landmarks and samples per head")
+
+    @property
+    def draws_features(self) -> bool:
+        """Whether the kernel draws random features that can be drawn anew; fastfood learns them."""
+        return "-" in self.kernel and not self.kernel.endswith("-fastfood")
+
+
+_IF_RANK_M: dict[str, Condition] = {
+    "kernel": ("far_rank=m", lambda c: c.far_rank == "m"),
+    "n_features": ("far_rank=m", lambda c: c.far_rank == "m" and KernelKeys.only_with["n_features"][1](c)),
+    "redraw_every": ("far_rank=m", lambda c: c.far_rank == "m" and c.draws_features),
+    "n_landmarks": ("far_rank=m and kernel=lara", lambda c: c.far_rank == "m" and c.kernel == "lara"),
+}
+
+
+class FarFieldKeys(MechanismConfig):
+    """Keys of the RPE function f of the far field."""
+
     n_basis: int = Field(16, ge=2, le=1024, description="T, Gaussians in the RPE function f")
     sigma_min: float = Field(2.0, ge=0.01, le=1e4, description="narrowest Gaussian of f at the start, Å")
     sigma_max: float = Field(12.0, gt=0, le=1e4, description="widest Gaussian of f at the start, Å")
@@ -107,102 +99,140 @@ class AttentionConfig(BaseModel):
         description="atoms of a structure that is not periodic, which scales wide Gaussians of f; null: the mean of "
         "the training set if none in it is periodic, else no bound",
     )
-    n_frequencies: int = Field(16, ge=2, le=65_536, description="r, frequencies of the sampled estimator")
-    directions: Directions = Field(
-        "averaged", description="sampled: averaged is exactly rotation-invariant; concat always uses random"
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if self.sigma_min >= self.sigma_max:
+            raise ValueError(f"sigma_min ({self.sigma_min}) must be smaller than sigma_max ({self.sigma_max})")
+        return self
+
+
+class MethodKeys(FarFieldKeys):
+    """Keys of a far field that computes f itself, to a tolerance."""
+
+    only_with: ClassVar[dict[str, Condition]] = {
+        "tolerance": ("a method other than exact", lambda c: c.frequencies != "exact"),
+    }
+
+    frequencies: MethodName = Field(
+        "auto",
+        description="numerical method for the far field; auto picks exact, lattice or mesh for each structure",
     )
-    radii: Radii = Field("stratified", description="sampled: lengths of the frequencies")
-    proposal: Proposal = Field("mixture", description="sampled: mixture is the balance heuristic, own is the paper")
-    means: bool = Field(False, description="sampled, random directions: proposals with learnable means")
-    spectrum: SpectrumKind = Field("gaussian", description="sampled: a_k from the Gaussian basis, or free weights")
-    periodic_radius: float = Field(12.0, gt=0, le=1000, description="sampled: envelope of the sum over images, Å")
-    kernel: str = Field(
-        "posrf-orf",
-        description="feature map of mechanism=kernelised, far_rank=m and concat: elu, relu, lara, or a component "
-        f"function ({', '.join(COMPONENT_FUNCTIONS)}) and a weight matrix ({', '.join(WEIGHT_MATRICES)})",
+    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="stated error of quadrature, lattice and mesh")
+
+
+class LayerKeys(MechanismConfig):
+    """Keys of the attention layer of DESIGN §3."""
+
+    order: OrderKind = Field(
+        "auto",
+        description="quadratic: on all pairs; linear: without pairs; auto: for each structure whichever takes fewer "
+        "multiply-adds",
     )
-    n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the kernel")
-    redraw_every: int = Field(
-        0, ge=0, description="training steps after which random features are drawn anew; 0 keeps the first draw"
+    moment_channels: int = Field(
+        32,
+        ge=0,
+        le=65_536,
+        description="channels of the moments of an atom's neighbours, by which a layer sees angles; 0: none",
     )
-    n_landmarks: int = Field(16, ge=1, le=65_536, description="lara: C, landmarks and samples per head")
-    n_samples: int = Field(1, ge=1, le=1024, description="randomised: S, samples per query while training")
-    sampling: Sampling = Field(
-        "exact", description="randomised: exact is unbiased, biased draws around the mean (LARA paper, Eq. 31)"
+
+
+class ContentKeys(LayerKeys, KernelKeys):
+    """Keys of the content factor of the far field."""
+
+    only_with: ClassVar[dict[str, Condition]] = _IF_RANK_M
+
+    far_rank: FarRank = Field(
+        0,
+        description="content factor of the far field: 0 none, 1 a gate per head on either side, m random features",
     )
-    positional_mask: bool = Field(
-        False, description="randomised: with the local RPE and the Fourier RPE of mechanism=fourier"
+    far_dim: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="how much of the values the far field carries, all heads together; null: a quarter of them, "
+        "with far_rank=m all",
     )
+
+
+class FourierConfig(ContentKeys, MethodKeys):
+    """Local RPE on neighbours plus Fourier RPE over all atoms, the far field exact to its tolerance (DESIGN §3)."""
+
+    only_with: ClassVar[dict[str, Condition]] = {**_IF_RANK_M, **MethodKeys.only_with}
+
+    mechanism: Literal["fourier"] = Field("fourier", description="local RPE plus Fourier RPE")
+
+    @model_validator(mode="after")
+    def _linear_form(self) -> Self:
+        if self.order == "linear" and self.frequencies == "exact":
+            raise ValueError("frequencies=exact has no linear form: leave order at auto, or choose frequencies=mesh")
+        return self
+
+
+class LocalConfig(LayerKeys):
+    """The same layer without a far field: attention ends at the cutoff."""
+
+    mechanism: Literal["local"] = Field("local", description="local RPE and moments, no far field")
+
+
+class SampledKeys(FarFieldKeys):
+    """Keys of the FLT paper's estimator of f by sampled frequencies; it is part of a model, unlike a method."""
+
+    n_frequencies: int = Field(16, ge=2, le=65_536, description="r, frequencies of the estimator")
+    radii: Radii = Field("stratified", description="lengths of the frequencies")
+    proposal: Proposal = Field("mixture", description="mixture is the balance heuristic, own is the paper")
+
+
+class SampledConfig(ContentKeys, SampledKeys):
+    """Local RPE plus the paper's estimator of the Fourier RPE, its learnable scales, and its direction averaged."""
+
+    only_with: ClassVar[dict[str, Condition]] = {
+        **_IF_RANK_M,
+        "means": ("directions=random", lambda c: c.directions == "random"),
+        "l_max": ("directions=averaged", lambda c: c.directions == "averaged"),
+        "n_basis": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
+        "isolated_atoms": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
+        "proposal": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
+    }
+
+    mechanism: Literal["sampled"] = Field("sampled", description="local RPE plus sampled Fourier RPE")
+    directions: Directions = Field("averaged", description="averaged is exactly rotation-invariant")
+    means: bool = Field(False, description="proposals with learnable means")
+    spectrum: SpectrumKind = Field("gaussian", description="a_k from the Gaussian basis, or free weights")
+    periodic_radius: float = Field(12.0, gt=0, le=1000, description="envelope of the sum over images, Å")
+    l_max: int | None = Field(
+        None,
+        ge=0,
+        le=96,
+        description="(l_max + 1)² features of each frequency in isolated structures: strictly linear; null: on pairs",
+    )
+
+    @model_validator(mode="after")
+    def _linear_form(self) -> Self:
+        if self.order == "linear" and self.directions == "averaged" and self.l_max is None:
+            raise ValueError("averaged directions have no linear form: leave order at auto, or set l_max")
+        return self
+
+
+class KernelisedConfig(KernelKeys):
+    """Features of queries and keys without positions: Performer and its relatives."""
+
+    mechanism: Literal["kernelised"] = Field("kernelised", description="kernelised attention without positions")
+
+
+class SoftmaxConfig(MechanismConfig):
+    """Dense softmax with Graphormer's distance bias: the quadratic reference."""
+
+    all_pairs_if_isolated: ClassVar[bool] = True
+
+    mechanism: Literal["softmax"] = Field("softmax", description="dense softmax with a distance bias")
     dense_cutoff: float = Field(
         12.0,
         gt=0,
         le=100,
-        description="softmax: reach of its bias in periodic structures, Å; isolated ones see all pairs",
+        description="reach of the bias in periodic structures, Å; isolated ones see all pairs",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_preset(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            if value not in ATTENTION_PRESETS:
-                names = [name for name in ATTENTION_PRESETS if name not in RANDOM_FEATURES]
-                raise ValueError(f"unknown attention '{value}'; choose one of {', '.join(names)}, or {_GRID}")
-            return dict(ATTENTION_PRESETS[value])
-        return value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> AttentionConfig:
-        if self.sigma_min >= self.sigma_max:
-            raise ValueError(f"sigma_min ({self.sigma_min}) must be smaller than sigma_max ({self.sigma_max})")
-        if self.combine == "concat" and self.frequencies != "sampled":
-            raise ValueError("combine=concat needs explicit random frequencies: set frequencies=sampled")
-        if self.combine == "concat" and self.mechanism != "fourier":
-            raise ValueError(f"combine=concat belongs to mechanism=fourier, not {self.mechanism}")
-        if self.combine == "concat" and self.spectrum == "free":
-            raise ValueError("combine=concat takes its coefficients from the Gaussian basis: set spectrum=gaussian")
-        averaged = self.directions == "averaged" and self.combine == "product"
-        if self.means and (self.frequencies != "sampled" or averaged):
-            raise ValueError("means need frequencies=sampled with directions=random: averaged ones have no direction")
-        if self.l_max is not None and (
-            self.frequencies not in ("quadrature", "sampled")
-            or (self.frequencies == "sampled" and (self.directions == "random" or self.combine == "concat"))
-        ):
-            raise ValueError("l_max is a budget of frequencies=quadrature, or of sampled with directions=averaged")
-        only_pairs = self.frequencies == "exact" or (
-            self.frequencies == "sampled" and self.directions == "averaged" and self.l_max is None
-        )
-        if self.order == "linear" and self.combine == "product" and only_pairs:
-            raise ValueError(
-                f"frequencies={self.frequencies} as it is set has no linear form: leave order at auto, or choose "
-                "frequencies=mesh, or set l_max with sampled"
-            )
-        if self.combine == "concat" and (self.order != "auto" or self.far_dim is not None):
-            raise ValueError("combine=concat is linear by itself: leave order and far_dim at their defaults")
-        if self.kernel not in KERNELS:
-            raise ValueError(unknown_kernel(self.kernel))
-        if self.redraw_every and self.kernel not in RANDOM_FEATURES:
-            raise ValueError(f"redraw_every draws random features anew; kernel={self.kernel} has none: set it to 0")
-        if self.redraw_every and self.kernel.endswith("-fastfood"):
-            raise ValueError("redraw_every would throw away what fastfood has learned: set it to 0")
-        if self.positional_mask and self.mechanism != "randomised":
-            raise ValueError(
-                "positional_mask belongs to mechanism=randomised; for a kernel take mechanism=fourier with far_rank=m"
-            )
-        if self.positional_mask and self.order == "linear":
-            raise ValueError("mechanism=randomised is quadratic: leave order at auto")
-        if self.moment_channels and (self.mechanism != "fourier" or self.combine == "concat"):
-            raise ValueError("moment_channels belong to mechanism=fourier with combine=product: set them to 0")
-        if self.spectrum == "free" and self.frequencies != "sampled":
-            raise ValueError("spectrum=free is a property of the sampled estimator: set frequencies=sampled")
-        return self
-
-    @property
-    def n_moment_channels(self) -> int:
-        """``moment_channels``, and what null stands for."""
-        if self.moment_channels is not None:
-            return self.moment_channels
-        return MOMENT_CHANNELS if self.mechanism == "fourier" and self.combine == "product" else 0
-
     def neighbour_cutoff(self, local_cutoff: float) -> float:
-        """Å up to which this attention needs the neighbour list."""
-        return max(local_cutoff, self.dense_cutoff) if self.mechanism == "softmax" else local_cutoff
+        """See :class:`MechanismConfig`."""
+        return max(local_cutoff, self.dense_cutoff)

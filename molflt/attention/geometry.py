@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass
@@ -119,6 +120,13 @@ class Geometry:
         packed: Tensor = _Pack.apply(flat, self.slot)
         return packed
 
+    def pad_blocks(self, blocks: list[Tensor]) -> Tensor:
+        """Blocks (n_b, n_b, c), one per structure → (len(blocks), n_max, n_max, c), zeros where there is no pair."""
+        gaps = [self.n_max - block.shape[0] for block in blocks]
+        return torch.stack(
+            [functional.pad(block, (0, 0, 0, gap, 0, gap)) for block, gap in zip(blocks, gaps, strict=True)]
+        )
+
     def pair_places(self, receiver: Tensor, sender: Tensor) -> Tensor:
         """Places of pairs of atoms, (n,) and (n,), in the flattened (n_structures · n_max · n_max) layout."""
         return self.slot[receiver] * self.n_max + self.slot[sender] % self.n_max
@@ -133,6 +141,11 @@ class Geometry:
         """(n_atoms, ...) → (n_structures, ...)."""
         out = values.new_zeros((self.n_structures, *values.shape[1:]))
         return out.index_add(0, self.structure, values)
+
+    def atoms_of(self, b: int) -> Tensor:
+        """(n, 3) Å, float64: positions of structure ``b`` from its centroid."""
+        start = self.starts[b]
+        return self.positions[start : start + self.sizes[b]]
 
     def is_periodic(self, b: int) -> bool:
         """Whether structure ``b`` repeats along any axis."""
@@ -223,6 +236,25 @@ def build_geometry(
         edge_displacements=displacements[0] if len(displacements) == 1 else torch.cat(displacements),
         dtype=dtype,
         n_max=n_max,
+    )
+
+
+def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
+    """Some atoms of structure ``b``, (n_part,) counted within it, as a structure without neighbours."""
+    none = torch.zeros((2, 0), dtype=torch.int64, device=atoms.device)
+    index = geometry.starts[b] + atoms
+    return Geometry(
+        positions=geometry.positions[index],
+        centroids=geometry.centroids[b : b + 1],
+        atomic_numbers=geometry.atomic_numbers[index],
+        structure=torch.zeros_like(index),
+        sizes=[len(index)],
+        cell=geometry.cell[b : b + 1],
+        pbc=[geometry.pbc[b]],
+        edge_index=none,
+        edge_displacements=geometry.edge_displacements[:0],
+        dtype=geometry.dtype,
+        n_max=len(index),
     )
 
 

@@ -1,11 +1,19 @@
-"""A model as an ASE calculator: energy, forces and stress."""
+"""A model as an ASE calculator: energy, forces and stress.
+
+The numerical method of the far field is held while atoms move. ``frequencies=auto`` counts multiply-adds for every
+structure, and the mesh takes its grid from the size of the cell. Both are integers that jump as a structure changes,
+and the energy jumps with them, by up to the model's tolerance ε. A relaxation, dynamics or a finite difference needs
+one smooth function: what was chosen at the start is kept (DESIGN §3, "Smoothness"). Orders of contraction agree to
+rounding and stay free.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,11 +21,17 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
+from torch import Tensor
+from torch_geometric.data import Batch
 
-from molflt.calculator.held import HeldMethod
-from molflt.data.ase_io import TagConvention, from_atoms
+from molflt.attention.context import FourierPositions
+from molflt.attention.far.members import GaussianBasis
+from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.near import local_neighbourhood
+from molflt.choices import TagConvention
+from molflt.data.ase_io import from_atoms, refuse_charges, refuse_initial_charges
 from molflt.data.batching import collate
-from molflt.data.charges import refuse_charges, refuse_initial_charges
 from molflt.data.neighbours import attach_neighbours
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
@@ -30,6 +44,9 @@ from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
+COARSEST = 1.05
+"""How much wider than its tolerance asks for the spacing of a held grid may become before a new one is taken: its
+error falls with the seventh power of the spacing, and stays below the stated ε, of which it uses two thirds."""
 
 
 class MolFLTCalculator(Calculator):
@@ -51,7 +68,7 @@ class MolFLTCalculator(Calculator):
     derivative of the energy and add up to zero to the model's tolerance only.
 
     A charge or spin in ``atoms.info``, or initial charges with a sum that is not zero, are refused, also when they
-    are set after a calculation: see :mod:`molflt.data.charges`. Initial magnetic moments play no part.
+    are set after a calculation: see :mod:`molflt.data.ase_io`. Initial magnetic moments play no part.
 
     Args:
         model: a model file, a run directory, the directory of an ensemble, a list of these, a
@@ -157,7 +174,7 @@ class MolFLTCalculator(Calculator):
         self.energy_std = float(std["energy"]) if std else None
         self.forces_std = std.get("forces")
 
-    def _batch(self, atoms: Atoms, name: str) -> Any:
+    def _batch(self, atoms: Atoms, name: str) -> Batch:
         """One structure on the model's device, with the neighbour list of the atoms where they are."""
         refuse_charges(atoms, name)
         refuse_initial_charges(atoms, name)
@@ -189,7 +206,7 @@ class MolFLTCalculator(Calculator):
             )
 
 
-def _evaluate(model: EnergyModel, batch: Any, forces: bool, stress: bool) -> dict[str, np.ndarray]:
+def _evaluate(model: EnergyModel, batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:
     """What is wanted of one structure: energy (), forces (n_atoms, 3), stress (3, 3)."""
     if not forces:
         with torch.no_grad():
@@ -227,3 +244,66 @@ def _as_model(model: Any, device: str, dtype: torch.dtype | None) -> Model:
             f"{type(model).__name__} is no model; give the path of one, a list of paths, or a molflt.Model"
         )
     return load(paths, device, dtype)
+
+
+class HeldMeshMethod(MeshMethod):
+    """A particle mesh that keeps its grid from one structure to the next.
+
+    Args:
+        tolerance: see :class:`MeshMethod`.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__(tolerance)
+        self._held: dict[float, tuple[int, int, int]] = {}
+
+    def n_grid(self, cell: Tensor, basis: GaussianBasis) -> tuple[int, int, int]:
+        """See :class:`MeshMethod`."""
+        # Each mesh of a structure begins at another width, which does not change while the model is not trained.
+        held = self._held.get(basis.narrowest)
+        if held is not None:
+            # As many points as a cell needs that is smaller by COARSEST.
+            needed = super().n_grid(cell / COARSEST, basis)
+            if all(have >= need for have, need in zip(held, needed, strict=True)):
+                return held
+        self._held[basis.narrowest] = super().n_grid(cell, basis)
+        return self._held[basis.narrowest]
+
+
+class HeldMethod:
+    """Keeps the numerical method of one model while the atoms of a structure stay the same ones."""
+
+    def __init__(self) -> None:
+        self._atoms: tuple[bytes, bytes] | None = None
+        self._method: FrequencyMethod | None = None
+
+    @contextmanager
+    def applied(self, model: EnergyModel, batch: Batch) -> Iterator[None]:
+        """Evaluate ``model`` by the method held, chosen anew when atomic numbers or periodic directions change.
+
+        Args:
+            model: left as it was at the end.
+            batch: of one structure, with a neighbour list.
+        """
+        positions = model.positions
+        if not isinstance(positions, FourierPositions) or positions.method is None:
+            yield
+            return
+        atoms = (batch.atomic_numbers.cpu().numpy().tobytes(), batch.pbc.cpu().numpy().tobytes())
+        if atoms != self._atoms:
+            self._method, self._atoms = _choose(model, positions, batch), atoms
+        own = positions.method
+        positions.method = self._method
+        try:
+            yield
+        finally:
+            positions.method = own
+
+
+def _choose(model: EnergyModel, positions: FourierPositions, batch: Batch) -> FrequencyMethod | None:
+    with torch.no_grad():
+        geometry = model.geometry(batch)
+        neighbourhood = local_neighbourhood(geometry, model.radial, model.config.cutoff)
+        basis = None if positions.rpe is None else positions.rpe()
+        method = positions.contractions(geometry, neighbourhood, basis)[0].method
+    return HeldMeshMethod(method.tolerance) if isinstance(method, MeshMethod) else method

@@ -17,7 +17,7 @@ def average_command(
 
     Example: molflt average runs/tiny/epoch-*.safetensors -o averaged.safetensors
     """
-    from molflt.prediction.average import average_models
+    from molflt.prediction.members import average_models
 
     average_models(models, out)
     say(f"mean of {len(models)} models in {out}; 'molflt evaluate {out} DATA' tells whether it is better")

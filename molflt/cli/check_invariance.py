@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from molflt.cli.options import Interchangeable
+from molflt.choices import Interchangeable
 from molflt.cli.terminal import answer, output, warn
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check_invariance_command(
     Example: molflt check-invariance runs/tiny/best.safetensors data/adsorption/test.lmdb
     """
     from molflt.data.sources import resolve_inputs
-    from molflt.invariance.far_field import far_share, has_far_field
+    from molflt.invariance.energies import far_share, has_far_field
     from molflt.invariance.harness import run_suite
     from molflt.invariance.structures import builtin_structures
     from molflt.prediction.members import load_member

@@ -6,7 +6,7 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.options import EnergyUnit, Per, TagConvention
+from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 
@@ -28,8 +28,8 @@ def convert_command(
 
     Example: molflt convert relaxed/*.traj train.lmdb
     """
-    from molflt.data.convert import convert
     from molflt.data.labels import FORCE_UNITS, LabelSpec, parse_force_unit
+    from molflt.data.lmdb_writer import convert
 
     *inputs, out = paths
     if not inputs or not out.endswith(".lmdb"):

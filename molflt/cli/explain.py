@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from molflt.cli.options import TagConvention
-from molflt.cli.terminal import answer, output, say, warn
+from molflt.choices import TagConvention
+from molflt.cli.options import DEVICE, TAGS, check_new_file
+from molflt.cli.terminal import answer, answer_json, output, say, warn
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-    from molflt.explain.explanation import Explanation
+    from molflt.report.explanation import Explanation
 
 PAGE = Path("explain.html")
 _ROWS = 20
@@ -34,8 +34,8 @@ def explain_command(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object; no page unless -o says so."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
-    tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
-    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    tags: TagConvention = TAGS,
+    device: str = DEVICE,
 ) -> None:
     """Show what every atom contributes to an energy, and what one atom attends to.
 
@@ -45,13 +45,12 @@ def explain_command(
     """
     out = PAGE if out is None and not as_json else out
     if out is not None:
-        _check_output(out, overwrite)
-    from molflt.explain.explanation import explain
-    from molflt.explain.page import write_page
-    from molflt.explain.tables import as_json as content
-    from molflt.explain.tables import write_csv
+        check_new_file(out, (".html", ".csv"), overwrite)
     from molflt.prediction.members import load_member
     from molflt.prediction.predictor import choose_device, unknown_elements
+    from molflt.report.explain_page import as_json as content
+    from molflt.report.explain_page import write_csv, write_page
+    from molflt.report.explanation import explain
 
     target_device = choose_device(device)
     loaded = load_member(model)
@@ -61,25 +60,16 @@ def explain_command(
         warn(f"the model was not trained on {', '.join(unknown)}; what it says of them means little")
     explanation = explain(loaded, data, atom, target_device)
     if out is not None:
-        if out.suffix == ".csv":
+        if out.suffix.lower() == ".csv":
             write_csv(out, explanation)
         else:
             write_page(out, explanation, loaded, unknown)
     if as_json:
-        typer.echo(json.dumps(content(explanation)))
+        answer_json(content(explanation))
         return
     _print_table(explanation)
     assert out is not None
-    say(f"{'page' if out.suffix == '.html' else 'table of all atoms'} in {out}")
-
-
-def _check_output(out: Path, overwrite: bool) -> None:
-    if out.suffix not in (".html", ".csv"):
-        raise InputError(f"{out}: output must end in .html or .csv")
-    if out.is_dir():
-        raise InputError(f"{out}: is a folder; choose another name")
-    if out.exists() and not overwrite:
-        raise InputError(f"{out}: exists already; choose another name with -o, or give --overwrite")
+    say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
 
 
 def _one_structure(text: str, index: int | None, tags: TagConvention) -> Data:
@@ -97,7 +87,7 @@ def _one_structure(text: str, index: int | None, tags: TagConvention) -> Data:
 def _print_table(explanation: Explanation) -> None:
     from rich.table import Table
 
-    from molflt.explain.tables import atom_rows, largest
+    from molflt.report.explain_page import atom_rows, largest
 
     answer(f"{explanation.name}: {explanation.target} {explanation.energy:.6f} eV")
     referenced = bool(explanation.reference.any())

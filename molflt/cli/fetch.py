@@ -25,9 +25,9 @@ def fetch_command(
 
     Example: molflt fetch oc20-is2re --to oc20
     """
-    from molflt.data.fetch.catalogue import ARCHIVES, find_archive, size_text
+    from molflt.data.fetch.catalogue import ARCHIVES, commands, find_archive
     from molflt.data.fetch.obtain import make_plan, obtain, present_splits
-    from molflt.data.fetch.splits import commands
+    from molflt.data.progress import size_text
 
     if name is None or list_all:
         for entry in ARCHIVES.values():

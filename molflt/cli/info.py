@@ -24,8 +24,7 @@ def info_command(
 
     Example: molflt info runs/tiny/best.safetensors
     """
-    from molflt.prediction.members import BEST, MEMBER, member_paths
-    from molflt.prediction.pretrained import PRETRAINED_PREFIX
+    from molflt.prediction.members import BEST, MEMBER, PRETRAINED_PREFIX, member_paths
 
     folder = Path(path)
     is_run = folder.is_dir() and ((folder / BEST).exists() or any(folder.glob(f"{MEMBER}*")))
@@ -56,9 +55,9 @@ def _data_info(path: str) -> dict[str, Any]:
     import numpy as np
     from ase.data import chemical_symbols
 
+    from molflt.bundled import resolve_path
     from molflt.data.progress import track
     from molflt.data.sources import open_dataset
-    from molflt.training.config_file import resolve_path
     from molflt.vocabulary import TARGETS
 
     dataset = open_dataset(resolve_path(path))

@@ -35,18 +35,22 @@ app = typer.Typer(
         "130 interrupted. NO_COLOR=1 turns colours off."
     ),
 )
-app.command("train")(train_command)
-app.command("evaluate")(evaluate_command)
-app.command("predict")(predict_command)
-app.command("merge")(merge_command)
-app.command("explain")(explain_command)
-app.command("plot")(plot_command)
-app.command("check-invariance")(check_invariance_command)
-app.command("info")(info_command)
-app.command("convert")(convert_command)
-app.command("average")(average_command)
-app.command("config")(config_command)
-app.command("fetch")(fetch_command)
+# In the order of the help. A command is called as its function is, such as check-invariance.
+for _command in (
+    train_command,
+    evaluate_command,
+    predict_command,
+    merge_command,
+    explain_command,
+    plot_command,
+    check_invariance_command,
+    info_command,
+    convert_command,
+    average_command,
+    config_command,
+    fetch_command,
+):
+    app.command(_command.__name__.removesuffix("_command").replace("_", "-"))(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from molflt.cli.options import OC20Split
+from molflt.choices import OC20Split
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import typer
 
+from molflt.choices import Figure
+from molflt.cli.options import DEVICE, MAX_ATOMS, check_new_file
 from molflt.cli.terminal import say
-
-Kind = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]
 
 
 def plot_command(
-    kind: Kind = typer.Argument(
+    kind: Figure = typer.Argument(
         ...,
         metavar="KIND",
         help="curves, parity, residuals, elements, adsorbates, sizes, rpe or spectrum.",
@@ -23,8 +22,8 @@ def plot_command(
     data: str = typer.Argument(None, help="Labelled structures, for plots of errors.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="NAME.png, NAME.svg or NAME.pdf.", show_default=False),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing figure."),
-    device: str = typer.Option("auto", help="auto, cpu or cuda."),
-    max_atoms: int = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result."),
+    device: str = DEVICE,
+    max_atoms: int = MAX_ATOMS,
 ) -> None:
     """Make one figure of a report as PNG, SVG or PDF.
 
@@ -35,9 +34,9 @@ def plot_command(
     Example: molflt plot parity runs/tiny/best.safetensors
     data/adsorption/test.lmdb -o parity.png
     """
-    from molflt.report.draw import Job, check_job, draw
+    check_new_file(out, (".png", ".svg", ".pdf"), overwrite, "a figure")
+    from molflt.prediction.predictor import choose_device
+    from molflt.report.pictures import draw
 
-    job = Job(kind, model, data, out, overwrite, device, max_atoms)
-    check_job(job)
-    draw(job)
+    draw(kind, model, data, out, choose_device(device), max_atoms)
     say(str(out))

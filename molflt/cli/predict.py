@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from molflt.cli.options import Interchangeable, OC20Split, TagConvention
-from molflt.cli.terminal import detail, errors, say, warn
+from molflt.choices import Interchangeable, OC20Split, OnError, TagConvention
+from molflt.cli.options import DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS
+from molflt.cli.terminal import detail, errors, say, warn, warn_skipped
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from molflt.model.model_file import LoadedModel
     from molflt.prediction.predictor import Prediction
     from molflt.prediction.shards import Shard, ShardResult
-
-_SHOWN = 5
-"""Structures that could not be used, of which a warning gives the reason."""
 
 
 def predict_command(
@@ -30,7 +28,7 @@ def predict_command(
     out: Path = typer.Option(
         None, "--out", "-o", help="Write to NAME.csv, NAME.extxyz or NAME.npz.", show_default=False
     ),
-    on_error: Literal["raise", "skip"] = typer.Option("raise", help="skip: go on without structures that fail."),
+    on_error: OnError = ON_ERROR,
     forces: bool = typer.Option(False, "--forces", help="Predict forces as well; needs -o NAME.extxyz."),
     calibrate: str = typer.Option(
         None, help="Labelled structures; scales an ensemble's uncertainties to its errors.", show_default=False
@@ -46,10 +44,10 @@ def predict_command(
         show_default=False,
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
-    tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
-    device: str = typer.Option("auto", help="auto, cpu or cuda."),
-    max_atoms: int = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result."),
-    frequencies: Interchangeable = typer.Option(None, help="Evaluate the far field by this method."),
+    tags: TagConvention = TAGS,
+    device: str = DEVICE,
+    max_atoms: int = MAX_ATOMS,
+    frequencies: Interchangeable = FREQUENCIES,
 ) -> None:
     """Predict energies of structures; prints them, or writes them with -o.
 
@@ -91,10 +89,8 @@ def predict_command(
     if prediction.n_in_parts:
         warn(in_parts(prediction.n_in_parts))
     if prediction.failures:
-        reasons = list(prediction.failures.values())[:_SHOWN]
-        warn(
-            "\n  ".join([f"{len(prediction.failures)} of {len(prediction.names)} structures were skipped", *reasons])
-        )
+        counted = f"{len(prediction.failures)} of {len(prediction.names)} structures were skipped"
+        warn_skipped(counted, list(prediction.failures.values()))
     if shard_result is not None:
         say(_shard_line(shard_result))
         return
@@ -137,13 +133,12 @@ def _shard_line(result: ShardResult) -> str:
 
 
 def _scale_spread(prediction: Prediction, members: list[LoadedModel], path: str, max_atoms: int) -> None:
-    from molflt.prediction.calibration import calibrate
-    from molflt.report.evaluated import evaluate
+    from molflt.prediction.evaluation import evaluate
 
-    known = evaluate(members, path, members[0].model.device, max_atoms)
-    assert known.std is not None
+    known = evaluate(members, path, device=members[0].model.device, max_atoms=max_atoms)
     assert prediction.std is not None
-    calibration = calibrate(known.predicted, known.std, known.expected)
+    calibration = known.calibration()
+    assert calibration is not None
     prediction.std *= calibration.factor
     for line in (f"uncertainties calibrated on {path}:", *calibration.lines()):
         errors.print(line, markup=False)

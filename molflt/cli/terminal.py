@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -25,6 +29,9 @@ def forget_output() -> None:
     """What is left for standard output goes nowhere: the interpreter would try to write it at its end, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
+
+_REASONS = 5
+"""Structures that could not be used, of which a warning gives the reason."""
 
 # Names of files are printed as they are, without markup and without :emoji:.
 errors = Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -49,10 +56,29 @@ def warn(message: str) -> None:
     errors.print("Warning:", printable(message, keep="\n\t"), style="yellow", markup=False)
 
 
+def warn_skipped(what: str, reasons: Sequence[str]) -> None:
+    """A warning that structures could not be used, with the first few reasons."""
+    more = [f"and {len(reasons) - _REASONS} more"] if len(reasons) > _REASONS else []
+    warn("\n  ".join([what, *reasons[:_REASONS], *more]))
+
+
 def answer(message: str) -> None:
     """What a command was asked for, on standard output, at once even through a pipe."""
     output.print(message, markup=False)
     sys.stdout.flush()
+
+
+def answer_json(content: dict[str, Any]) -> None:
+    """The same as one JSON object; it has no NaN and no infinity, so these become null."""
+    print(json.dumps(_finite(content)), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def say(message: str) -> None:
@@ -65,6 +91,11 @@ def detail(message: str) -> None:
     """What only ``--verbose`` wants to know, on standard error."""
     if Verbosity.verbose:
         errors.print(message, style="dim", markup=False)
+
+
+def command_line() -> str:
+    """The command that is running, for the report that it writes."""
+    return " ".join(["molflt", *sys.argv[1:]])
 
 
 _REMEDIES = {

@@ -7,7 +7,7 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.terminal import answer, errors, say
+from molflt.cli.terminal import answer, command_line, errors, say
 from molflt.errors import InputError
 
 
@@ -33,7 +33,7 @@ def train_command(
     Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=flt
     """
     # Imports wait: help should come at once, and a mistake in the configuration soon.
-    from molflt.training.rank import is_first_process
+    from molflt.training.processes import is_first_process
 
     first = is_first_process()
     try:
@@ -61,7 +61,7 @@ def train_command(
 
 def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: bool) -> None:
     from molflt.training.config_file import load_config
-    from molflt.training.rank import is_first_process
+    from molflt.training.processes import is_first_process
 
     settings = load_config(config, overrides)
     if str(config) == "-" and settings.trainer.devices * settings.trainer.num_nodes > 1:
@@ -76,6 +76,6 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
     answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch + 1}, {trained.best_model}")
     if report:
-        from molflt.cli.report import training_report
+        from molflt.report.model_report import training_report
 
-        say(f"report: {training_report(out, settings)}")
+        say(f"report: {training_report(out, settings, command_line())}")

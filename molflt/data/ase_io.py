@@ -1,61 +1,39 @@
-"""Structures from and to ASE, and from the files ASE reads."""
+"""Structures from and to ASE's ``Atoms``."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import os
-import sqlite3
-import warnings
-from collections.abc import Iterator
-from fnmatch import fnmatch
-from itertools import count, pairwise
-from pathlib import Path
-from typing import IO, Any, Literal
-from urllib.parse import quote
+from itertools import pairwise
+from typing import Any
 
-import ase.db
-import ase.io
 import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
-from ase.io.formats import get_ioformat
 from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.data.charges import refuse_charges
+from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec, force_array, one_number
-from molflt.data.progress import track
-from molflt.data.records import ENERGIES, TEXTS, make_data, nearest_image
-from molflt.data.strangers_text import COMPRESSED, refuse_columns, refuse_counts, unpacked
-from molflt.errors import InputError, noting
+from molflt.data.neighbours import nearest_image
+from molflt.data.records import ENERGIES, TEXTS, make_data
+from molflt.errors import InputError
 
-TagConvention = Literal["auto", "oc20", "layers"]
-
-_PATTERNS: dict[str, str] = {
-    "*.extxyz": "extxyz",
-    "*.xyz": "xyz",
-    "*.traj": "traj",
-    "*.db": "db",
-    "*.json": "json",
-    "*.cif": "cif",
-    "*.vasp": "vasp",
-    "*.poscar": "vasp",
-    "*poscar*": "vasp",
-    "*contcar*": "vasp",
-    "*outcar*": "vasp-out",
-    "*vasprun*.xml": "vasp-xml",
-    "*.pdb": "proteindatabank",
-    "*.gen": "gen",
-    "*.xsf": "xsf",
-    "*.cube": "cube",
-    "*.pwi": "espresso-in",
+KNOWN_VALUES: dict[str, tuple[float, ...]] = {
+    "charge": (0,),
+    "total_charge": (0,),
+    "net_charge": (0,),
+    # Some programs write the number of unpaired electrons, others the multiplicity.
+    "spin": (0, 1),
+    "total_spin": (0,),
+    "multiplicity": (1,),
+    "spin_multiplicity": (1,),
 }
-"""Formats by lower-case file name. Only readers that parse and nothing else: others of ASE's unpickle, run
-Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
-_BINARY = ("traj", "db")
+"""Entries of ``atoms.info``, in any case of letters, and the values that mean neutral and closed-shell."""
+
+_ROUNDING = 0.05
+"""Elementary charges by which written partial charges of a neutral structure may miss zero in sum."""
 
 
 def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: LabelSpec | None = None) -> Data:
@@ -156,119 +134,55 @@ def to_atoms(data: Data) -> Atoms:
     return atoms
 
 
-def ase_format(path: Path) -> str | None:
-    """The ASE format of a file by its name, or None where molflt does not read it through ASE."""
-    file_name = path.name.lower()
-    for ending in COMPRESSED:
-        if file_name.endswith(ending):
-            found = _match(file_name.removesuffix(ending))
-            return None if found in _BINARY else found
-    return _match(file_name)
-
-
-def read_ase(
-    path: str | os.PathLike[str],
-    tags: TagConvention = "auto",
-    labels: LabelSpec | None = None,
-    bad: dict[int, InputError] | None = None,
-) -> list[Data]:
-    """Read every frame of a file.
+def refuse_charges(atoms: Atoms, name: str) -> None:
+    """Refuse a charge or spin in ``atoms.info``; an entry that is None says nothing.
 
     Args:
-        path: extxyz, xyz, cif, VASP, pdb, gen, xsf, cube or Quantum ESPRESSO input (also .gz, .bz2, .xz), ASE
-            traj, db or json.
-        tags: see ``from_atoms``.
-        labels: see ``from_atoms``.
-        bad: gets what is wrong with frames that cannot be used, by their places; None: they are refused.
-
-    Returns:
-        The structures, named ``PATH#FRAME``.
+        atoms: the structure.
+        name: where it came from, for the message.
 
     Raises:
-        InputError: a format that is not on the list, a file that cannot be read, or a frame that cannot be used.
+        InputError: an entry of ``KNOWN_VALUES`` is anything but neutral and closed-shell.
     """
-    file = Path(path)
-    form = ase_format(file)
-    if form is None:
-        known = ", ".join(sorted(_PATTERNS))
-        raise InputError(
-            f"{file}: no safe reader for this kind of file; known are {known}. Convert it, for instance to "
-            "extxyz with 'ase convert'"
-        )
-    if not file.is_file():
-        raise InputError(f"{file}: no such file")
-    if file.stat().st_size == 0:
-        raise InputError(f"{file}: the file is empty")
-    structures: list[Data] = []
-    frames = track(_frames(file, form), f"reading {file.name}")
-    for index in count():
-        name = f"{file}#{index}"
-        try:
-            with warnings.catch_warnings():
-                # remarks on details of a format; what matters here is checked below
-                warnings.simplefilter("ignore")
-                atoms = next(frames, None)
-        except InputError:
-            raise
-        # a damaged file makes ASE raise almost anything
-        except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{name}: cannot be read as {form}: {reason[:400]}") from error
-        if atoms is None:
-            break
-        with noting(bad, index):
-            structures.append(from_atoms(atoms, name, tags, labels))
-    if not structures and not bad:
-        raise InputError(f"{file}: holds no structures")
-    return structures
+    for key, value in atoms.info.items():
+        allowed = KNOWN_VALUES.get(key.lower()) if isinstance(key, str) else None
+        if allowed is not None and value is not None and not _is_one_of(value, allowed):
+            neutral = " or ".join(map(str, allowed))
+            raise InputError(
+                f"{name}: atoms.info[{key!r}] is {value!r:.40}, but molflt's models know no charge and no spin; "
+                f"where it is wrong, remove it or set it to {neutral}, else leave the structure out"
+            )
 
 
-def _match(file_name: str) -> str | None:
-    return next((form for pattern, form in _PATTERNS.items() if fnmatch(file_name, pattern)), None)
+def refuse_initial_charges(atoms: Atoms, name: str) -> None:
+    """Refuse initial charges that make the structure an ion; partial charges of a neutral one change nothing.
 
+    Initial magnetic moments are no such thing: they are where a self-consistent calculation starts, not the state it
+    ends in, and ASE's own builders set them (``bulk("Ni")``, ``molecule("O2")``).
 
-def _frames(file: Path, form: str) -> Iterator[Atoms]:
-    if form == "db":
-        yield from _database_rows(file)
+    Args:
+        atoms: the structure.
+        name: where it came from, for the message.
+
+    Raises:
+        InputError: they do not add up to zero, in elementary charges.
+    """
+    if "initial_charges" not in atoms.arrays:
         return
-    content: str | IO[str] | IO[bytes] = str(file.absolute())
-    text: IO[str] | None = None
-    if file.name.lower().endswith(COMPRESSED):
-        # readers go back a little at every frame, and in a compressed stream that means from its start
-        content = io.BytesIO(unpacked(file))
-        if not get_ioformat(form).isbinary:
-            content = text = io.TextIOWrapper(content)
-    if form in ("xyz", "extxyz"):
-        with file.open() if text is None else contextlib.nullcontext(text) as lines:
-            if form == "xyz" and _has_keys(lines):
-                form = "extxyz"
-            if form == "extxyz":
-                lines.seek(0)
-                refuse_columns(lines, str(file))
-                lines.seek(0)
-                refuse_counts(iter(lines), str(file))
-            lines.seek(0)
-    yield from ase.io.iread(content, index=":", format=form, do_not_split_by_at_sign=True)
+    total = float(np.sum(atoms.arrays["initial_charges"]))
+    if not abs(total) <= _ROUNDING:
+        raise InputError(
+            f"{name}: its initial charges add up to {total:g}, but molflt's models know no charge; where they are "
+            "wrong, call atoms.set_initial_charges(None), else leave the structure out"
+        )
 
 
-def _has_keys(lines: IO[str]) -> bool:
-    """Whether an xyz file is extended xyz: key=value in the comment line of its first frame."""
-    lines.readline()
-    return "=" in lines.readline()
-
-
-def _database_rows(file: Path) -> Iterator[Atoms]:
-    # connecting ASE to a database that is not its own would create tables in it
-    with sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True) as connection:
-        query = "SELECT 1 FROM sqlite_master WHERE type='table' AND name='systems'"
-        if connection.execute(query).fetchone() is None:
-            raise InputError(f"{file}: not an ASE database")
-    connection.close()
-    with ase.db.connect(str(file.absolute()), type="db", serial=True, use_lock_file=False) as database:
-        for row in database.select():
-            atoms = row.toatoms()
-            atoms.info.update(row.key_value_pairs)
-            yield atoms
+def _is_one_of(value: object, allowed: tuple[float, ...]) -> bool:
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return bool(np.isin(numbers, allowed).all())
 
 
 def _at_hand(atoms: Atoms) -> dict[str, Any]:
@@ -298,7 +212,7 @@ def _refuse_disorder(atoms: Atoms, name: str) -> None:
 
 def _tags(atoms: Atoms, name: str, convention: TagConvention) -> np.ndarray:
     tags = np.asarray(atoms.arrays.get("tags", np.zeros(len(atoms))))
-    if tags.dtype.kind not in "iuf" or not np.array_equal(tags, tags.astype(np.int64)):
+    if tags.dtype.kind not in "iuf" or not (np.isfinite(tags) & (tags == np.floor(tags))).all():
         raise InputError(f"{name}: tags must be whole numbers")
     tags = tags.astype(np.int64)
     if convention == "layers":

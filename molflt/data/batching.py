@@ -41,10 +41,9 @@ class AtomBudgetSampler(Sampler[list[int]]):
         seed: of the shuffling.
         rank: of this process among those that share the batches.
         n_ranks: how many of them there are.
-        max_structures: a further limit on the structures in a batch.
 
     Raises:
-        InputError: there are no structures, a limit is below one, or (shuffled) fewer structures than ranks.
+        InputError: there are no structures, the budget is below one, or (shuffled) fewer structures than ranks.
     """
 
     def __init__(
@@ -56,18 +55,17 @@ class AtomBudgetSampler(Sampler[list[int]]):
         seed: int,
         rank: int = 0,
         n_ranks: int = 1,
-        max_structures: int | None = None,
     ) -> None:
         self._sizes = np.asarray(n_atoms, dtype=np.int64)
         if self._sizes.ndim != 1 or len(self._sizes) == 0 or self._sizes.min() < 1:
             raise InputError("there are no structures to make batches of")
-        if max_atoms < 1 or (max_structures is not None and max_structures < 1):
-            raise InputError(f"max_atoms and max_structures must be positive: {max_atoms}, {max_structures}")
+        if max_atoms < 1:
+            raise InputError(f"max_atoms must be positive, not {max_atoms}")
         if not 0 <= rank < n_ranks:
             raise InputError(f"rank {rank} is not one of {n_ranks} ranks")
         if shuffle and len(self._sizes) < n_ranks:
             raise InputError(f"{len(self._sizes)} structures cannot be shared by {n_ranks} ranks")
-        self.max_atoms, self.max_structures = max_atoms, max_structures
+        self.max_atoms = max_atoms
         self.shuffle, self.seed, self.rank, self.n_ranks = shuffle, seed, rank, n_ranks
         self.epoch = 0
         if shuffle:
@@ -106,8 +104,7 @@ class AtomBudgetSampler(Sampler[list[int]]):
 
     def _capacity(self, largest: int) -> int:
         """How many structures fit, none larger than the given size; at least one."""
-        fit = max(1, self.max_atoms // largest)
-        return fit if self.max_structures is None else min(fit, self.max_structures)
+        return max(1, self.max_atoms // largest)
 
     def _room(self, bucket: np.ndarray) -> int:
         return self._capacity(int(self._sizes[bucket].max()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from molflt.data.allowance import take
+from molflt.data.pickle_limits import take
 from molflt.printable import shown
 
 _MAX_AXES = 8

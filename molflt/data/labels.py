@@ -9,13 +9,12 @@ import numpy as np
 from ase import units
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from molflt.choices import EnergyUnit, Per
 from molflt.errors import InputError
 from molflt.printable import shown
 from molflt.vocabulary import TARGETS
 
-EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree"]
 ForceUnit = Literal["eV/Ang", "meV/Ang", "kcal/mol/Ang", "kJ/mol/Ang", "Hartree/Ang", "Hartree/bohr"]
-Per = Literal["structure", "atom"]
 
 ENERGY_UNITS: dict[str, float] = {
     "eV": 1.0,

@@ -1,14 +1,12 @@
-"""OC20 LMDB files as a sequence of structures."""
+"""OC20 LMDB files as a sequence of structures, and the read-only environments behind them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import lmdb
@@ -16,24 +14,24 @@ import numpy as np
 from torch_geometric.data import Data
 
 from molflt.data.labels import LabelSpec
-from molflt.data.lmdb_environment import lmdb_file, open_readonly
 from molflt.data.progress import track
 from molflt.data.records import RECORD_KEYS, to_data
 from molflt.data.safe_pickle import load_record, load_value
 from molflt.errors import InputError
+from molflt.files import atomic_file
 
 _CACHE_SIZES_FROM = 20_000
 """Records beyond which the sizes of the structures are kept next to the file."""
 
 
 class LmdbDataset:
-    """Structures of an OC20 LMDB: one file, or a folder of shards (``*.lmdb``, in the order of their names).
+    """Structures of an OC20 LMDB: a file, or a folder that holds ``data.mdb``.
 
     The database is opened on first use, read-only and without locks, once in every process, so the object may
     be passed to DataLoader workers by fork or spawn.
 
     Args:
-        path: an LMDB file, a folder-style LMDB (holding ``data.mdb``), or a folder of ``*.lmdb``.
+        path: the file or folder; for a folder of shards see :func:`molflt.data.sources.open_dataset`.
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
         strict: whether a record that does not say how many atoms it has makes ``n_atoms`` fail; otherwise it counts
             as one.
@@ -44,20 +42,25 @@ class LmdbDataset:
 
     def __init__(self, path: str | os.PathLike[str], labels: LabelSpec | None = None, strict: bool = True) -> None:
         self.path = Path(path)
-        self._shards = [_Shard(shard, labels, strict) for shard in shard_paths(self.path)]
-        self._ends = list(accumulate(len(shard) for shard in self._shards))
+        self._strict, self._labels = strict, labels
+        own = () if labels is None else filter(None, (labels.label, labels.force_label))
+        self._wanted = RECORD_KEYS.union(own)
         self._n_atoms: np.ndarray | None = None
+        # None: the keys are 0, 1, ..., length - 1
+        self._keys: Sequence[bytes] | None
+        self._length, self._keys = self._index()
+        if self._length == 0:
+            raise InputError(f"{path}: the database holds no records")
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._length
 
     def __getitem__(self, index: int) -> Data:
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise IndexError(f"{self.path}: index {index} is out of range for {len(self)} structures")
-        k = bisect_right(self._ends, position)
-        shard = self._shards[k]
-        return shard.structure(position - (self._ends[k] - len(shard)))
+        where, raw = self._raw(position)
+        return to_data(load_record(raw, where, only=self._wanted), where, self._labels)
 
     def __iter__(self) -> Iterator[Data]:
         return (self[index] for index in range(len(self)))
@@ -70,60 +73,18 @@ class LmdbDataset:
         """
         if self._n_atoms is None:
             keep = len(self) > _CACHE_SIZES_FROM
-            self._n_atoms = np.concatenate([shard.sizes(keep) for shard in self._shards])
+            if (kept := self._kept_sizes() if keep else None) is not None:
+                self._n_atoms = kept
+            else:
+                self._n_atoms = self._counted_sizes()
+                if keep:
+                    self._keep_sizes(self._n_atoms)
         return self._n_atoms
 
-
-def shard_paths(path: Path) -> list[Path]:
-    """The LMDB databases a path stands for.
-
-    Raises:
-        InputError: there is none.
-    """
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder")
-    if path.is_file() or (path / "data.mdb").is_file():
-        return [path]
-    shards = sorted(path.glob("*.lmdb"))
-    if not shards:
-        raise InputError(f"{path}: the folder holds no *.lmdb file and no data.mdb")
-    return shards
-
-
-class _Shard:
-    """One LMDB database."""
-
-    def __init__(self, path: Path, labels: LabelSpec | None, strict: bool) -> None:
-        self.path = path
-        self._strict = strict
-        self._labels = labels
-        own = () if labels is None else filter(None, (labels.label, labels.force_label))
-        self._wanted = RECORD_KEYS.union(own)
-        # None: the keys are 0, 1, ..., length - 1
-        self._keys: Sequence[bytes] | None
-        self._length, self._keys = self._index()
-        if self._length == 0:
-            raise InputError(f"{path}: the database holds no records")
-
-    def __len__(self) -> int:
-        return self._length
-
-    def structure(self, index: int) -> Data:
-        where, raw = self._raw(index)
-        return to_data(load_record(raw, where, only=self._wanted), where, self._labels)
-
-    def sizes(self, keep: bool) -> np.ndarray:
-        """(n_records,) int64, from the file beside the database if that is still true of it."""
-        if keep and (kept := self._kept_sizes()) is not None:
-            return kept
+    def _counted_sizes(self) -> np.ndarray:
         label = f"sizes of the structures in {self.path.name}"
         indices = track(range(len(self)), label, total=len(self))
-        sizes = np.fromiter((self._count(index) for index in indices), dtype=np.int64, count=len(self))
-        if keep:
-            # a read-only folder is no reason to fail: the sizes are counted again next time
-            with contextlib.suppress(OSError):
-                self._keep_sizes(sizes)
-        return sizes
+        return np.fromiter((self._count(index) for index in indices), dtype=np.int64, count=len(self))
 
     def _raw(self, index: int) -> tuple[str, bytes]:
         key = str(index).encode() if self._keys is None else self._keys[index]
@@ -199,15 +160,9 @@ class _Shard:
         return sizes.astype(np.int64) if fits and sizes.dtype == np.int64 else None
 
     def _keep_sizes(self, sizes: np.ndarray) -> None:
-        target = self._sizes_file
-        with NamedTemporaryFile(dir=target.parent, suffix=".natoms.npz", delete=False) as file:
-            try:
-                np.savez_compressed(file, stamp=self._stamp(), n_atoms=sizes)
-                file.close()
-                os.replace(file.name, target)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        # a read-only folder is no reason to fail: the sizes are counted again next time
+        with contextlib.suppress(OSError), atomic_file(self._sizes_file) as temporary:
+            np.savez_compressed(temporary, stamp=self._stamp(), n_atoms=sizes)
 
 
 def _length(raw: bytes, where: str) -> int:
@@ -217,3 +172,75 @@ def _length(raw: bytes, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise InputError(f"{where}: not a number of records")
     return value
+
+
+@dataclass
+class _Opened:
+    pid: int
+    identity: tuple[int, int]
+    environment: Any
+
+
+_OPENED: dict[str, _Opened] = {}
+"""By real path. LMDB refuses to open a file twice in one process, and two data sets may share a file."""
+
+
+def lmdb_file(path: Path) -> Path:
+    """The file that holds the data: the path itself, or ``data.mdb`` in a folder-style environment."""
+    return path / "data.mdb" if path.is_dir() else path
+
+
+def open_readonly(path: Path) -> Any:
+    """Open an LMDB for reading, or return the environment this process has open already.
+
+    An environment inherited through a fork is closed and opened anew: LMDB's are not to be used by a child.
+
+    Args:
+        path: the file, or the folder of a folder-style environment.
+
+    Raises:
+        InputError: no such file, empty, not an LMDB, or cut short (reading past its end would kill the process).
+    """
+    file = lmdb_file(path)
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    key, identity = os.path.realpath(file), (status.st_dev, status.st_ino)
+    opened = _OPENED.get(key)
+    if opened is not None:
+        if opened.pid == os.getpid() and opened.identity == identity:
+            return opened.environment
+        # inherited, or the file has been replaced since
+        opened.environment.close()
+        del _OPENED[key]
+    if status.st_size == 0:
+        raise InputError(f"{path}: the file is empty, expected an LMDB database")
+    environment = None
+    try:
+        environment = lmdb.open(
+            os.fspath(path),
+            subdir=path.is_dir(),
+            readonly=True,
+            lock=False,
+            readahead=False,
+            meminit=False,
+            max_readers=1,
+        )
+        needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    except (lmdb.Error, OSError) as error:
+        if environment is not None:
+            environment.close()
+        raise InputError(f"{path}: not an LMDB database that can be read: {error}") from error
+    if status.st_size < needed:
+        environment.close()
+        raise InputError(f"{path}: cut short: {status.st_size} bytes of {needed}; copy or convert the file again")
+    _OPENED[key] = _Opened(os.getpid(), identity, environment)
+    return environment
+
+
+def close_readonly(path: Path) -> None:
+    """Close the environment this process has open for a path, if any; a later read opens it anew."""
+    opened = _OPENED.pop(os.path.realpath(lmdb_file(path)), None)
+    if opened is not None:
+        opened.environment.close()

@@ -1,4 +1,4 @@
-"""OC20-layout LMDB files, written whole or not at all."""
+"""OC20-layout LMDB files, written whole or not at all, from records or from structures of any kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,14 @@ import lmdb
 import numpy as np
 import torch
 
-from molflt.atomic_file import sync_folder
-from molflt.data.lmdb_environment import close_readonly
+from molflt.choices import TagConvention
+from molflt.data.labels import LabelSpec
+from molflt.data.lmdb_dataset import close_readonly
 from molflt.data.progress import track
+from molflt.data.records import to_record
+from molflt.data.sources import StructureDataset, fingerprint, resolve_inputs
 from molflt.errors import InputError
+from molflt.files import sync_folder
 
 _PER_COMMIT = 256
 _FIRST_MAP_SIZE = 16 << 20
@@ -68,7 +72,12 @@ def write_lmdb(
         raise InputError(f"{final.parent}: no such folder")
     if total is None and isinstance(records, Sequence):
         total = len(records)
-    first, records = _peek(records, final)
+    if isinstance(records, Sequence):
+        first = records[0] if len(records) else None
+    elif (first := next(iterator := iter(records), None)) is not None:
+        records = chain([first], iterator)
+    if first is None:
+        raise InputError(f"{final}: there are no records to write")
     identity = _identity(source, total, first)
     if not resume:
         partial.unlink(missing_ok=True)
@@ -92,6 +101,46 @@ def write_lmdb(
     os.replace(partial, final)
     sync_folder(final.parent)
     return done
+
+
+def convert(
+    inputs: Sequence[str],
+    target: str | os.PathLike[str],
+    overwrite: bool = False,
+    tags: TagConvention = "auto",
+    labels: LabelSpec | None = None,
+) -> int:
+    """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
+
+    Args:
+        inputs: files, folders, globs or SMILES.
+        target: the LMDB.
+        overwrite: replace an existing file.
+        tags: see :func:`molflt.data.ase_io.from_atoms`.
+        labels: which label to read and its unit; it is written in eV under its target's name.
+
+    Returns:
+        How many structures it holds.
+
+    Raises:
+        InputError: unreadable inputs, or a target that exists.
+    """
+    reading = [tags, "" if labels is None else labels.model_dump_json()]
+    source = "\n".join([*inputs, *reading, *(fingerprint(path) for path in inputs if Path(path).exists())])
+    return write_lmdb(target, _Records(resolve_inputs(inputs, tags, labels)), overwrite=overwrite, source=source)
+
+
+class _Records(Sequence[dict[str, Any]]):
+    """The records of a data set, made when asked for: an interrupted conversion enters where it stopped."""
+
+    def __init__(self, structures: StructureDataset) -> None:
+        self._structures = structures
+
+    def __len__(self) -> int:
+        return len(self._structures)
+
+    def __getitem__(self, index: Any) -> Any:
+        return to_record(self._structures[index])
 
 
 class _Writer:
@@ -139,23 +188,6 @@ def _refused(error: Exception, path: Path) -> OSError:
     text = str(error)
     code = next((code for code in errno.errorcode if text.endswith(os.strerror(code))), errno.EIO)
     return OSError(code, os.strerror(code), os.fspath(path))
-
-
-def _peek(records: Iterable[Mapping[str, Any]], final: Path) -> tuple[Mapping[str, Any], Iterable[Mapping[str, Any]]]:
-    """The first record, and the records with it."""
-    if isinstance(records, Sequence):
-        if len(records) == 0:
-            raise InputError(f"{final}: there are no records to write")
-        return records[0], records
-    iterator = iter(records)
-    for first in iterator:
-        return first, _chain(first, iterator)
-    raise InputError(f"{final}: there are no records to write")
-
-
-def _chain(first: Mapping[str, Any], rest: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    yield first
-    yield from rest
 
 
 def _from(records: Iterable[Mapping[str, Any]], start: int) -> Iterator[Mapping[str, Any]]:

@@ -1,19 +1,21 @@
-"""Neighbour lists with periodic images, in the vocabulary's convention."""
+"""Periodic images: neighbour lists in the vocabulary's convention, and nearest images of atoms that have moved."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from ase.data import chemical_symbols
+from ase.geometry import find_mic
 from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
 from vesin import NeighborList
 
-from molflt.data.cells import SHORTEST, open_directions
 from molflt.errors import InputError
 
+_SHORTEST = 1e-6
+"""Å. What is shorter is no lattice vector, and no distance between two atoms."""
 _EXACT = "donot_use_mm_for_euclid_dist"
 """torch.cdist loses small distances where it multiplies matrices."""
 
@@ -54,7 +56,7 @@ def neighbour_list(
     # one thread: DataLoader workers already use the cores
     search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
     pairs, shifts, distances = search.compute(points, box, True, "PSd")
-    if len(close := np.flatnonzero(distances < SHORTEST)):
+    if len(close := np.flatnonzero(distances < _SHORTEST)):
         first = close[np.lexsort((pairs[close, 1], pairs[close, 0]))[0]]
         i, j = pairs[first]
         raise InputError(f"atoms {i} and {j} coincide (distance {distances[first]:.1e} Å); remove one of them")
@@ -124,7 +126,7 @@ def check_geometry(data: Data) -> None:
     """
     points, lattice = data.positions.numpy(), data.cell[0].numpy()
     try:
-        _refuse_coincidence(points - points.mean(axis=0), lattice, data.pbc[0].numpy())
+        _refuse_coincidence(points, lattice, data.pbc[0].numpy())
     except InputError as error:
         raise _of_structure(data, error) from error
 
@@ -132,6 +134,7 @@ def check_geometry(data: Data) -> None:
 def _refuse_coincidence(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray) -> None:
     if not np.isfinite(points).all():
         raise InputError("an atom has a position that is not finite")
+    points = points - points.mean(axis=0)
     box = _bounding_box(points, lattice, periodic, 1.0)
     inverse = np.linalg.inv(box)
     fractions = points @ inverse
@@ -139,11 +142,11 @@ def _refuse_coincidence(points: np.ndarray, lattice: np.ndarray, periodic: np.nd
     # What is just below zero is rounded to one.
     fractions[fractions >= 1] = 0.0
     # No distance shrinks more than by this factor.
-    reach = SHORTEST * float(np.linalg.norm(inverse, ord=2))
+    reach = _SHORTEST * float(np.linalg.norm(inverse, ord=2))
     for i, j in sorted(cKDTree(fractions, boxsize=1.0).query_pairs(reach)):
         apart = fractions[i] - fractions[j]
         distance = np.linalg.norm((apart - np.round(apart)) @ box)
-        if distance < SHORTEST:
+        if distance < _SHORTEST:
             raise InputError(f"atoms {i} and {j} coincide (distance {distance:.1e} Å); remove one of them")
 
 
@@ -155,7 +158,7 @@ def _of_structure(data: Data, error: InputError) -> InputError:
 def _all_pairs(positions: Tensor) -> Tensor:
     if not bool(torch.isfinite(positions).all()):
         raise InputError("an atom has a position that is not finite")
-    close = torch.triu(torch.cdist(positions, positions, compute_mode=_EXACT) < SHORTEST, diagonal=1)
+    close = torch.triu(torch.cdist(positions, positions, compute_mode=_EXACT) < _SHORTEST, diagonal=1)
     if len(pairs := close.nonzero()):
         raise InputError(f"atoms {int(pairs[0, 0])} and {int(pairs[0, 1])} coincide; remove one of them")
     return (~torch.eye(len(positions), dtype=torch.bool)).nonzero().T.contiguous()
@@ -168,9 +171,82 @@ def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray,
     structure) is replaced by one at right angles to the periodic vectors, and long enough that no image of
     an atom along it comes within the cutoff. One search then serves every kind of boundary.
     """
-    normals = open_directions(lattice, periodic)
+    normals = _open_directions(lattice, periodic)
     box = lattice.copy()
     if not periodic.all():
         extents = np.ptp(points @ normals.T, axis=0)
         box[~periodic] = normals * (extents + cutoff + 1.0)[:, None]
     return box
+
+
+def nearest_image(
+    positions: np.ndarray, moved: np.ndarray, cell: np.ndarray, pbc: np.ndarray, where: str
+) -> np.ndarray:
+    """The periodic image of ``moved`` nearest to ``positions``, atom by atom.
+
+    Args:
+        positions: (n_atoms, 3), Å.
+        moved: (n_atoms, 3), Å.
+        cell: (3, 3), Å, lattice vectors as rows.
+        pbc: (3,), bool.
+        where: file and record, for messages.
+
+    Returns:
+        (n_atoms, 3), Å: ``positions`` plus the minimum-image displacement, exact for skewed cells.
+
+    Raises:
+        InputError: a number is not finite, or the periodic lattice vectors are zero or dependent.
+    """
+    if not (np.isfinite(positions).all() and np.isfinite(moved).all() and np.isfinite(cell).all()):
+        raise InputError(f"{where}: positions or cell hold NaN or infinity; correct or remove the record")
+    if not pbc.any():
+        return moved
+    full = cell.copy()
+    try:
+        full[~pbc] = _open_directions(cell, pbc)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    displacements = moved - positions
+    if not _are_shortest(displacements, full):
+        displacements, _ = find_mic(displacements, full, pbc)
+    return positions + displacements
+
+
+def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
+    """Whether no lattice vector can shorten any of the displacements; False: not told by their lengths alone."""
+    # a lattice vector is at least as long as the smallest distance between two planes of the lattice
+    spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
+    return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
+
+
+def _open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
+    """Unit vectors that replace the lattice vectors of the directions that are not periodic.
+
+    Those vectors mean nothing: they may be zero, or lean towards the periodic ones and mislead whatever works
+    with fractional coordinates.
+
+    Args:
+        lattice: (3, 3), Å, lattice vectors as rows.
+        periodic: (3,), bool.
+
+    Returns:
+        (number of directions that are not periodic, 3), at right angles to each other and the periodic vectors.
+
+    Raises:
+        InputError: a periodic lattice vector is zero or not finite, or they are linearly dependent.
+    """
+    vectors = lattice[periodic]
+    lengths = np.linalg.norm(vectors, axis=1)
+    if not np.isfinite(vectors).all() or np.any(lengths < _SHORTEST):
+        raise InputError("a periodic lattice vector is zero or not finite; correct the cell or pbc")
+    units = vectors / lengths[:, None]
+    # the volume that the unit vectors span, 1 at right angles: the product of their singular values
+    if len(units) == 3:
+        spanned = abs(np.linalg.det(units))
+    else:
+        spanned = np.prod(np.linalg.svd(units, compute_uv=False)) if len(units) else 1.0
+    if spanned < 1e-6:
+        raise InputError("the periodic lattice vectors are linearly dependent; correct the cell or pbc")
+    if len(units) == 3:
+        return np.empty((0, 3))
+    return np.linalg.qr(vectors.T, mode="complete")[0][:, len(vectors) :].T

@@ -1,19 +1,31 @@
-"""Progress of long reads and writes, on standard error."""
+"""Progress of long work, on standard error: a bar over items, and a meter of bytes."""
 
 from __future__ import annotations
 
+import io
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import IO, Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 T = TypeVar("T")
 _PATIENCE = 2.0
 """Seconds before a bar appears: what ends sooner needs none."""
-
+_INTERVAL = 30.0
+"""Seconds between lines where there is no terminal to draw a bar on."""
 
 _shown = True
 
@@ -27,6 +39,34 @@ def set_shown(shown: bool) -> None:
 def visible() -> bool:
     """Whether somebody is watching standard error and wants to see bars."""
     return _shown and sys.stderr.isatty()
+
+
+def _console() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+class _Bar:
+    """A bar that appears once the work has taken a while."""
+
+    def __init__(
+        self, label: str, total: int | None, done: int, columns: Iterable[ProgressColumn], clock: Callable[[], float]
+    ) -> None:
+        self.console = _console()
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
+        # where a bar cannot be redrawn, its last state is printed once
+        self._progress = Progress(*columns, console=self.console, transient=self.console.is_terminal)
+        self._task = self._progress.add_task(label, total=total, completed=done)
+        self._clock, self._started = clock, clock()
+
+    def reach(self, done: int, total: int | None) -> None:
+        self._progress.update(self._task, completed=done, total=total)
+        if not self._progress.live.is_started and self._clock() - self._started > _PATIENCE:
+            self._progress.start()
+
+    def stop(self) -> None:
+        # stopped without having begun, it would print an empty line
+        if self._progress.live.is_started:
+            self._progress.stop()
 
 
 def track(
@@ -44,17 +84,88 @@ def track(
     if not (visible() if enabled is None else enabled):
         yield from items
         return
-    start = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    # where a bar cannot be redrawn, its last state is printed once
-    progress = Progress(*columns, console=console, transient=console.is_terminal)
-    task = progress.add_task(label, total=total, completed=done)
+    bar = _Bar(label, total, done, [MofNCompleteColumn()], time.monotonic)
     try:
-        for item in items:
+        for count, item in enumerate(items, start=done + 1):
             yield item
-            progress.advance(task)
-            if not progress.live.is_started and time.monotonic() - start > _PATIENCE:
-                progress.start()
+            bar.reach(count, total)
     finally:
-        progress.stop()
+        bar.stop()
+
+
+class ByteMeter:
+    """A bar on a terminal, a line every half minute elsewhere.
+
+    Args:
+        label: what is being done.
+        total: bytes in all, unknown when None.
+        terminal: None finds out whether standard error is one.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int | None = None,
+        terminal: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._label, self._total, self._clock = label, total, clock
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._bar: _Bar | None = None
+        self._said = clock()
+
+    def __enter__(self) -> ByteMeter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def reach(self, n_bytes: int, total: int | None = None) -> None:
+        """Show that so many bytes are done, of ``total`` when that has become known."""
+        self._total = total or self._total
+        if self._terminal:
+            # The bar begins where the first report stands, so that the speed leaves out what was there before.
+            if self._bar is None:
+                columns = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+                self._bar = _Bar(self._label, self._total, n_bytes, columns, self._clock)
+            self._bar.reach(n_bytes, self._total)
+        elif (now := self._clock()) - self._said > _INTERVAL:
+            self._said = now
+            share = f" of {size_text(self._total)} ({100 * n_bytes // self._total} %)" if self._total else ""
+            self.note(f"{self._label}: {size_text(n_bytes)}{share}")
+
+    def note(self, message: str) -> None:
+        """Print a line without damaging the bar."""
+        (_console() if self._bar is None else self._bar.console).print(message, markup=False)
+
+
+class MeteredFile(io.RawIOBase):
+    """A file opened for reading that reports to a meter how far it has been read."""
+
+    def __init__(self, handle: IO[bytes], meter: ByteMeter) -> None:
+        self._handle, self._meter, self._done = handle, meter, 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As :meth:`io.RawIOBase.readinto`."""
+        n_bytes: int = self._handle.readinto(buffer)  # type: ignore[attr-defined]
+        self._done += n_bytes
+        self._meter.reach(self._done)
+        return n_bytes
+
+
+def size_text(n_bytes: int) -> str:
+    """A number of bytes for people: ``8.1 GiB``."""
+    value, unit = float(n_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"

@@ -48,15 +48,6 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0) -> Data:
     return from_mol(_with_conformer(_parse(smiles, name), name, seed), name)
 
 
-def is_smiles(text: str) -> bool:
-    """Whether RDKit can read a text as SMILES of at least one atom."""
-    try:
-        _parse(text, text)
-    except InputError:
-        return False
-    return True
-
-
 def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0) -> Data:
     """As ``from_mol``, but a molecule without a 3D conformer gets hydrogens and one, as ``from_smiles`` makes it."""
     if mol.GetNumConformers() and (mol.GetConformer().Is3D() or mol.GetNumAtoms() == 1):

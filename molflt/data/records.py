@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from ase.geometry import find_mic
 from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.data.cells import open_directions
 from molflt.data.labels import LabelSpec, any_array, force_array
+from molflt.data.neighbours import nearest_image
 from molflt.errors import InputError
 from molflt.printable import printable
 
@@ -159,46 +158,6 @@ def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
         if key in data:
             record[key] = str(data[key])
     return record
-
-
-def nearest_image(
-    positions: np.ndarray, moved: np.ndarray, cell: np.ndarray, pbc: np.ndarray, where: str
-) -> np.ndarray:
-    """The periodic image of ``moved`` nearest to ``positions``, atom by atom.
-
-    Args:
-        positions: (n_atoms, 3), Å.
-        moved: (n_atoms, 3), Å.
-        cell: (3, 3), Å, lattice vectors as rows.
-        pbc: (3,), bool.
-        where: file and record, for messages.
-
-    Returns:
-        (n_atoms, 3), Å: ``positions`` plus the minimum-image displacement, exact for skewed cells.
-
-    Raises:
-        InputError: a number is not finite, or the periodic lattice vectors are zero or dependent.
-    """
-    if not (np.isfinite(positions).all() and np.isfinite(moved).all() and np.isfinite(cell).all()):
-        raise InputError(f"{where}: positions or cell hold NaN or infinity; correct or remove the record")
-    if not pbc.any():
-        return moved
-    full = cell.copy()
-    try:
-        full[~pbc] = open_directions(cell, pbc)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-    displacements = moved - positions
-    if not _are_shortest(displacements, full):
-        displacements, _ = find_mic(displacements, full, pbc)
-    return positions + displacements
-
-
-def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
-    """Whether no lattice vector can shorten any of the displacements; False: not told by their lengths alone."""
-    # a lattice vector is at least as long as the smallest distance between two planes of the lattice
-    spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
-    return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
 
 
 def _text(value: object, key: str, where: str) -> str:

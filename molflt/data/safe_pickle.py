@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from molflt.data.allowance import allowance
 from molflt.data.inert_objects import (
     EmptyBytes,
     InertArray,
@@ -30,9 +29,8 @@ from molflt.data.inert_objects import (
     InertTensor,
     Latin1,
 )
-from molflt.data.opcodes import refuse_opcodes
-from molflt.data.other_storage import read_other_storage
-from molflt.data.plain_storage import read_plain_storage
+from molflt.data.pickle_limits import allowance, refuse_opcodes
+from molflt.data.storage import read_storage
 from molflt.errors import InputError
 from molflt.printable import printable
 
@@ -45,15 +43,9 @@ _PYTHON_OBJECT = 64
 """Bytes, about."""
 
 
-def _load_storage(raw: bytes) -> np.ndarray:
-    """(n_elements,): what ``torch.save`` made of a storage, bfloat16 as float32."""
-    elements = read_plain_storage(raw)
-    return read_other_storage(raw) if elements is None else elements
-
-
 def _read_tensor(tensor: InertTensor) -> np.ndarray:
     """Cut a tensor out of its storage, with every bound checked first."""
-    flat = _load_storage(tensor.storage.raw)
+    flat = read_storage(tensor.storage.raw)
     n_elements = math.prod(tensor.size)
     last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.size, tensor.stride, strict=True))
     if n_elements and last >= flat.size:

@@ -1,4 +1,4 @@
-"""One way in for every kind of path."""
+"""One way in for everything a user may name: paths of every kind, patterns, SMILES, standard input, objects."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from ase import Atoms
+from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import TagConvention, ase_format, read_ase
+from molflt import vocabulary
+from molflt.choices import TagConvention
+from molflt.data.ase_files import ase_format, read_ase
+from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.rdkit_io import from_smiles, read_sdf, read_smiles_file
+from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smiles_file
 from molflt.errors import InputError, OnBad
 
 _SDF, _SMILES = (".sdf", ".mol"), (".smi", ".csv")
@@ -133,15 +139,6 @@ class ConcatDataset:
         return np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
 
 
-def subset(dataset: StructureDataset, indices: Iterable[int]) -> SubsetDataset:
-    """Some structures of a data set, in the order given.
-
-    Raises:
-        InputError: an index is out of range.
-    """
-    return SubsetDataset(dataset, indices)
-
-
 def open_dataset(
     path: str | os.PathLike[str],
     tags: TagConvention = "auto",
@@ -169,8 +166,10 @@ def open_dataset(
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
-        if (source / "data.mdb").is_file() or any(source.glob("*.lmdb")):
+        if (source / "data.mdb").is_file():
             return LmdbDataset(source, labels, strict=on_bad == "stop")
+        if shards := sorted(source.glob("*.lmdb")):
+            return ConcatDataset([LmdbDataset(shard, labels, strict=on_bad == "stop") for shard in shards])
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
         if not files:
             raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
@@ -225,6 +224,37 @@ def resolve_inputs(
     return ConcatDataset(datasets)
 
 
+def structures_of(entry: Any, name: str, tags: TagConvention = "auto", on_bad: OnBad = "stop") -> StructureDataset:
+    """Structures of one entry of a list of mixed things.
+
+    Args:
+        entry: ASE ``Atoms``; an RDKit ``Mol`` (without a 3D conformer it gets hydrogens and one); a SMILES, a path
+            or a glob pattern; a structure under the vocabulary; or a data set of them. Paths and data sets may hold
+            several structures.
+        name: of what has no name of its own.
+        tags: see :func:`molflt.data.ase_io.from_atoms`.
+        on_bad: what happens to a path with a structure that cannot be used, see
+            :func:`open_dataset`.
+
+    Raises:
+        InputError: nothing that molflt reads, or it cannot be read.
+    """
+    if isinstance(entry, str | os.PathLike):
+        return resolve_inputs([os.fspath(entry)], tags, on_bad=on_bad)
+    if isinstance(entry, Atoms):
+        return ListDataset([from_atoms(entry, name, tags)])
+    if isinstance(entry, Chem.Mol):
+        return ListDataset([from_any_mol(entry, name)])
+    if isinstance(entry, Data):
+        return ListDataset([_checked(entry, name)])
+    if isinstance(entry, StructureDataset):
+        return entry
+    raise InputError(
+        f"{name}: {type(entry).__name__} is nothing that holds a structure; give ASE Atoms, an RDKit Mol, a SMILES, "
+        "a path, or a torch_geometric Data with the fields of molflt.vocabulary"
+    )
+
+
 def fingerprint(path: str | os.PathLike[str]) -> str:
     """A cheap fingerprint of a data set's content, independent of where it lies.
 
@@ -260,6 +290,21 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
+def _checked(data: Data, name: str) -> Data:
+    """A copy with the fields of the vocabulary only, and with a name."""
+    fields = {key: data[key] for key in data.keys() if key in vocabulary.FIELDS}  # noqa: SIM118 (Data is no dict)
+    for key in ("edge_index", "cell_offsets"):
+        fields.pop(key, None)
+    for key, value in fields.items():
+        if not isinstance(value, torch.Tensor):
+            raise InputError(f"{name}: '{key}' is {type(value).__name__}, expected a tensor")
+    vocabulary.check(fields, name)
+    structure = Data(**fields)
+    structure.num_nodes = int(fields["atomic_numbers"].shape[0])
+    structure.name = data["name"] if isinstance(data.get("name"), str) else name
+    return structure
+
+
 def _read_standard_input(
     tags: TagConvention, labels: LabelSpec | None, bad: dict[int, InputError] | None
 ) -> list[Data]:
@@ -271,7 +316,7 @@ def _read_standard_input(
     suffix = ".extxyz" if lines[0].strip().isdigit() else ".smi"
     with TemporaryDirectory() as folder:
         file = Path(folder) / f"standard_input{suffix}"
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
         try:
             if suffix == ".extxyz":
                 structures = read_ase(file, tags, labels, bad)

@@ -1,7 +1,11 @@
-"""Energies of structures without neighbour lists, and the scale of their rounding errors."""
+"""Energies to compare, the scale of their rounding errors, and how much the far field matters to them.
+
+No property of the far field is proven by a far field that is zero, so there is a way to make it matter.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,9 +13,12 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.attention.frequencies.contraction import Contraction
+from molflt.attention.far.choice import Contraction
 from molflt.data.batching import StructureCollater
 from molflt.model.energy_model import EnergyModel
+
+SHARE = 0.3
+"""Of the spread of the energies: what removing the far field must move them by, on average."""
 
 
 @dataclass
@@ -44,3 +51,48 @@ def energies(model: EnergyModel, structures: Sequence[Data], padding: int = 0) -
         output = model(batch, n_max)
         sums = torch.zeros_like(output.energy).index_add(0, batch.batch, output.atomic_energies.abs())
     return Energies(output.energy.cpu().numpy(), sums.cpu().numpy(), output.contractions)
+
+
+def far_share(model: EnergyModel, structures: Sequence[Data]) -> float:
+    """Mean change of energy when the far field is removed, over the mean absolute deviation of the learnt energies.
+
+    Learnt: without the standardiser's references. A single structure has no deviation; its learnt energy
+    itself stands in.
+    """
+    whole = energies(model, structures).energy
+    statistics = model.standardiser
+    references = torch.stack([statistics.references.cpu()[data.atomic_numbers].sum() for data in structures])
+    learnt = whole - references.numpy() - float(statistics.mean)
+    spread = np.abs(learnt - learnt.mean()).mean() if len(learnt) > 1 else np.abs(learnt).mean()
+    without = energies(with_far_weights_times(model, 0.0), structures).energy
+    return float(np.abs(without - whole).mean() / max(float(spread), 1e-300))
+
+
+def scaled_until_it_matters(
+    model: EnergyModel, structures: Sequence[Data], share: float = SHARE
+) -> EnergyModel | None:
+    """A copy whose far weights are multiplied by the least power of two that reaches ``share``.
+
+    None where no factor up to 2^16 is enough: without a far field, or where structures differ so much in composition
+    that it cannot compete.
+    """
+    for power in range(17):
+        scaled = with_far_weights_times(model, 2.0**power)
+        if far_share(scaled, structures) >= share:
+            return scaled
+    return None
+
+
+def has_far_field(model: EnergyModel) -> bool:
+    """Whether any layer has weights of the RPE function."""
+    return any(name.endswith("rpe_weights") and p.numel() for name, p in model.named_parameters())
+
+
+def with_far_weights_times(model: EnergyModel, factor: float) -> EnergyModel:
+    """A copy with the weights of the RPE function multiplied, in every layer."""
+    out = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in out.named_parameters():
+            if name.endswith("rpe_weights"):
+                parameter.mul_(factor)
+    return out

@@ -13,11 +13,21 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.attention.frequencies.contraction import Contraction
+from molflt.attention.config import MethodKeys
+from molflt.attention.far.choice import Contraction
 from molflt.data.progress import track
-from molflt.invariance import transformations
-from molflt.invariance.energies import Energies, energies
-from molflt.invariance.far_field import has_far_field, scaled_until_it_matters
+from molflt.invariance.energies import Energies, energies, has_far_field, scaled_until_it_matters
+from molflt.invariance.structures import (
+    Transformation,
+    cell_change,
+    doubled,
+    is_periodic,
+    permutation,
+    reflection,
+    rotation,
+    translation,
+    wrapping,
+)
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model, save_model, set_frequencies
 
@@ -90,19 +100,19 @@ class Subject:
 
 Check = Callable[[Subject, np.random.Generator], Comparison]
 
-_GEOMETRIC: dict[str, transformations.Transformation] = {
-    "rotation": transformations.rotation,
-    "reflection": transformations.reflection,
-    "translation": transformations.translation,
-    "permutation": transformations.permutation,
-    "image wrapping": transformations.wrapping,
-    "change of cell": transformations.cell_change,
+_GEOMETRIC: dict[str, Transformation] = {
+    "rotation": rotation,
+    "reflection": reflection,
+    "translation": translation,
+    "permutation": permutation,
+    "image wrapping": wrapping,
+    "change of cell": cell_change,
 }
 _PERIODIC_ONLY = ("image wrapping", "change of cell", "supercell")
 _MOVES_A_GRID = ("rotation", "reflection", "translation", "image wrapping", "change of cell", "supercell")
 
 
-def _transformed(change: transformations.Transformation, periodic_only: bool) -> Check:
+def _transformed(change: Transformation, periodic_only: bool) -> Check:
     def check(subject: Subject, random: np.random.Generator) -> Comparison:
         chosen = _concerned(subject.structures, periodic_only)
         if not len(chosen):
@@ -119,7 +129,7 @@ def _supercell(subject: Subject, random: np.random.Generator) -> Comparison:
     if not len(chosen):
         return _nothing()
     mean = float(subject.model.standardiser.mean)
-    twice = [transformations.doubled(subject.structures[i], random) for i in chosen]
+    twice = [doubled(subject.structures[i], random) for i in chosen]
     found = (energies(subject.model, twice).energy - mean) / 2
     return Comparison(chosen, found, subject.reference.energy[chosen] - mean)
 
@@ -127,9 +137,7 @@ def _supercell(subject: Subject, random: np.random.Generator) -> Comparison:
 def _against_exact(subject: Subject, random: np.random.Generator) -> Comparison:
     """The achieved error of lattice, mesh or quadrature, in energy; an estimator has no exact form."""
     attention = subject.model.config.attention
-    if attention.mechanism != "fourier" or attention.l_max is not None or not has_far_field(subject.model):
-        return _nothing()
-    if attention.frequencies in ("sampled", "exact"):
+    if not isinstance(attention, MethodKeys) or attention.frequencies == "exact":
         return _nothing()
     exact = copy.deepcopy(subject.model)
     set_frequencies(exact, "exact")
@@ -234,7 +242,8 @@ def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, s
         if subject.reference.contractions
         else [False] * len(magnitude)
     )
-    tolerance = subject.model.config.attention.tolerance
+    attention = subject.model.config.attention
+    tolerance = getattr(attention, "tolerance", 0.0)
     if name == "supercell":
         rounding = np.maximum(rounding, SUPERCELL_BOUND * magnitude)
         why = f"{SUPERCELL_BOUND:g} relative"
@@ -275,9 +284,7 @@ def _precision(subjects: Sequence[Subject], scaled: bool) -> Result:
 
 
 def _concerned(structures: Sequence[Data], periodic_only: bool) -> np.ndarray:
-    return np.array(
-        [i for i, data in enumerate(structures) if transformations.is_periodic(data) or not periodic_only], dtype=int
-    )
+    return np.array([i for i, data in enumerate(structures) if is_periodic(data) or not periodic_only], dtype=int)
 
 
 def _nothing() -> Comparison:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from molflt.attention.config import AttentionConfig
+from molflt.attention.config import ContentKeys
+from molflt.attention.registry import AttentionConfig, attention_config
 
 
 class ModelConfig(BaseModel):
@@ -28,14 +29,14 @@ class ModelConfig(BaseModel):
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the values of the attention")
     auxiliary_head: bool = Field(True, description="predict the relaxed displacement as a training signal")
     attention: AttentionConfig = Field(
-        default_factory=lambda: AttentionConfig(), description="a mapping, or a preset: molflt, flt, flt-concat, ..."
+        default_factory=attention_config, description="a mapping, or a preset: molflt, flt, flt-concat, ..."
     )
 
     @model_validator(mode="after")
     def _divisible(self) -> ModelConfig:
         if self.dim % self.n_heads:
             raise ValueError(f"dim ({self.dim}) must be a multiple of n_heads ({self.n_heads})")
-        far_dim = self.attention.far_dim
+        far_dim = self.attention.far_dim if isinstance(self.attention, ContentKeys) else None
         if far_dim is not None and (far_dim % self.n_heads or far_dim > self.dim):
             raise ValueError(
                 f"attention.far_dim ({far_dim}) must be a multiple of n_heads ({self.n_heads}) and at most dim "
@@ -51,4 +52,4 @@ class ModelConfig(BaseModel):
     @property
     def all_pairs_if_isolated(self) -> bool:
         """Whether isolated structures need all pairs in their neighbour list, whatever the distance."""
-        return self.attention.mechanism == "softmax"
+        return self.attention.all_pairs_if_isolated

@@ -10,14 +10,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.layer import AttentionLayer
-from molflt.model.precision import full_precision
+from molflt.attention.mechanism import AttentionLayer, Context
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """A context without autocast: exponentials of attention and sums over atoms keep the dtype of the weights."""
+    return torch.autocast(device.type, enabled=False)
 
 
 class EncoderLayer(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x)). Autocast reaches the feed-forward block only."""
 
-    def __init__(self, attention: AttentionLayer, dim: int, ffn_dim: int, dropout: float) -> None:
+    def __init__(self, attention: AttentionLayer[Any, Any], dim: int, ffn_dim: int, dropout: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = attention
@@ -25,7 +29,7 @@ class EncoderLayer(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(dim, ffn_dim), nn.GELU(), nn.Linear(ffn_dim, dim))
         self.dropout = nn.Dropout(dropout)
 
-    def prepare(self, geometry: Geometry, context: Any) -> Any:
+    def prepare(self, geometry: Geometry, context: Context) -> Any:
         """See :class:`AttentionLayer`."""
         with full_precision(geometry.positions.device):
             return self.attention.prepare(geometry, context)
@@ -53,7 +57,7 @@ class Encoder(nn.Module):
     """
 
     def __init__(
-        self, layers: Sequence[AttentionLayer], dim: int, ffn_dim: int, dropout: float, n_recycles: int
+        self, layers: Sequence[AttentionLayer[Any, Any]], dim: int, ffn_dim: int, dropout: float, n_recycles: int
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(layer, dim, ffn_dim, dropout) for layer in layers)
@@ -61,7 +65,7 @@ class Encoder(nn.Module):
         self.checkpoint_recycles = False
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, x: Tensor, geometry: Geometry, context: Any) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, context: Context) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim). ``geometry`` and ``context`` serve every layer and recycle."""
         layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
         if self.n_recycles == 1:

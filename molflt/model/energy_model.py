@@ -1,4 +1,4 @@
-"""The energy model, readable whole: embedding → encoder → heads (DESIGN §4)."""
+"""The energy model: atoms become vectors, the encoder mixes them, and heads read energies off (DESIGN §4)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,96 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.build import build_attention
-from molflt.attention.fourier_positions import FourierContext
-from molflt.attention.frequencies.contraction import Contraction
+from molflt.attention.build import Sizes, build_attention
+from molflt.attention.far.choice import Contraction
 from molflt.attention.geometry import Geometry, build_geometry
-from molflt.attention.kernels.build import redraw
-from molflt.attention.local_rpe import Neighbourhood, local_neighbourhood
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.kernels.random_features import redraw
+from molflt.attention.mechanism import split_heads
+from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
+from molflt.attention.sparse import scalar_products
 from molflt.model.config import ModelConfig
-from molflt.model.embedding import AtomEmbedding
-from molflt.model.encoder import Encoder
-from molflt.model.heads import DisplacementHead, EnergyHead
-from molflt.model.precision import full_precision
+from molflt.model.encoder import Encoder, full_precision
+from molflt.model.periodic_table import element_embedding
 from molflt.model.standardiser import Standardiser
+from molflt.vocabulary import N_TAGS
+
+
+class AtomEmbedding(nn.Module):
+    """Element embedding + tag embedding + 3D centrality.
+
+    Centrality is the sum over the neighbour list of the Gaussian basis (3D-Graphormer, arXiv 2203.04810, Eq. 4),
+    here weighted by the neighbour's element, so that four oxygen atoms and four gold atoms at the same distances
+    differ from the first layer on.
+
+    Args:
+        dim: width of the model.
+        n_rbf: size of the distance basis.
+    """
+
+    def __init__(self, dim: int, n_rbf: int) -> None:
+        super().__init__()
+        self.element = element_embedding(dim)
+        self.tag = nn.Embedding(N_TAGS, dim)
+        self.neighbour_element = element_embedding(n_rbf)
+        self.centrality = nn.Sequential(nn.Linear(n_rbf, dim), nn.GELU(), nn.Linear(dim, dim))
+
+    def forward(self, geometry: Geometry, tags: Tensor, neighbourhood: Neighbourhood) -> Tensor:
+        """Tags (n_atoms,) → (n_atoms, dim)."""
+        z = geometry.atomic_numbers
+
+        def messages(basis: Tensor, edges: slice) -> Tensor:
+            weights = self.neighbour_element(neighbourhood.types[1][edges].to(torch.int64))
+            return basis * weights * neighbourhood.envelope[edges, None]
+
+        summed = neighbourhood.sum_over_neighbours(messages)
+        return self.element(z) + self.tag(tags) + self.centrality(summed)
+
+
+class EnergyHead(nn.Module):
+    """MLP(h_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer, arXiv 2203.04810)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
+        # The energy is a sum over many atoms: small factors keep the first predictions near the mean. The few atoms
+        # of an adsorbate (tag 2) carry most of an adsorption energy.
+        self.factor = nn.Parameter(torch.tensor([0.1, 0.1, 1.0]))
+
+    def forward(self, x: Tensor, tags: Tensor) -> Tensor:
+        """(n_atoms, dim), (n_atoms,) → (n_atoms,) float64."""
+        return (self.mlp(x).squeeze(-1) * self.factor[tags]).to(torch.float64)
+
+
+class DisplacementHead(nn.Module):
+    """How far each atom moves when the structure relaxes: Σ_j w_ij Δ̂_ij over its neighbours, which turns with it.
+
+    The weight w_ij depends on both atoms and on their distance. The head is a training signal only.
+
+    Args:
+        dim: width of the model.
+        n_heads: scalar products of the two atoms, whose sum with radial weights is w_ij.
+        n_rbf: size of the distance basis.
+    """
+
+    def __init__(self, dim: int, n_heads: int, n_rbf: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.receiver = nn.Linear(dim, dim)
+        self.sender = nn.Linear(dim, dim)
+        self.radial = nn.Linear(n_rbf, n_heads)
+
+    def forward(self, x: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, 3) in units of the standard deviation of the displacements."""
+        unit = geometry.edge_displacements[neighbourhood.edges]
+        unit = unit / geometry.edge_distances[neighbourhood.edges, None]
+        a, b = (split_heads(part(x), self.n_heads).transpose(0, 1) for part in (self.receiver, self.sender))
+        scores = scalar_products(neighbourhood.pattern, a, b) * a.shape[-1] ** -0.5
+
+        def arrows(basis: Tensor, edges: slice) -> Tensor:
+            weight = (scores[:, edges] * self.radial(basis).transpose(0, 1)).sum(dim=0)
+            return (weight * neighbourhood.envelope[edges])[:, None] * unit[edges]
+
+        return neighbourhood.sum_over_neighbours(arrows)
 
 
 @dataclass
@@ -29,8 +106,8 @@ class ModelOutput:
 
     Attributes:
         energy: (n_structures,) eV, float64.
-        atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, reference energy included; a mean
-            per structure belongs to no atom and is not in them.
+        atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, its reference energy included. A mean
+            per structure belongs to no atom and is left out.
         displacement: (n_atoms, 3) Å, predicted relaxed minus given position; None without the auxiliary head.
         contractions: numerical method and contraction order of each structure's far field; empty for attention
             that has no such choice.
@@ -58,14 +135,16 @@ class EnergyModel(nn.Module):
         self.embedding = AtomEmbedding(config.dim, config.n_rbf)
         self.positions, layers = build_attention(
             config.attention,
-            config.dim,
-            config.n_heads,
-            config.n_layers,
-            config.n_recycles,
-            config.n_rbf,
-            config.attention_dropout,
-            seed,
-            config.pair_types,
+            Sizes(
+                dim=config.dim,
+                n_heads=config.n_heads,
+                n_layers=config.n_layers,
+                n_rbf=config.n_rbf,
+                n_recycles=config.n_recycles,
+                dropout=config.attention_dropout,
+                seed=seed,
+                pair_types=config.pair_types,
+            ),
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim)
@@ -74,37 +153,8 @@ class EnergyModel(nn.Module):
         )
         self.standardiser = Standardiser()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating dtype of the weights, in which the network computes."""
-        return self.energy_head.factor.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.energy_head.factor.device
-
-    def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
-        """The geometry of a ``torch_geometric`` batch with a neighbour list (see ``molflt.vocabulary``).
-
-        Args:
-            batch: a collated batch.
-            n_max: width of the padded layout; no result depends on it.
-        """
-        return build_geometry(
-            batch.positions,
-            batch.atomic_numbers,
-            batch.batch,
-            batch.cell,
-            batch.pbc,
-            batch.edge_index,
-            batch.cell_offsets,
-            self.dtype,
-            n_max,
-        )
-
     def forward(self, batch: Any, n_max: int | None = None) -> ModelOutput:
-        """Energies of a ``torch_geometric`` batch with a neighbour list.
+        """Energies of a ``torch_geometric`` batch with a neighbour list (see ``molflt.vocabulary``).
 
         Args:
             batch: a collated batch whose neighbour list reaches ``config.neighbour_cutoff``.
@@ -117,25 +167,28 @@ class EnergyModel(nn.Module):
             x = self.embedding(geometry, batch.tags, neighbourhood)
         x = self.encoder(x, geometry, context)
         with full_precision(self.device):
-            contractions = context.contractions if isinstance(context, FourierContext) else []
-            return self._output(x, geometry, neighbourhood, batch.tags, contractions)
+            statistics = self.standardiser
+            atomic = statistics.references[geometry.atomic_numbers] + statistics.std * self.energy_head(x, batch.tags)
+            energy = statistics.mean + geometry.sum_over_structures(atomic)
+            displacement = None
+            if self.displacement_head is not None:
+                displacement = self.displacement_head(x, geometry, neighbourhood)
+                displacement = displacement * statistics.displacement_std.to(displacement.dtype)
+        return ModelOutput(energy, atomic, displacement, context.contractions)
 
-    def _output(
-        self,
-        x: Tensor,
-        geometry: Geometry,
-        neighbourhood: Neighbourhood,
-        tags: Tensor,
-        contractions: list[Contraction],
-    ) -> ModelOutput:
-        statistics = self.standardiser
-        atomic = statistics.references[geometry.atomic_numbers] + statistics.std * self.energy_head(x, tags)
-        energy = statistics.mean + geometry.sum_over_structures(atomic)
-        displacement = None
-        if self.displacement_head is not None:
-            displacement = self.displacement_head(x, geometry, neighbourhood)
-            displacement = displacement * statistics.displacement_std.to(displacement.dtype)
-        return ModelOutput(energy, atomic, displacement, contractions)
+    def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
+        """The geometry of a batch, in the precision of the weights; arguments as of :meth:`forward`."""
+        return build_geometry(
+            batch.positions,
+            batch.atomic_numbers,
+            batch.batch,
+            batch.cell,
+            batch.pbc,
+            batch.edge_index,
+            batch.cell_offsets,
+            self.dtype,
+            n_max,
+        )
 
     def redraw_features(self, seed: int) -> None:
         """Draw the random features of every layer anew, the same for the same seed."""
@@ -144,3 +197,13 @@ class EnergyModel(nn.Module):
     def n_parameters(self) -> int:
         """Number of parameters, all of which are trained."""
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating dtype of the weights, in which the network computes."""
+        return self.energy_head.factor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.energy_head.factor.device

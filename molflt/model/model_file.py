@@ -7,24 +7,25 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
-from molflt.atomic_file import atomic_file
 from molflt.attention.build import interchangeable_method
-from molflt.attention.config import AttentionConfig, FrequenciesKind
-from molflt.attention.fourier_positions import FourierPositions
+from molflt.attention.config import FarFieldKeys, MethodKeys, MethodName, SampledConfig
+from molflt.attention.registry import mechanisms
 from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
+OLDEST_SCHEMA = 6
 METADATA_KEY = "molflt"
 _MOST_METADATA = 1 << 20
 """Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
@@ -90,32 +91,44 @@ def library_versions() -> dict[str, str]:
 
 
 def save_model(path: str | Path, model: EnergyModel, metadata: ModelMetadata) -> None:
-    """Write a model file, atomically."""
+    """Write a model file of the present schema, atomically.
+
+    Keys of the attention that do nothing beside the others are left out, as they are refused where they are read.
+
+    Raises:
+        OSError: the system refuses; it names the file.
+    """
+    attention = metadata.config.attention
+    idle = {name for name in type(attention).model_fields if not attention.acts(name)}
+    present = metadata.model_copy(update={"schema_version": SCHEMA_VERSION})
+    text = present.model_dump_json(exclude={"config": {"attention": idle}})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with atomic_file(path) as temporary:
-        temporary.write_bytes(to_bytes(tensors, metadata={METADATA_KEY: metadata.model_dump_json()}))
+        temporary.write_bytes(to_bytes(tensors, metadata={METADATA_KEY: text}))
 
 
 def read_metadata(path: str | Path) -> ModelMetadata:
     """Read what a model file says of itself, without loading weights.
 
+    The schema in it is the one that the file was written with; the configuration is of the present schema.
+
     Raises:
-        InputError: the file is missing, truncated, no model, or of a newer schema.
+        InputError: the file is missing, truncated, no model file, or of a schema that this molflt does not read.
     """
     with _open(Path(path)) as handle:
         return _parse_metadata(Path(path), handle.metadata())
 
 
-def load_model(path: str | Path, frequencies: FrequenciesKind | None = None) -> LoadedModel:
+def load_model(path: str | Path, frequencies: MethodName | None = None) -> LoadedModel:
     """Load a model, in evaluation mode, on the CPU.
 
     Args:
         path: a file written by :func:`save_model`.
-        frequencies: evaluate the far field by this method instead of the recorded one. Possible only among the
-            methods that compute the same function to their tolerance.
+        frequencies: evaluates the far field by this method instead of the recorded one, see
+            :func:`set_frequencies`.
 
     Raises:
-        InputError: the file cannot be used, or the switch of method is not possible.
+        InputError: the file cannot be used, or its far field cannot be evaluated by another method.
     """
     path = Path(path)
     with _open(path) as handle:
@@ -123,6 +136,8 @@ def load_model(path: str | Path, frequencies: FrequenciesKind | None = None) -> 
         expected = _expected_tensors(path, metadata, handle)
         weights = {name: _checked_tensor(path, name, tensor, handle) for name, tensor in expected.items()}
     model = EnergyModel(metadata.config, metadata.seed)
+    if _has_idle_widths(metadata):
+        weights[_WIDTHS] = model.state_dict()[_WIDTHS]
     # A model trained in double precision stays in double precision; the constructor makes single precision.
     model.to(weights["energy_head.factor"].dtype)
     model.load_state_dict(weights)
@@ -131,34 +146,34 @@ def load_model(path: str | Path, frequencies: FrequenciesKind | None = None) -> 
     return LoadedModel(model.train(mode=False), metadata, path)
 
 
-def set_frequencies(model: EnergyModel, frequencies: FrequenciesKind) -> None:
-    """Evaluate the far field of a trained model by another numerical method.
+def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
+    """Evaluate the far field of a trained model by another numerical method, and record it in its configuration.
+
+    Args:
+        model: changed in place.
+        frequencies: one of the methods that compute the RPE function f itself, to the model's tolerance.
 
     Raises:
-        InputError: the model has no far field, or one of the two methods is an estimator: its deviation from f
-            is part of what the weights learnt.
+        InputError: there is no such method, the model has no far field, or its far field is an estimator of f,
+            whose deviation from f is part of what the weights learnt.
     """
-    attention: AttentionConfig = model.config.attention
-    positions = model.positions
-    if attention.mechanism != "fourier" or not attention.far_field:
+    attention = model.config.attention
+    if frequencies not in get_args(MethodName):
+        raise InputError(
+            f"frequencies={frequencies}: no such method; choose one of {', '.join(get_args(MethodName))}"
+        )
+    if isinstance(attention, MethodKeys):
+        model.positions.method = interchangeable_method(frequencies, attention.tolerance)
+        attention.frequencies = frequencies
+    elif isinstance(attention, FarFieldKeys):
+        raise InputError(
+            f"this model was trained with mechanism={attention.mechanism}, an estimator that is part of it; "
+            f"it cannot be used with frequencies={frequencies}: leave it out"
+        )
+    else:
         raise InputError(
             f"this model has no Fourier far field, so frequencies={frequencies} means nothing for it; leave it out"
         )
-    if frequencies == attention.frequencies:
-        return
-    if attention.l_max is not None:
-        raise InputError(
-            f"this model was trained under a budget (l_max={attention.l_max}), which is part of it; "
-            f"it cannot be used with frequencies={frequencies}: leave it out"
-        )
-    if "sampled" in (frequencies, attention.frequencies) or not isinstance(positions, FourierPositions):
-        raise InputError(
-            f"this model was trained with frequencies={attention.frequencies}; it cannot be used with {frequencies}. "
-            "'sampled' is an estimator that is part of a model; auto, exact, quadrature, lattice and mesh are "
-            "interchangeable"
-        )
-    positions.method = interchangeable_method(frequencies, attention.tolerance)
-    attention.frequencies = frequencies
 
 
 def _open(path: Path) -> Any:
@@ -191,52 +206,74 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         raise InputError(
             f"{path}: written with model schema {schema}, this molflt reads up to {SCHEMA_VERSION}; upgrade molflt"
         )
-    if schema < 3:
-        _share_far_values(path, content.get("config"))
-    if schema < 5:
-        _without_moments(content.get("config"))
-    if schema < 6:
-        _with_pair_types(content.get("config"))
+    if schema < OLDEST_SCHEMA:
+        raise InputError(
+            f"{path}: written with model schema {schema}, before the first release; this molflt reads from "
+            f"{OLDEST_SCHEMA} on: train again"
+        )
     try:
+        if schema < 7:
+            _by_mechanism(path, content.get("config"))
         return ModelMetadata.model_validate(content)
-    except UnicodeEncodeError as error:
-        # Half of a surrogate pair where one of some words is expected.
-        raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']}); {_REMEDY}") from error
+    except (TypeError, AttributeError, UnicodeEncodeError) as error:
+        # Something else where a word is expected, or a word with half of a surrogate pair.
+        raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
 
 
-def _share_far_values(path: Path, config: Any) -> None:
-    """Before schema 3 the far field carried all values, unless ``far_dim`` gave it values of its own."""
+def _by_mechanism(path: Path, config: Any) -> None:
+    """Bring a configuration of schema 6, in which every mechanism had the keys of all, to the present schema.
+
+    The keys that stay are those of the mechanism chosen that act beside the others: the rest did nothing.
+
+    Raises:
+        InputError: RA with an estimator as its positional mask, or without a far field, which is no longer there.
+    """
     attention = config.get("attention") if isinstance(config, dict) else None
-    if not isinstance(attention, dict) or attention.get("combine") == "concat":
+    if not isinstance(attention, dict):
         return
-    if attention.get("far_dim") is not None:
-        raise InputError(
-            f"{path}: its far field has values of its own (far_dim, model schema 2), which this molflt has not; "
-            "train again"
+    mechanism = attention.get("mechanism", "fourier")
+    far_field, sampled = attention.get("far_field", True), attention.get("frequencies") == "sampled"
+    budget = attention.get("l_max") is not None
+    if mechanism == "randomised" and attention.get("positional_mask"):
+        if sampled or budget or not far_field:
+            raise InputError(
+                f"{path}: its attention is RA with sampled frequencies, under a budget (l_max), or without a far "
+                "field, which this molflt no longer has; train again with model.attention=ra-rpe"
+            )
+        mechanism = "randomised-rpe"
+    elif mechanism == "fourier" and attention.get("combine") == "concat":
+        mechanism = "concat"
+    elif mechanism == "fourier":
+        mechanism = "local" if not far_field else "sampled" if sampled else "budget" if budget else "fourier"
+    kept: dict[str, Any] = {}
+    if mechanism in mechanisms():
+        schema = mechanisms()[mechanism].config
+        given = schema.model_construct(
+            **{key: value for key, value in attention.items() if key in schema.model_fields}
         )
-    attention["far_dim"] = config.get("dim")
+        kept = {key: getattr(given, key) for key in given.model_fields_set if given.acts(key)}
+        if kept.get("moment_channels", 0) is None:
+            del kept["moment_channels"]
+    config["attention"] = {**kept, "mechanism": mechanism}
 
 
-def _without_moments(config: Any) -> None:
-    """Before schema 5 no layer had moments of the neighbours."""
-    if isinstance(config, dict) and isinstance(config.get("attention"), dict):
-        config["attention"]["moment_channels"] = 0
+_WIDTHS = "positions.rpe.raw_widths"
 
 
-def _with_pair_types(config: Any) -> None:
-    """Before schema 6 every model knew pairs of elements."""
-    if isinstance(config, dict):
-        config["pair_types"] = True
+def _has_idle_widths(metadata: ModelMetadata) -> bool:
+    """Whether the widths of the Gaussians do nothing and may be of any number, as in schema 6 with spectrum=free."""
+    attention = metadata.config.attention
+    return metadata.schema_version < 7 and isinstance(attention, SampledConfig) and attention.spectrum == "free"
 
 
 def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[str, torch.Tensor]:
-    """The state of a model of this configuration, without memory behind it, once the file is known to have it.
+    """The state of a model of this configuration, on the meta device, once the file is known to hold such tensors.
 
-    A file's word on sizes is not trusted: nothing is allocated before its tensors have been compared.
+    The sizes that a file states are not trusted: no memory is taken before they have been compared with its tensors.
     """
     found = set(handle.keys())
     config = metadata.config
@@ -255,7 +292,7 @@ def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[
         )
     for name, tensor in expected.items():
         shape = tuple(handle.get_slice(name).get_shape())
-        if shape != tuple(tensor.shape):
+        if shape != tuple(tensor.shape) and not (name == _WIDTHS and _has_idle_widths(metadata)):
             raise InputError(f"{path}: tensor '{name}' has shape {shape}, expected {tuple(tensor.shape)}; {_REMEDY}")
     return expected
 

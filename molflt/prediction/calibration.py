@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ class Calibration:
 
     Attributes:
         n: structures.
-        factor: what the spread must be multiplied with: √⟨error²/std²⟩, the scale of largest likelihood under a
-            normal distribution. Above 1: the ensemble is too sure of itself, as ensembles are.
+        factor: what the spread must be multiplied by: √⟨error²/std²⟩, the scale of largest likelihood under a
+            normal distribution. Above 1, the ensemble is too sure of itself, as ensembles are.
         coverage: share of errors within the central interval of each probability of ``LEVELS``, with the spread as
             it is.
         calibrated_coverage: the same with the spread multiplied by ``factor``.
@@ -40,11 +39,11 @@ class Calibration:
     rank_correlation: float
 
     def as_dict(self) -> dict[str, Any]:
-        """By name, with the probabilities that the coverages belong to."""
+        """The numbers by name, with the probabilities that the coverages belong to."""
         return {**asdict(self), "levels": LEVELS}
 
     def lines(self) -> list[str]:
-        """In words."""
+        """The numbers in words, a line each."""
         return [
             f"  spread × {self.factor:.2f} would fit the errors of {self.n:,} structures",
             f"  {'within the interval of':<26}" + "  ".join(f"{level:>6.1%}" for level in LEVELS),
@@ -66,7 +65,7 @@ def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> C
         InputError: fewer than two structures, or members that agree exactly.
     """
     # Takes a second to import, and a single model does not need it.
-    from scipy.stats import spearmanr
+    from scipy.stats import norm, spearmanr
 
     error = np.asarray(predicted, dtype=np.float64) - np.asarray(expected, dtype=np.float64)
     std = np.asarray(std, dtype=np.float64)
@@ -74,23 +73,20 @@ def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> C
         raise InputError("calibration needs at least two labelled structures, better hundreds")
     if not np.all(std > 0):
         raise InputError("calibration needs members that differ: their predictions agree exactly")
-    z = error / std
-    factor = float(np.sqrt((z**2).mean()))
+    factor = float(np.sqrt(((error / std) ** 2).mean()))
+    # Perfect predictions leave the spread as it is.
+    calibrated = std * factor if factor > 0 else std
+
+    def coverage(spread: np.ndarray) -> tuple[float, ...]:
+        return tuple(float((np.abs(error / spread) <= norm.ppf((1 + level) / 2)).mean()) for level in LEVELS)
+
     constant = len(np.unique(std)) == 1 or len(np.unique(np.abs(error))) == 1
     return Calibration(
         n=len(error),
         factor=factor,
-        coverage=_coverage(z),
-        calibrated_coverage=_coverage(z / factor) if factor > 0 else _coverage(z),
-        nll=_nll(z, std),
-        calibrated_nll=_nll(z / factor, std * factor) if factor > 0 else _nll(z, std),
+        coverage=coverage(std),
+        calibrated_coverage=coverage(calibrated),
+        nll=float(-norm.logpdf(error, scale=std).mean()),
+        calibrated_nll=float(-norm.logpdf(error, scale=calibrated).mean()),
         rank_correlation=float("nan") if constant else float(spearmanr(std, np.abs(error)).statistic),
     )
-
-
-def _coverage(z: np.ndarray) -> tuple[float, ...]:
-    return tuple(float((np.abs(z) <= NormalDist().inv_cdf((1 + level) / 2)).mean()) for level in LEVELS)
-
-
-def _nll(z: np.ndarray, std: np.ndarray) -> float:
-    return float((0.5 * z**2 + np.log(std) + 0.5 * np.log(2 * np.pi)).mean())

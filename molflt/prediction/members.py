@@ -1,17 +1,20 @@
-"""The model files behind a path: one, or the members of an ensemble."""
+"""The model files behind a path: one, a model that comes with the package, or the members of an ensemble."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
-from molflt.attention.config import FrequenciesKind
+import torch
+
+from molflt.attention.config import MethodName
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel, load_model
-from molflt.prediction.pretrained import PRETRAINED_PREFIX, pretrained_model
+from molflt.model.model_file import LoadedModel, load_model, save_model
 
 BEST, MEMBER = "best.safetensors", "member-"
+PRETRAINED_PREFIX = "pretrained:"
 
 ModelPath = str | os.PathLike[str]
 
@@ -27,7 +30,7 @@ def member_paths(path: ModelPath) -> list[Path]:
             missing.
     """
     if str(path).startswith(PRETRAINED_PREFIX):
-        return [pretrained_model(str(path).removeprefix(PRETRAINED_PREFIX))]
+        return [_pretrained_model(str(path).removeprefix(PRETRAINED_PREFIX))]
     path = Path(path)
     if not path.is_dir() or (path / BEST).exists():
         return [path / BEST if path.is_dir() else path]
@@ -43,9 +46,20 @@ def member_paths(path: ModelPath) -> list[Path]:
     return [member / BEST for member in members]
 
 
-def load_members(
-    paths: ModelPath | Sequence[ModelPath], frequencies: FrequenciesKind | None = None
-) -> list[LoadedModel]:
+def pretrained_models() -> dict[str, Path]:
+    """Name and file of every model that comes with the package; each has a card NAME.md beside it."""
+    folder = Path(str(resources.files("molflt"))) / "pretrained"
+    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+
+
+def _pretrained_model(name: str) -> Path:
+    known = pretrained_models()
+    if name not in known:
+        raise InputError(f"{PRETRAINED_PREFIX}{name}: no such model; there are {', '.join(known) or 'none'}")
+    return known[name]
+
+
+def load_members(paths: ModelPath | Sequence[ModelPath], frequencies: MethodName | None = None) -> list[LoadedModel]:
     """Load a model or an ensemble.
 
     Args:
@@ -71,7 +85,7 @@ def load_members(
     return members
 
 
-def load_member(path: ModelPath, frequencies: FrequenciesKind | None = None) -> LoadedModel:
+def load_member(path: ModelPath, frequencies: MethodName | None = None) -> LoadedModel:
     """Load one model: a model file, or the best model of a run directory.
 
     Args:
@@ -96,3 +110,44 @@ def _shared(member: LoadedModel) -> dict[str, object]:
         "need of all pairs": config.all_pairs_if_isolated,
         "precision": member.model.dtype,
     }
+
+
+def average_models(paths: Sequence[ModelPath], target: str | Path) -> LoadedModel:
+    """Average the weights of model files of one run (stochastic weight averaging, arXiv 1803.05407) and save them.
+
+    The result is one model that is often better than each. Models of different seeds are not checkpoints of one
+    run: the mean of their weights means nothing, while the mean of their predictions (an ensemble) does.
+
+    Args:
+        paths: model files with equal configuration, random features and statistics.
+        target: where to save the average; it must not exist.
+
+    Raises:
+        InputError: fewer than two files, files that do not belong together, or a target that exists.
+    """
+    if len(paths) < 2:
+        raise InputError("give at least two model files to average, such as RUN_DIR/epoch-*.safetensors")
+    target = Path(target)
+    if target.exists():
+        raise InputError(f"{target}: exists already; choose another name")
+    first = load_model(Path(paths[0]))
+    learnt = {name for name, _ in first.model.named_parameters()}
+    state = first.model.state_dict()
+    sums = {name: tensor.to(torch.float64) for name, tensor in state.items() if name in learnt}
+    for path in map(Path, paths[1:]):
+        other = load_model(path)
+        if other.metadata.config != first.metadata.config or other.metadata.seed != first.metadata.seed:
+            raise InputError(
+                f"{path}: has another configuration or seed than {paths[0]}; average checkpoints of one run, or use "
+                "different models together as an ensemble"
+            )
+        for name, tensor in other.model.state_dict().items():
+            if name in learnt:
+                sums[name] += tensor
+            elif not torch.equal(tensor, state[name]):
+                raise InputError(f"{path}: '{name}' differs from that of {paths[0]}; they are not of one run")
+    first.model.load_state_dict({**state, **{name: total / len(paths) for name, total in sums.items()}})
+    # Nothing is known of the errors of these weights.
+    metadata = first.metadata.model_copy(update={"validation": {}})
+    save_model(target, first.model, metadata)
+    return LoadedModel(first.model, metadata, target)

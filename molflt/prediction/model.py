@@ -13,16 +13,14 @@ from ase import Atoms
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.attention.config import FrequenciesKind
-from molflt.data.ase_io import TagConvention
-from molflt.data.inputs import structures_of
-from molflt.data.sources import ConcatDataset, StructureDataset
+from molflt.attention.config import MethodName
+from molflt.choices import OnError, TagConvention
+from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members
 from molflt.prediction.predictor import (
     DEFAULT_MAX_ATOMS,
-    OnError,
     choose_device,
     in_parts,
     not_trained_on,
@@ -168,7 +166,7 @@ def load(
     path: ModelPath | Sequence[ModelPath],
     device: str = "auto",
     dtype: torch.dtype | None = None,
-    frequencies: FrequenciesKind | None = None,
+    frequencies: MethodName | None = None,
 ) -> Model:
     """Load a model for use; nothing is unpickled and no code from the file is run.
 

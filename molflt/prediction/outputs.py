@@ -7,21 +7,21 @@ import re
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import ase.io
 import numpy as np
 from ase import Atoms
 from torch_geometric.data import Data
 
-from molflt.atomic_file import atomic_file
+from molflt.choices import OC20Split
 from molflt.data.ase_io import to_atoms
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
+from molflt.files import atomic_file
 from molflt.prediction.predictor import Prediction, system_id
 from molflt.printable import printable
 
-OC20Split = Literal["id", "ood_ads", "ood_cat", "ood_both"]
 FORMATS = (".csv", ".extxyz", ".npz")
 _STANDARD_INPUT = re.compile(r"-#\d+")
 """Names of structures from standard input, which no spreadsheet can compute."""

@@ -6,13 +6,13 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 import torch
 from ase.data import chemical_symbols
 from torch_geometric.data import Data
 
+from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
@@ -25,7 +25,6 @@ from molflt.model.model_file import LoadedModel
 from molflt.vocabulary import DIFFERENTIABLE, LABELS
 
 DEFAULT_MAX_ATOMS = 2048
-OnError = Literal["raise", "skip"]
 
 
 @dataclass

@@ -30,7 +30,7 @@ def learning_curves(records: Sequence[dict[str, Any]], metric: str) -> list[Curv
     """A metric such as ``energy_mae`` of every split that has it; training first.
 
     Args:
-        records: one per validated epoch, see :func:`molflt.training.recorder.read_records`.
+        records: one per validated epoch, see :func:`molflt.training.run_directory.read_records`.
         metric: its name after the slash.
     """
     splits = dict.fromkeys(

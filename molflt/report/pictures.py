@@ -1,149 +1,183 @@
-"""The single figures of ``molflt plot``, with matplotlib. What they show is computed elsewhere."""
+"""The figures of ``molflt plot``: charts as PNG, SVG or PDF, with matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from matplotlib.figure import Figure
 
-from molflt.report.colours import GREY, palette
-from molflt.report.evaluated import DescribedSet
-from molflt.report.group_errors import GroupErrors
-from molflt.report.learning_curves import TRAIN, Curve, best_point, log_ticks
-from molflt.report.parity import MOST_ERROR_BARS, limits, shown
-from molflt.report.rpe_curves import FarCurves
+from molflt import choices
+from molflt.errors import InputError
+from molflt.files import atomic_file
+from molflt.prediction.evaluation import Evaluation, by_adsorbate, by_element, by_size, evaluate
+from molflt.prediction.members import load_members
+from molflt.report.charts import Panel, Series, curves_panel, far_panels, groups_panel, parity_panels
+from molflt.report.learning_curves import learning_curves
+from molflt.report.rpe_curves import far_curves
+from molflt.training.run_directory import read_records
 
-_WIDTH, _HEIGHT = 6.4, 4.4
+_NEED_DATA = ("parity", "residuals", "elements", "adsorbates", "sizes")
+_DPI = 200
 _MOST_COLUMNS = 3
 _MOST_IN_LEGEND = 12
+_MARKERS = {"line": "", "joined": "o", "points": "o", "star": "*"}
+_DASHES = {"solid": "-", "dot": ":", "dash": "--"}
 
 
-def _axes(figure: Figure, *place: int) -> Any:
-    axes = figure.add_subplot(*place) if place else figure.add_subplot()
+def draw(
+    kind: choices.Figure, model: Path, data: str | None, out: Path, device: torch.device | str, max_atoms: int
+) -> None:
+    """Compute a figure and write it, atomically.
+
+    Args:
+        kind: what it shows.
+        model: a model file, a run directory or an ensemble's; for ``curves`` a run directory, or a model file in it.
+        data: labelled structures, for the kinds that show errors.
+        out: the file; its suffix is its format.
+        device: where to compute.
+        max_atoms: atoms per batch; bounds memory, changes no result.
+
+    Raises:
+        InputError: the model, the run or the data lack what the figure shows.
+    """
+    if kind in _NEED_DATA and data is None:
+        raise InputError(f"'{kind}' shows errors: give labelled structures after the model, such as test.lmdb")
+    if kind not in _NEED_DATA and data is not None:
+        raise InputError(f"'{kind}' needs no structures; leave out {data}")
+    if kind == "curves":
+        panels = [_curves(model)]
+    elif data is None:
+        panels = _rpe(kind, model)
+    else:
+        members = load_members(model)
+        found = evaluate(members, data, device=device, max_atoms=max_atoms)
+        panels = [_errors(kind, found, members[0].metadata.target)]
+    with atomic_file(out) as temporary:
+        picture(panels).savefig(temporary, dpi=_DPI)
+
+
+def _curves(model: Path) -> Panel:
+    if not model.exists():
+        raise InputError(f"{model}: no such file or folder; give the directory of a run")
+    run_dir = model if model.is_dir() else model.parent
+    curves = learning_curves(read_records(run_dir), "energy_mae")
+    if not curves:
+        raise InputError(
+            f"{run_dir}: holds no metrics.jsonl with a validated epoch; give the directory of a run (of an ensemble, "
+            "that of one member)"
+        )
+    return curves_panel(curves, "MAE / eV")
+
+
+def _rpe(kind: choices.Figure, model: Path) -> list[Panel]:
+    loaded = load_members(model)[0]
+    curves = far_curves(loaded.model)
+    if curves is None:
+        raise InputError(
+            f"{model}: its attention ({loaded.model.config.attention.mechanism}) has no far field, so there is no "
+            f"{kind} to plot"
+        )
+    return [panels[0 if kind == "rpe" else 1] for panels in far_panels(curves)]
+
+
+def _errors(kind: choices.Figure, found: Evaluation, target: str) -> Panel:
+    if kind in ("parity", "residuals"):
+        return parity_panels([found], target)[0 if kind == "parity" else 1]
+    if kind == "elements":
+        return groups_panel(by_element([found]), "element")
+    if kind == "sizes":
+        return groups_panel(by_size([found]), "number of atoms")
+    adsorbates = by_adsorbate([found])
+    if adsorbates is None:
+        raise InputError(
+            f"{found.source}: its structures do not say what is adsorbed on them (text 'adsorbate'); plot 'elements' "
+            "or 'sizes' instead"
+        )
+    return groups_panel(adsorbates, "adsorbate")
+
+
+def picture(panels: Sequence[Panel]) -> Figure:
+    """One chart by itself, or several side by side with one legend."""
+    columns = min(len(panels), _MOST_COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=_size(panels[0]) if len(panels) == 1 else (3.4 * columns, 3.2 * rows))
+    figure.set_layout_engine("constrained")
+    for k, panel in enumerate(panels):
+        _draw(figure.add_subplot(rows, columns, k + 1), panel, first=k % columns == 0)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    if len(panels) > 1 and 1 < len(names) <= _MOST_IN_LEGEND:
+        figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=8)
+    elif 1 < len(names) <= _MOST_IN_LEGEND:
+        figure.axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _size(panel: Panel) -> tuple[float, float]:
+    """Inches."""
+    if panel.square:
+        return 5.2, 5.2
+    if panel.series[0].mark == "bars":
+        return max(6.4, 0.42 * len(panel.series[0].x)), 3.6
+    return 6.4, 4.0
+
+
+def _draw(axes: Any, panel: Panel, first: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e6e9ee", linewidth=0.8)
     axes.set_axisbelow(True)
-    return axes
+    if panel.zero:
+        axes.axhline(0, color="#6b7682", linewidth=0.8)
+    for series in panel.series:
+        if series.mark == "bars":
+            _bars(axes, series)
+        else:
+            _points(axes, series)
+    axes.set(xlabel=plain(panel.x), ylabel=plain(panel.y) if first else "", xlim=panel.x_range, ylim=panel.y_range)
+    axes.set_title(plain(panel.title), fontsize=10)
+    if panel.square:
+        axes.set_aspect("equal")
+    if panel.whole:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    if panel.log:
+        axes.set_yscale("log")
+    if panel.ticks is not None:
+        axes.set_yticks(panel.ticks)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+
+
+def _bars(axes: Any, series: Series) -> None:
+    names = [plain(name) for name in series.x]
+    bars = axes.bar(names, series.y, color=series.colour)
+    if series.numbers is not None:
+        labels = [f"{n:,}" for n in series.numbers[:, 0]]
+        axes.bar_label(bars, labels, fontsize=7, padding=2, color="#4a5563")
+    axes.grid(visible=False, axis="x")
+    axes.tick_params(axis="x", rotation=90 if max(map(len, names)) > 6 else 0)
+
+
+def _points(axes: Any, series: Series) -> None:
+    label = plain(series.name) if series.legend else "_nolegend_"
+    if series.spread is not None:
+        bars = {"ecolor": series.colour, "elinewidth": 0.6, "alpha": 0.5}
+        axes.errorbar(series.x, series.y, yerr=series.spread, fmt="none", **bars)
+    axes.plot(
+        series.x,
+        series.y,
+        color=series.colour,
+        linestyle="" if series.mark in ("points", "star") else _DASHES[series.dash],
+        linewidth=0.75 * series.width,
+        marker=_MARKERS[series.mark],
+        markersize={"star": 12, "joined": 3}.get(series.mark, 4),
+        markeredgewidth=0,
+        alpha=0.6 if series.mark == "points" else 1,
+        label=label,
+    )
 
 
 def plain(text: str) -> str:
     """Text of data for matplotlib, which reads formulas between dollar signs."""
     return text.replace("$", r"\$")
-
-
-def curves_picture(curves: Sequence[Curve], quantity: str) -> Figure:
-    """See :func:`molflt.report.figures.curves_figure`."""
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    axes = _axes(figure)
-    colours = iter(palette(max(1, len(curves))))
-    for curve in curves:
-        style = {"color": GREY, "linestyle": ":"} if curve.split == TRAIN else {"color": next(colours)}
-        axes.plot(curve.epochs, curve.values, marker="o" if len(curve.epochs) < 40 else "", ms=3, **style,
-                  label=plain(curve.split))  # fmt: skip
-    best = best_point(curves)
-    if best is not None:
-        axes.plot(best[1], best[2], "*", color="#D55E00", ms=12, label=f"best: epoch {best[1]}, {best[2]:.4g}")
-    axes.set(xlabel="epoch", ylabel=quantity, yscale="log")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_yticks(log_ticks(curves))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
-    axes.legend(frameon=False)
-    return figure
-
-
-def parity_picture(described: DescribedSet, target: str) -> Figure:
-    """Predicted against expected energies; see :func:`molflt.report.figures.parity_figure`."""
-    figure = Figure(figsize=(5.2, 5.2), layout="constrained")
-    axes = _axes(figure)
-    low, high = limits([described])
-    axes.plot([low, high], [low, high], color="#4a5563", linewidth=1)
-    _points(axes, described, described.predicted)
-    axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    axes.set(xlabel=f"expected {target} / eV", ylabel=f"predicted {target} / eV")
-    mae = float(np.abs(described.error).mean())
-    axes.set_title(f"{plain(described.name)}: {len(described):,} structures, MAE {mae:.4f} eV", fontsize=10)
-    return figure
-
-
-def residuals_picture(described: DescribedSet, target: str) -> Figure:
-    """Errors over expected energies."""
-    figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
-    axes = _axes(figure)
-    axes.axhline(0, color="#4a5563", linewidth=1)
-    _points(axes, described, described.error)
-    axes.set(xlabel=f"expected {target} / eV", ylabel="predicted − expected / eV", xlim=limits([described]))
-    axes.set_title(f"{plain(described.name)}: {len(described):,} structures", fontsize=10)
-    return figure
-
-
-def _points(axes: Any, described: DescribedSet, values: np.ndarray) -> None:
-    (chosen,) = shown([described])
-    colour = palette(1)[0]
-    x, y = described.expected[chosen], values[chosen]
-    if described.std is not None and len(described) <= MOST_ERROR_BARS:
-        axes.errorbar(x, y, yerr=described.std[chosen], fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5)
-    axes.plot(x, y, "o", color=colour, ms=4, alpha=0.6, markeredgewidth=0)
-
-
-def groups_picture(found: GroupErrors, group: str) -> Figure:
-    """Bars of the mean absolute errors of one set, with the number of structures on each."""
-    figure = Figure(figsize=(max(_WIDTH, 0.42 * len(found.groups)), 3.6), layout="constrained")
-    axes = _axes(figure)
-    bars = axes.bar([plain(name) for name in found.groups], found.mae[0], color=palette(1)[0])
-    axes.bar_label(bars, [f"{n:,}" for n in found.n[0]], fontsize=7, padding=2, color="#4a5563")
-    axes.grid(visible=False, axis="x")
-    axes.set(xlabel=group, ylabel="MAE / eV")
-    axes.set_title(f"{plain(found.sets[0])}; on the bars: number of structures", fontsize=10)
-    axes.tick_params(axis="x", rotation=90 if max(map(len, found.groups)) > 6 else 0)
-    return figure
-
-
-def rpe_picture(curves: FarCurves) -> Figure:
-    """F over distance, one panel per layer; dotted: the f that an estimator stands for."""
-    figure, panels = _panels(len(curves.values), "distance r / Å", "f(r)")
-    for axes, layer in zip(panels, range(len(panels)), strict=True):
-        for head, colour in enumerate(palette(curves.values.shape[1])):
-            axes.plot(curves.distances, curves.values[layer, head], color=colour, lw=1.3, label=f"head {head + 1}")
-            if curves.intended is not None:
-                axes.plot(curves.distances, curves.intended[layer, head], color=colour, lw=0.8, ls=":")
-        axes.set_xlim(0, curves.reach)
-    _legend(figure, panels, curves.values.shape[1])
-    return figure
-
-
-def spectrum_picture(curves: FarCurves) -> Figure:
-    """G over frequency, one panel per layer; of free frequencies, their coefficients."""
-    label = "g(ξ) / Å³" if curves.spectrum is not None else "coefficient $a_k$"
-    figure, panels = _panels(len(curves.values), "frequency |ξ| / Å⁻¹", label)
-    for axes, layer in zip(panels, range(len(panels)), strict=True):
-        for head, colour in enumerate(palette(curves.values.shape[1])):
-            if curves.spectrum is not None:
-                axes.plot(curves.xi, curves.spectrum[layer, head], color=colour, lw=1.3, label=f"head {head + 1}")
-            elif curves.nodes is not None and curves.coefficients is not None:
-                y = curves.coefficients[layer, head]
-                axes.plot(curves.nodes, y, "o", color=colour, ms=4, label=f"head {head + 1}")
-    _legend(figure, panels, curves.values.shape[1])
-    return figure
-
-
-def _panels(n: int, x: str, y: str) -> tuple[Figure, list[Any]]:
-    columns = min(n, _MOST_COLUMNS)
-    rows = -(-n // columns)
-    figure = Figure(figsize=(max(_WIDTH, 3.4 * columns), 3.2 * rows), layout="constrained")
-    panels = [_axes(figure, rows, columns, k + 1) for k in range(n)]
-    for k, axes in enumerate(panels):
-        axes.axhline(0, color="#aab2bd", linewidth=0.8)
-        axes.set_title(f"layer {k + 1}", fontsize=10)
-        axes.set_xlabel(x)
-        if k % columns == 0:
-            axes.set_ylabel(y)
-    return figure, panels
-
-
-def _legend(figure: Figure, panels: Sequence[Any], n_heads: int) -> None:
-    if n_heads <= _MOST_IN_LEGEND:
-        handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=8)

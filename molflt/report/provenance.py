@@ -10,7 +10,8 @@ from pathlib import Path
 from ase.data import chemical_symbols
 
 from molflt import __version__
-from molflt.attention.config import ATTENTION_PRESETS, RANDOM_FEATURES, AttentionConfig
+from molflt.attention.config import ContentKeys, FarFieldKeys, KernelisedConfig, MethodKeys
+from molflt.attention.registry import AttentionConfig, attention_config, presets
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, library_versions
 from molflt.training.config_file import load_config, to_yaml
@@ -41,27 +42,22 @@ def summary(loaded: LoadedModel) -> list[tuple[str, str]]:
 
 def attention_in_words(config: AttentionConfig) -> str:
     """The preset's name where one fits exactly, and the mechanism."""
-    names = [
-        name
-        for name, changes in ATTENTION_PRESETS.items()
-        if name not in RANDOM_FEATURES and _core(AttentionConfig(**changes)) == _core(config)
-    ]
+    names = [name for name in presets() if _core(attention_config(name)) == _core(config)]
     parts = [f"mechanism {config.mechanism}"]
-    if config.mechanism == "fourier":
-        parts.append("no far field" if not config.far_field else f"far field by {config.frequencies}")
-        if config.far_field:
-            parts.append(f"far rank {config.far_rank}, {config.n_basis} Gaussians")
-        if config.combine == "concat":
-            parts.append("concatenated features (not invariant)")
-    elif config.mechanism == "kernelised":
+    if isinstance(config, MethodKeys):
+        parts.append(f"far field by {config.frequencies}")
+    if isinstance(config, ContentKeys):
+        parts.append(f"far rank {config.far_rank}")
+    if isinstance(config, FarFieldKeys):
+        parts.append(f"{config.n_basis} Gaussians")
+    if isinstance(config, KernelisedConfig):
         parts.append(f"kernel {config.kernel}")
     return (f"{names[0]}: " if names else "") + ", ".join(parts)
 
 
 def _core(config: AttentionConfig) -> dict[str, object]:
     """What makes a mechanism, without its sizes and without what changes no function."""
-    kept = ("mechanism", "combine", "far_field", "far_rank", "kernel", "positional_mask")
-    return {name: getattr(config, name) for name in kept} | {"sampled": config.frequencies == "sampled"}
+    return {name: getattr(config, name, None) for name in ("mechanism", "far_rank", "kernel") if config.acts(name)}
 
 
 def provenance(loaded: LoadedModel, command: str | None) -> list[tuple[str, str]]:

@@ -10,15 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.concat import ConcatPositions
-from molflt.attention.envelope import envelope
-from molflt.attention.fourier_positions import FourierPositions
-from molflt.attention.frequencies.budget import BudgetQuadratureMethod
-from molflt.attention.frequencies.method import FrequencyMethod
-from molflt.attention.frequencies.sampled import SampledMethod
-from molflt.attention.rpe import GaussianBasis
-from molflt.attention.softmax import SoftmaxPositions
-from molflt.attention.spherical_bessel import sinc_of_square
+from molflt.attention.baselines.softmax import SoftmaxPositions
+from molflt.attention.far.members import GaussianBasis
+from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.far.sampled import SampledMethod
+from molflt.attention.far.spherical import sinc_of_square
+from molflt.attention.smooth import envelope
 from molflt.model.energy_model import EnergyModel
 
 _MOST_DISTANCE = 30.0
@@ -78,7 +75,7 @@ class LocalCurves:
 def far_curves(model: EnergyModel) -> FarCurves | None:
     """Functions f and g of every layer and head, in double precision; None for a model without Fourier RPE."""
     positions = model.positions
-    if not isinstance(positions, FourierPositions | ConcatPositions) or positions.rpe is None:
+    if positions.rpe is None:
         return None
     layers: Any = model.encoder.layers
     weights = torch.stack([layer.attention.rpe_weights for layer in layers]).double().cpu()
@@ -86,7 +83,7 @@ def far_curves(model: EnergyModel) -> FarCurves | None:
     distances = torch.linspace(0, min(3 * basis.widest, _MOST_DISTANCE), _N_POINTS, dtype=torch.float64)
     # Where the narrowest Gaussian's transform has fallen to a thousandth.
     xi = torch.linspace(0, math.sqrt(math.log(1e3) / 2) / (math.pi * basis.narrowest), _N_POINTS, dtype=torch.float64)
-    nodes = _nodes(positions.method, basis)
+    nodes = _waves(positions.method, basis)
     free = isinstance(positions.method, SampledMethod) and positions.method.spectrum == "free"
     true = None if free else _per_head(basis.values(distances**2), weights)
     spectrum = None if free else _per_head(basis.spectra(xi), weights)
@@ -125,16 +122,13 @@ def local_curves(model: EnergyModel, pair: tuple[int, int]) -> LocalCurves | Non
     return LocalCurves(distances.double().cpu().numpy(), values.transpose(1, 2).double().cpu().numpy(), pair)
 
 
-def _nodes(method: FrequencyMethod | None, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
+def _waves(method: FrequencyMethod | None, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
     """|ξ_k| (r,) and their coefficients per weight (r, n_weights), of methods that are part of the model."""
-    if isinstance(method, SampledMethod):
-        length = method.frequencies().norm(dim=1).double().cpu()
-        return length, method.coefficients(
-            GaussianBasis(basis.widths.to(method.epsilon), basis.n_atoms)
-        ).double().cpu()
-    if isinstance(method, BudgetQuadratureMethod):
-        return method.nodes(basis, basis.widths.new_zeros(()), method.tolerance)
-    return None
+    if method is None:
+        return None
+    dtype = next((p.dtype for p in method.parameters()), torch.float64)
+    found = method.radial_waves(GaussianBasis(basis.widths.to(dtype), basis.n_atoms))
+    return None if found is None else (found[0].double().cpu(), found[1].double().cpu())
 
 
 def _per_head(columns: Tensor, weights: Tensor) -> np.ndarray:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from ase.data import chemical_symbols, covalent_radii
 from ase.data.colors import jmol_colors
-from scipy.spatial import cKDTree
+from scipy.spatial import ConvexHull, cKDTree
 from torch_geometric.data import Data
 
-from molflt.report.plain_text import for_plotly
-from molflt.report.sphere import unit_sphere
+from molflt.report.html import for_plotly
 
 RADIUS = 0.6
 """Of a drawn atom, in covalent radii: small enough to see bonds, large enough to see a surface."""
@@ -221,3 +221,26 @@ def _colour_axis(values: np.ndarray, name: str) -> dict[str, Any]:
         # A scale of no length has no colours.
         low, high = low - 0.5, high + 0.5
     return {"colorscale": "Viridis", "cmin": low, "cmax": high, "colorbar": bar}
+
+
+@lru_cache(maxsize=4)
+def unit_sphere(level: int) -> tuple[np.ndarray, np.ndarray]:
+    """An icosahedron, each triangle split in four ``level`` times, pushed out to radius one.
+
+    Returns:
+        Vertices (10·4^level + 2, 3) and, per triangle, the indices of its vertices (20·4^level, 3), anticlockwise
+        as seen from outside: shading follows from that.
+    """
+    golden = (1 + 5**0.5) / 2
+    edge = [(0, a, b) for a in (-1, 1) for b in (-golden, golden)]
+    points = np.array([np.roll(corner, shift) for shift in range(3) for corner in edge])
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    for _ in range(level):
+        sides = ConvexHull(points).simplices[:, [[0, 1], [1, 2], [0, 2]]].reshape(-1, 2)
+        middles = points[np.unique(np.sort(sides, axis=1), axis=0)].mean(axis=1)
+        points = np.concatenate([points, middles / np.linalg.norm(middles, axis=1, keepdims=True)])
+    faces = ConvexHull(points).simplices
+    a, b, c = (points[faces[:, k]] for k in range(3))
+    inward = (np.cross(b - a, c - a) * a).sum(axis=1) < 0
+    faces[inward] = faces[inward][:, ::-1]
+    return points, faces

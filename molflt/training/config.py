@@ -7,7 +7,8 @@ from typing import Any, Literal
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from molflt.data.labels import EnergyUnit, ForceUnit, LabelSpec, Per, Target, parse_force_unit
+from molflt.choices import EnergyUnit, Per
+from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
@@ -21,21 +22,23 @@ class DataConfig(BaseModel):
 
     train: str = Field(description="structures to train on; bundled:NAME is one of the sets that come with molflt")
     val: dict[str, str] = Field(
-        min_length=1, description="validation splits by name, or one path; the first decides best and early stop"
+        min_length=1,
+        description="validation splits by name, or one path; the first decides what is best and when to stop early",
     )
     target: Target = Field("y_relaxed", description="label to learn, eV: y_relaxed, y_init or energy")
     label: str | None = Field(
         None,
-        description="its name in the data (info key, database key, CSV column, SDF property); null: as target",
+        description="its name in the data (info or database key, CSV column, SDF property); null: that of the target",
     )
-    unit: EnergyUnit = Field("eV", description="of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
-    per: Per = Field("structure", description="what a stored energy is of: structure or atom")
+    unit: EnergyUnit = Field("eV", description="unit of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
+    per: Per = Field("structure", description="whether stored energies are per structure or per atom")
     force_label: str | None = Field(None, description="name of the forces in the data; null: forces")
     force_unit: ForceUnit | None = Field(
-        None, description="of the stored forces, as in Hartree/bohr; null: that of the energies per Ang"
+        None, description="unit of the stored forces, as in Hartree/bohr; null: the unit of the energies per Ang"
     )
     standardise: Literal["auto"] | StandardiserKind = Field(
-        "auto", description="structure: mean and std; element: reference energies; auto: element for target energy"
+        "auto",
+        description="structure: by mean and std; element: by reference energies; auto: element for target energy",
     )
     references: dict[str, float] | None = Field(
         None, description="energy of each element's free atom, in data.unit; null: fitted where references are used"
@@ -43,10 +46,10 @@ class DataConfig(BaseModel):
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
     on_bad: OnBad = Field(
         "stop",
-        description="a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, or skip it; "
-        "skipped.csv in the run folder tells which",
+        description="what to do about a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, "
+        "or skip it; skipped.csv in the run folder tells which were skipped",
     )
-    num_workers: int = Field(0, ge=0, description="loader processes; sets that fit are cached and need none")
+    num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
     @field_validator("val", mode="before")
     @classmethod
@@ -87,7 +90,7 @@ class DataConfig(BaseModel):
 
 
 WEIGHT_DECAY = 0.1
-"""Of AdamW where nothing else is said."""
+"""Weight decay of AdamW where none is given."""
 
 
 class OptimiserConfig(BaseModel):
@@ -100,11 +103,13 @@ class OptimiserConfig(BaseModel):
     betas: tuple[float, float] = Field((0.9, 0.98), description="moment decays of Adam")
     eps: float = Field(1e-6, gt=0, description="Adam's epsilon")
     weight_decay: float | None = Field(
-        None, ge=0, description="on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty"
+        None,
+        ge=0,
+        description="on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty",
     )
     schedule: Literal["linear", "cosine"] = Field("cosine", description="decay to zero after the warm-up")
-    warmup_steps: int = Field(100, ge=0, description="linear rise to the peak")
-    clip_norm: float = Field(5.0, ge=0, description="gradient norm is clipped to this; 0 does not clip")
+    warmup_steps: int = Field(100, ge=0, description="steps of the linear rise to the peak")
+    clip_norm: float = Field(5.0, ge=0, description="the gradient's norm is clipped to this; 0 does not clip")
     ema_decay: float = Field(
         0.999, ge=0, lt=1, description="moving average of the weights that is validated; 0 is off"
     )
@@ -122,9 +127,9 @@ class LossConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    energy_per: Per = Field("structure", description="what the energy's error is of: structure or atom")
+    energy_per: Per = Field("structure", description="whether errors of the energy count per structure or per atom")
     force_weight: float = Field(
-        0.0, ge=0, description="weight of the force loss; 0 does not look at forces, 10 is a start with them"
+        0.0, ge=0, description="weight of the force loss; 0 does not look at forces, 10 is a good start"
     )
 
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
@@ -132,7 +137,7 @@ class LossConfig(BaseModel):
     noisy_nodes: Literal["auto"] | bool = Field(
         "auto", description="train on noised points between given and relaxed; auto: from 10,000 structures on"
     )
-    noise_std: float = Field(0.1, ge=0, description="Å, of that noise")
+    noise_std: float = Field(0.1, ge=0, description="standard deviation of that noise, Å")
 
 
 class TrainerConfig(BaseModel):
@@ -141,9 +146,9 @@ class TrainerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     max_epochs: int = Field(30, ge=1, description="passes over the training set")
-    max_steps: int = Field(-1, ge=-1, description="optimiser steps at most; -1 for no limit")
+    max_steps: int = Field(-1, ge=-1, description="most optimiser steps; -1 for no limit")
     val_every: int = Field(1, ge=1, description="epochs between validations; the last epoch is always validated")
-    patience: int = Field(0, ge=0, description="stop after so many validations without improvement; 0 is off")
+    patience: int = Field(0, ge=0, description="stop after this many validations without improvement; 0 is off")
     accelerator: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto takes a CUDA GPU if there is one")
     devices: int = Field(1, ge=1, description="processes, one per device")
     num_nodes: int = Field(1, ge=1, description="machines")
@@ -151,11 +156,13 @@ class TrainerConfig(BaseModel):
         "32-true", description="bf16-mixed: feed-forward in bfloat16, attention and sums in float32"
     )
     keep_last: int = Field(
-        0, ge=0, description="model files epoch-N.safetensors of so many latest validations, to average"
+        0,
+        ge=0,
+        description="how many models of the latest validations to keep as epoch-N.safetensors, to average",
     )
     on_bad_batch: Literal["stop", "skip"] = Field(
         "stop",
-        description="a batch whose loss or gradient is no number: stop, or leave it out and count it (one process "
+        description="what to do about a batch whose loss or gradient is not a number: stop, or skip it (one process "
         "only); bad_batches.jsonl in the run folder tells which",
     )
     checkpoint_recycles: bool = Field(
@@ -163,7 +170,7 @@ class TrainerConfig(BaseModel):
     )
     deterministic: bool = Field(True, description="the same numbers every time on the same machine")
     loggers: list[Literal["tensorboard", "wandb"]] = Field(
-        default_factory=list, description="besides metrics.csv and metrics.jsonl; each is an extra to install"
+        default_factory=list, description="loggers besides metrics.csv and metrics.jsonl; each is an extra to install"
     )
 
     @model_validator(mode="after")
@@ -185,7 +192,7 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    seed: int = Field(0, ge=0, lt=2**32, description="of weights, batches, dropout and noise")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, batches, dropout and noise")
     ensemble: int = Field(1, ge=1, le=1000, description="models to train, with seeds from seed on, for uncertainty")
     data: DataConfig
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())

@@ -11,21 +11,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from yaml import YAMLError
 
-from molflt.attention.config import ATTENTION_PRESETS
+from molflt.attention.config import MechanismConfig
+from molflt.attention.registry import mechanisms, presets
 from molflt.bundled import resolve_path as resolve_path
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
-from molflt.training.plain_yaml import MOST_CHARACTERS, check_plain_yaml
 
 STANDARD_INPUT = "-"
 _MOST_MISTAKES = 50
-"""That are explained: finding the nearest right key takes a while for each."""
+"""Mistakes that are explained: finding the nearest right key takes a while for each."""
+MOST_CHARACTERS = 1 << 18
+"""A configuration with every key explained has some ten thousand."""
+_MOST_NODES = 10_000
+_MOST_DEPTH = 20
+_MOST_INTERPOLATIONS = 16
+"""Of ``${...}`` in the whole file: each may repeat what another makes."""
+_MOST_INTERPOLATED = 1000
+"""Characters of a value with interpolations; OmegaConf's grammar takes milliseconds for each."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -49,7 +57,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     except InputError:
         raise
     # ValueError: bytes that are no text, and numbers of too many digits
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise InputError(f"{path}: not readable as YAML ({_one_line(error)})") from error
     for override in overrides:
         _apply(content, override)
@@ -81,15 +89,15 @@ def _apply(content: DictConfig, override: str) -> None:
         # Sections are completed; a value, such as a name for a section, and the free list of splits are replaced.
         OmegaConf.update(content, key, parsed, merge=OmegaConf.is_dict(parsed) and key != "data.val", force_add=True)
         _expand_attention(content)
-    except (OmegaConfBaseException, YAMLError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise InputError(f"override '{override}' cannot be applied ({_one_line(error)})") from error
 
 
 def _expand_attention(content: DictConfig) -> None:
     """Write a preset's name out, so that model.attention=flt can be followed by model.attention.n_features=32."""
     name = OmegaConf.select(content, "model.attention")
-    if isinstance(name, str) and name in ATTENTION_PRESETS:
-        OmegaConf.update(content, "model.attention", OmegaConf.create(ATTENTION_PRESETS[name]), merge=False)
+    if isinstance(name, str) and name in presets():
+        OmegaConf.update(content, "model.attention", OmegaConf.create(presets()[name]), merge=False)
 
 
 def _one_line(error: Exception) -> str:
@@ -106,6 +114,8 @@ def _yaml_lines(config: BaseModel, depth: int) -> list[str]:
     lines: list[str] = []
     indent = "  " * depth
     for name, field in type(config).model_fields.items():
+        if isinstance(config, MechanismConfig) and not config.acts(name):
+            continue
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             summary = (type(value).__doc__ or "").splitlines()[0]
@@ -139,6 +149,8 @@ def _quoted(text: str) -> str:
 def _explain(detail: ErrorDetails) -> str:
     # For a union, pydantic adds the names of its members to the path.
     parts = [str(part) for part in detail["loc"] if not re.match(r"literal\[|bool$|\[key\]$", str(part))]
+    if parts[:2] == ["model", "attention"] and parts[2:3] and parts[2] in mechanisms():
+        del parts[2]
     key = ".".join(parts)
     match detail["type"]:
         case "extra_forbidden":
@@ -172,6 +184,59 @@ def _known_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in schema.model_fields.items():
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += _known_keys(field.annotation, f"{prefix}{name}.")
-    return keys
+        sections = [field.annotation]
+        if name == "attention":
+            sections = [mechanism.config for mechanism in mechanisms().values()]
+        for section in sections:
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                keys += _known_keys(section, f"{prefix}{name}.")
+    return list(dict.fromkeys(keys))
+
+
+def check_plain_yaml(text: str, where: str) -> None:
+    """Refuse YAML that is too large, once unfolded too, too deep, or that names types.
+
+    Args:
+        text: the content.
+        where: file, for messages.
+
+    Raises:
+        InputError: a limit is exceeded, or there is a tag such as ``!!python/object``.
+        yaml.YAMLError: not YAML.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(
+            f"{where}: too long for a configuration (more than {MOST_CHARACTERS:,} characters); "
+            "'molflt config tiny' prints one"
+        )
+    open_sizes, open_anchors = [0], [""]
+    sizes: dict[str, int] = {}
+    interpolations = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            raise InputError(f"{where}: refused, it names a type ({tag!r:.60}); remove the tag")
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_sizes.append(1)
+            open_anchors.append(event.anchor or "")
+            if len(open_sizes) > _MOST_DEPTH:
+                raise InputError(f"{where}: refused, it is nested more than {_MOST_DEPTH} deep")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            size, anchor = open_sizes.pop(), open_anchors.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            # one that is not known yet stands inside itself, or nowhere
+            size, anchor = sizes.get(event.anchor or "", _MOST_NODES), ""
+        elif isinstance(event, yaml.ScalarEvent):
+            size, anchor = 1, event.anchor or ""
+            found = event.value.count("${")
+            interpolations += found
+            if interpolations > _MOST_INTERPOLATIONS or (found and len(event.value) > _MOST_INTERPOLATED):
+                raise InputError(f"{where}: refused, it has too many or too long interpolations (${{...}})")
+        else:
+            continue
+        if anchor:
+            sizes[anchor] = size
+        open_sizes[-1] += size
+        if open_sizes[-1] > _MOST_NODES:
+            raise InputError(f"{where}: refused, it unfolds to more than {_MOST_NODES:,} values, or holds itself")

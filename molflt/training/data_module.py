@@ -1,35 +1,120 @@
-"""Training and validation batches as a pure function of configuration, seed and epoch."""
+"""The data of a run: training and validation batches as a pure function of configuration, seed and epoch."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Collection
 
 import lightning
 import numpy as np
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch_geometric.data import Batch, Data
 
+from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
+from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
 from molflt.errors import InputError
+from molflt.model.config import ModelConfig
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import resolve_path
-from molflt.training.datasets import NoisyDataset, PreparedDataset, labels, read_training_set
-from molflt.training.screening import Screening
+from molflt.training.screening import Screening, labels, read_training_set
+from molflt.vocabulary import LABELS
 
+CACHED_ATOMS = 300_000
+"""A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
 NOISY_NODES_FROM = 10_000
-"""Structures from which on ``noisy_nodes: auto`` is on."""
+"""The number of structures from which on ``noisy_nodes: auto`` is on."""
+
+
+class PreparedDataset(Dataset[Data]):
+    """Structures with neighbour lists, which are kept once computed when the set is small enough.
+
+    Args:
+        structures: what to prepare; they are left as they are.
+        model: whose neighbours are wanted.
+        kept: the labels wanted; others, and relaxed positions, are dropped. Whatever else a file happens to hold,
+            perhaps for some structures only, need not fit into a batch.
+    """
+
+    def __init__(self, structures: StructureDataset, model: ModelConfig, kept: Collection[str]) -> None:
+        self.structures, self.model, self.kept = structures, model, kept
+        self.cached = int(structures.n_atoms.sum()) <= CACHED_ATOMS
+        self._cache: dict[int, Data] = {}
+
+    def __len__(self) -> int:
+        return len(self.structures)
+
+    def __getitem__(self, index: int) -> Data:
+        if index in self._cache:
+            return self._cache[index]
+        data = self._moved(self._labelled(index), index)
+        data = attach_neighbours(data, self.model.neighbour_cutoff, self.model.all_pairs_if_isolated)
+        if self.cached:
+            self._cache[index] = data
+        return data
+
+    def _labelled(self, index: int) -> Data:
+        """A copy of a structure with the labels wanted."""
+        data = copy.copy(self.structures[index])
+        for name in LABELS:
+            if name in data and name not in self.kept:
+                del data[name]
+        return data
+
+    def _moved(self, data: Data, index: int) -> Data:
+        """The structure with the positions that the model is to see."""
+        return data
+
+
+class NoisyDataset(PreparedDataset):
+    """Structures moved to a random point between given and relaxed, plus Gaussian noise (Noisy Nodes).
+
+    Godwin et al. 2021, arXiv 2106.07971, §4. The displacement left to the relaxed positions stays the target of the
+    auxiliary head, and the energy stays that of the relaxed structure. The noise of a structure depends on seed,
+    epoch and index alone. Fixed atoms stay where they are.
+
+    Args:
+        structures: with relaxed positions.
+        model: see :class:`PreparedDataset`.
+        kept: see :class:`PreparedDataset`; the relaxed positions are kept as well.
+        noise_std: Å.
+        seed: of the noise.
+        epoch: of training.
+    """
+
+    def __init__(
+        self,
+        structures: StructureDataset,
+        model: ModelConfig,
+        kept: Collection[str],
+        noise_std: float,
+        seed: int,
+        epoch: int,
+    ) -> None:
+        super().__init__(structures, model, (*kept, "positions_relaxed"))
+        self.noise_std, self.seed, self.epoch = noise_std, seed, epoch
+        self.cached = False
+
+    def _moved(self, data: Data, index: int) -> Data:
+        random = np.random.default_rng([self.seed, self.epoch, index])
+        along = random.uniform()
+        noise = torch.from_numpy(random.normal(scale=self.noise_std, size=tuple(data.positions.shape)))
+        moved = data.positions + along * (data.positions_relaxed - data.positions) + noise
+        data.positions = torch.where(data.fixed[:, None], data.positions, moved)
+        return data
 
 
 class EnergyDataModule(lightning.LightningDataModule):
     """The data of a run.
 
-    The training loader is made anew every epoch: batches, noise and order follow from (seed, epoch), so a resumed
+    The training loader is made anew every epoch. Batches, noise and order follow from seed and epoch, so a resumed
     run needs to restore nothing to see what it would have seen.
 
     Attributes:
         training_set: what the training structures and their labels are like.
         forces: whether forces are learnt.
-        noisy: whether training inputs are noised.
+        noisy: whether noise is added to the training structures.
         skipped: what cannot be used and was left out, by the name of the set.
         mad: mean absolute deviation of the labels, eV, by validation split.
 
@@ -68,7 +153,7 @@ class EnergyDataModule(lightning.LightningDataModule):
                 f"{data.train}: loss.noisy_nodes=true needs relaxed positions in every training structure; "
                 "set loss.noisy_nodes=auto or false"
             )
-        # Forces on a noised geometry are not those of the label.
+        # Forces on a geometry with noise are not those of the label.
         self.noisy = wanted and self.training_set.relaxed and not self.forces
         self.kept = (data.target, "forces") if self.forces else (data.target,)
         self._prepared: PreparedDataset | None = None
@@ -78,42 +163,29 @@ class EnergyDataModule(lightning.LightningDataModule):
         """Content fingerprint of the training file."""
         return fingerprint(self.train_path)
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of the current epoch."""
         assert self.trainer is not None
-        epoch = self.trainer.current_epoch
+        epoch, config = self.trainer.current_epoch, self.config
         sampler = self._sampler(self.train_structures, shuffle=True)
         sampler.set_epoch(epoch)
         if self.noisy:
-            config = self.config
-            noisy = NoisyDataset(
-                self.train_structures,
-                config.loss.noise_std,
-                config.seed,
-                epoch,
-                config.model.neighbour_cutoff,
-                config.model.all_pairs_if_isolated,
-                self.kept,
-            )
-            return self._loader(noisy, sampler, self.config.data.num_workers)
+            noise = (config.loss.noise_std, config.seed, epoch)
+            return self._loader(NoisyDataset(self.train_structures, config.model, self.kept, *noise), sampler)
         if self._prepared is None:
             kept = (*self.kept, "positions_relaxed") if self.training_set.relaxed else self.kept
-            self._prepared = self._prepare(self.train_structures, kept)
-        return self._loader(self._prepared, sampler, self._workers(self._prepared))
+            self._prepared = PreparedDataset(self.train_structures, config.model, kept)
+        return self._loader(self._prepared, sampler)
 
-    def val_dataloader(self) -> list[DataLoader[Any]]:
+    def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader per validation split, in the order of the configuration."""
         # Lightning asks again every epoch; the neighbour lists are kept.
         if not self._prepared_val:
-            self._prepared_val = [self._prepare(structures, self.kept) for structures in self.val_structures.values()]
-        return [
-            self._loader(prepared, self._sampler(prepared.structures, shuffle=False), self._workers(prepared))
-            for prepared in self._prepared_val
-        ]
-
-    def _prepare(self, structures: StructureDataset, kept: tuple[str, ...]) -> PreparedDataset:
-        model = self.config.model
-        return PreparedDataset(structures, model.neighbour_cutoff, model.all_pairs_if_isolated, kept)
+            self._prepared_val = [
+                PreparedDataset(structures, self.config.model, self.kept)
+                for structures in self.val_structures.values()
+            ]
+        return [self._loader(prepared, self._sampler(prepared.structures, False)) for prepared in self._prepared_val]
 
     def _sampler(self, structures: StructureDataset, shuffle: bool) -> AtomBudgetSampler:
         assert self.trainer is not None
@@ -129,9 +201,7 @@ class EnergyDataModule(lightning.LightningDataModule):
             structures.n_atoms, max_atoms, shuffle=shuffle, seed=self.config.seed, rank=rank, n_ranks=n_ranks
         )
 
-    def _workers(self, prepared: PreparedDataset) -> int:
-        # A cache in a worker dies with it.
-        return 0 if prepared.cached else self.config.data.num_workers
-
-    def _loader(self, dataset: Any, sampler: AtomBudgetSampler, num_workers: int) -> DataLoader[Any]:
+    def _loader(self, dataset: PreparedDataset, sampler: AtomBudgetSampler) -> DataLoader[Batch]:
+        # A cache in a worker process would die with it.
+        num_workers = 0 if dataset.cached else self.config.data.num_workers
         return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers)

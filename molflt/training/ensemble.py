@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.callbacks import Callback
 
-from molflt.data.sources import open_dataset
 from molflt.errors import InputError
+from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import MEMBER, load_members
-from molflt.prediction.metrics import energy_metrics
-from molflt.prediction.predictor import choose_device, predict
+from molflt.prediction.predictor import choose_device
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import resolve_path
-from molflt.training.datasets import labels
-from molflt.training.run import TrainResult, check_run_dir, train, write_config
-from molflt.training.screening import Screening
+from molflt.training.run import TrainResult, train
+from molflt.training.run_directory import check_run_dir, write_config
 
 
 def train_ensemble(
@@ -27,23 +24,23 @@ def train_ensemble(
     say: Callable[[str], None] = print,
     callbacks: list[Callback] | None = None,
 ) -> TrainResult:
-    """Train ``config.ensemble`` models one after the other (deep ensembles, arXiv 1612.01474).
+    """Train ``config.ensemble`` models one after another (deep ensembles, arXiv 1612.01474).
 
     Member k is a run of its own in ``run_dir/member-k``, with seed ``config.seed + k`` for weights, random features
     and the order of batches.
 
     Args:
-        config: of every member, but for the seed.
+        config: what the members have in common, and the seed of the first.
         run_dir: gets config.yaml and the members' run directories.
         resume: go on with members that are not finished.
         say: prints a line.
-        callbacks: further Lightning callbacks, of every member.
+        callbacks: further Lightning callbacks for every member.
 
     Returns:
         As :func:`molflt.training.run.train`, of the members' mean; its model is ``run_dir``.
 
     Raises:
-        InputError: as :func:`molflt.training.run.train`; several devices, among which members cannot be shared.
+        InputError: as :func:`molflt.training.run.train`; or several devices, among which members cannot be shared.
     """
     run_dir = Path(run_dir)
     if config.trainer.devices * config.trainer.num_nodes > 1:
@@ -59,13 +56,10 @@ def train_ensemble(
         member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
         results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
     name, path = next(iter(config.data.val.items()))
-    spec = config.data.labels()
-    on_bad = config.data.on_bad
-    screening = Screening(open_dataset(resolve_path(path), labels=spec, on_bad=on_bad), spec, path, on_bad=on_bad)
-    expected = labels(screening)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
-    prediction, _ = predict(load_members(run_dir), screening.usable, device, config.data.max_atoms)
-    metrics = energy_metrics(prediction.energies, expected)
+    metrics = evaluate(
+        load_members(run_dir), path, device=device, max_atoms=config.data.max_atoms, on_bad=config.data.on_bad
+    ).metrics
     alone = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {alone.mean():.4f} eV")
     return TrainResult(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)

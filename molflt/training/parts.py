@@ -1,4 +1,4 @@
-"""A batch that does not fit into memory, computed in parts."""
+"""A batch that does not fit into memory, computed in parts with the same gradient."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
 from molflt.data.batching import halves
 from molflt.errors import InputError
@@ -16,7 +17,7 @@ from molflt.memory import does_not_fit, fitting
 
 @dataclass
 class StepLoss:
-    """What a training step computes for a batch, each a sum over its structures.
+    """What a training step computes for a batch; each is a sum over its structures.
 
     Attributes:
         loss: scalar.
@@ -30,29 +31,31 @@ class StepLoss:
 
 
 _Computed = tuple[StepLoss, list[Tensor | None]]
+"""A loss without a graph, and the gradient for every parameter."""
 
 
-def loss_in_parts(batch: Any, evaluate: Callable[[Any], StepLoss], parameters: Sequence[Tensor]) -> StepLoss:
-    """The loss of a batch from those of its parts, which are halved until each fits.
+def loss_in_parts(batch: Batch, evaluate: Callable[[Batch], StepLoss], parameters: Sequence[Tensor]) -> StepLoss:
+    """Compute the loss of a batch from its parts, which are halved until each fits into memory.
 
     Args:
-        batch: which does not fit as a whole.
-        evaluate: of a part; the loss of a batch must be the sum of those of its parts.
+        batch: does not fit as a whole.
+        evaluate: gives the loss of a part; the loss of a batch must be the sum of those of its parts.
         parameters: all that the loss depends on.
 
     Returns:
-        As ``evaluate(batch)``, with gradients for ``parameters`` that are computed already: no graph is kept.
+        What ``evaluate(batch)`` would give, with gradients for ``parameters`` that are computed already: no graph is
+        kept.
 
     Raises:
         InputError: a single structure does not fit; it is named.
     """
 
-    def differentiated(part: Any) -> _Computed:
+    def differentiated(part: Batch) -> _Computed:
         found = evaluate(part)
         gradients = torch.autograd.grad(found.loss, parameters, allow_unused=True)
         return StepLoss(found.loss.detach(), found.logged, found.energy), list(gradients)
 
-    def compute(part: Any) -> _Computed:
+    def compute(part: Batch) -> _Computed:
         found = fitting(lambda: differentiated(part))
         return found[0] if found else _added(*(compute(half) for half in split(part)))
 
@@ -60,15 +63,8 @@ def loss_in_parts(batch: Any, evaluate: Callable[[Any], StepLoss], parameters: S
     return StepLoss(_Differentiated.apply(found.loss, gradients, *parameters), found.logged, found.energy)
 
 
-def _added(first: _Computed, second: _Computed) -> _Computed:
-    (one, some), (other, others) = first, second
-    logged = {name: value + other.logged[name] for name, value in one.logged.items()}
-    gradients = [a if b is None else b if a is None else a + b for a, b in zip(some, others, strict=True)]
-    return StepLoss(one.loss + other.loss, logged, torch.cat([one.energy, other.energy])), gradients
-
-
-def split(batch: Any) -> tuple[Any, Any]:
-    """The halves of a batch that did not fit into memory.
+def split(batch: Batch) -> tuple[Batch, Batch]:
+    """Halve a batch that did not fit into memory.
 
     Raises:
         InputError: it is a single structure.
@@ -76,6 +72,13 @@ def split(batch: Any) -> tuple[Any, Any]:
     if batch.num_graphs == 1:
         raise InputError(does_not_fit(batch.name[0], batch.num_nodes))
     return halves(batch)
+
+
+def _added(first: _Computed, second: _Computed) -> _Computed:
+    (one, some), (other, others) = first, second
+    logged = {name: value + other.logged[name] for name, value in one.logged.items()}
+    gradients = [a if b is None else b if a is None else a + b for a, b in zip(some, others, strict=True)]
+    return StepLoss(one.loss + other.loss, logged, torch.cat([one.energy, other.energy])), gradients
 
 
 class _Differentiated(torch.autograd.Function):

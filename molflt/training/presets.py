@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from molflt.attention.config import ATTENTION_PRESETS
+from molflt.attention.registry import presets
 from molflt.training.config import TrainConfig
 
 _BUNDLED = {
@@ -17,9 +17,8 @@ _BUNDLED = {
 }
 
 
-def _paper(n_layers: int, attention: str) -> dict[str, Any]:
+def _paper(n_layers: int, attention: str, **sizes: Any) -> dict[str, Any]:
     """FLT appendix B.3 and Table 3: the sizes of the paper. Batch 64 is given as atoms, 78 a structure in OC20."""
-    features = {"n_features": 64, "n_frequencies": 16, "n_basis": 32}
     return {
         "model": {
             "dim": 768,
@@ -30,7 +29,7 @@ def _paper(n_layers: int, attention: str) -> dict[str, Any]:
             "n_rbf": 128,
             "pair_types": True,
             "attention_dropout": 0.1,
-            "attention": {**ATTENTION_PRESETS[attention], **features},
+            "attention": {**presets()[attention], "n_features": 64, **sizes},
         },
         "data": {"max_atoms": 5000, "num_workers": 4},
         "optimiser": {
@@ -47,6 +46,8 @@ def _paper(n_layers: int, attention: str) -> dict[str, Any]:
         "trainer": {"max_epochs": 1000, "max_steps": 500_000},
     }
 
+
+_PAPER_RPE = {"n_frequencies": 16, "n_basis": 32}
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": (
@@ -82,8 +83,14 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "trainer": {"max_epochs": 100},
         },
     ),
-    "paper-flt-10l": ("the sizes of FLT-10L (arXiv 2302.01925), attention made invariant", _paper(10, "flt")),
-    "paper-flt-12l": ("the sizes of FLT-12L (arXiv 2302.01925), attention made invariant", _paper(12, "flt")),
+    "paper-flt-10l": (
+        "the sizes of FLT-10L (arXiv 2302.01925), attention made invariant",
+        _paper(10, "flt", **_PAPER_RPE),
+    ),
+    "paper-flt-12l": (
+        "the sizes of FLT-12L (arXiv 2302.01925), attention made invariant",
+        _paper(12, "flt", **_PAPER_RPE),
+    ),
     "paper-performer-12l": ("the sizes of Performer-12L (arXiv 2302.01925)", _paper(12, "performer")),
 }
 

@@ -1,4 +1,7 @@
-"""The processes that share a run: who started them, and what happens when one is lost."""
+"""The processes that share a run and those that load its data: who started them, and what to say when one is lost.
+
+Lightning takes seconds to import and is imported where it is needed: the command line asks at once who is first.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +11,72 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.fabric.utilities.rank_zero import rank_zero_only
+from typing import TYPE_CHECKING
 
 from molflt.errors import InputError
-from molflt.training.config import TrainerConfig
 
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL", "Timed out waiting")
-"""What the error of a collective says whose partner is gone."""
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+
+    from molflt.training.config import TrainerConfig
+
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""Set by torchrun; by Lightning for the processes it starts; by hand for its nodes; by srun; by jsrun."""
+_LOST_PARTNER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "gloo",
+    "NCCL",
+    "Timed out waiting",
+)
+"""Found in the error of a collective operation whose partner is gone."""
+_LOST_LOADER = ("killed by signal", "exited unexpectedly")
+"""Found in torch's error about a loader process that is gone, which has no type of its own."""
 _PATIENCE = 10.0
-"""Seconds in which the first process reports an error that all have, or in which a process ends by itself."""
+"""Seconds that the first process has to report an error that all have, and that any process has to end by itself."""
+
+
+def is_first_process() -> bool:
+    """Whether this process speaks for all of them; there is one for every device."""
+    return all(os.environ.get(name, "0") == "0" for name in _RANKS)
 
 
 def check_processes(config: TrainerConfig) -> None:
-    """Check that torchrun or SLURM, if one of them started this process, started as many as are configured.
+    """Check that torchrun or SLURM, if either started this process, started as many as are configured.
 
-    Processes that do not know of each other would all write the same run directory.
+    Processes that do not know of each other would all write to the same run directory.
 
     Raises:
-        InputError: it did not.
+        InputError: it started another number.
     """
     wanted = f"trainer.devices={config.devices} and trainer.num_nodes={config.num_nodes}"
-    if TorchElasticEnvironment.detect():
+    if _by_torchrun():
         if (n := int(os.environ["WORLD_SIZE"])) != config.devices * config.num_nodes:
             raise InputError(
-                f"torchrun started {n} process{'es' * (n != 1)}, the configuration has {wanted}; give torchrun "
-                f"--nproc-per-node {config.devices} --nnodes {config.num_nodes}, or the configuration what it started"
+                f"torchrun started {n} process{'es' * (n != 1)}, but the configuration has {wanted}; start torchrun "
+                f"with --nproc-per-node {config.devices} --nnodes {config.num_nodes}, or change the configuration"
             )
-    elif _slurm() and (n := int(os.environ["SLURM_NTASKS"])) != config.devices * config.num_nodes:
+    elif _by_slurm() and (n := int(os.environ["SLURM_NTASKS"])) != config.devices * config.num_nodes:
         raise InputError(
-            f"SLURM started {n} task{'s' * (n != 1)}, the configuration has {wanted}; give sbatch --nodes="
+            f"SLURM started {n} task{'s' * (n != 1)}, but the configuration has {wanted}; give sbatch --nodes="
             f"{config.num_nodes} --ntasks-per-node={config.devices} and put srun before the command"
         )
 
 
 def cluster_plugins() -> list[ClusterEnvironment]:
-    """What Lightning is told about who started this process; nothing: it finds out.
+    """What Lightning must be told about who started this process; an empty list where it finds out by itself.
 
     Raises:
-        InputError: SLURM's variables do not say how the tasks are spread.
+        InputError: SLURM's variables do not say how the tasks are spread over the nodes.
     """
-    if TorchElasticEnvironment.detect() or not _slurm():
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+    if _by_torchrun() or not _by_slurm():
         return []
     try:
-        # Lightning's own requeueing continues from a checkpoint of its own in whichever folder the command runs;
-        # '--resume auto' continues a requeued job from that of the run.
+        # Lightning would requeue a job from a checkpoint of its own, in the folder where the command runs;
+        # '--resume auto' continues a requeued job from the checkpoint of the run.
         return [SLURMEnvironment(auto_requeue=False)]
     except RuntimeError as error:
         n_tasks = os.environ["SLURM_NTASKS"]
@@ -65,60 +85,98 @@ def cluster_plugins() -> list[ClusterEnvironment]:
         ) from error
 
 
-def _slurm() -> bool:
-    # Shells in an allocation start what they like.
-    return "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
-
-
 @contextmanager
 def losing_no_process(n_processes: int) -> Iterator[None]:
-    """Turn the error of a collective whose partner is gone into one that says so.
+    """Say in plain words that another process of the run is gone.
 
     Raises:
-        ConnectionError: another process of the run has ended.
+        ConnectionError: it is; the run can be resumed.
     """
-    if n_processes > 1 and _started_by_lightning():
+    if n_processes > 1 and _by_lightning():
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         yield
     except RuntimeError as error:
-        if n_processes > 1 and any(word in str(error) for word in _LOST):
+        if n_processes > 1 and any(words in str(error) for words in _LOST_PARTNER):
             raise ConnectionError(
-                f"another of the run's {n_processes} processes ended, so that process {_rank()} cannot go on"
+                f"another of the run's {n_processes} processes ended, so process {_rank()} cannot go on"
             ) from error
         raise
 
 
-def wait_for_the_first() -> None:
-    """Give the first process the time to report an error that all have, upon which it ends all others.
+@contextmanager
+def losing_no_loader() -> Iterator[None]:
+    """Say in plain words what happened to a process that loads data.
 
-    Returns when it did not: the error is this process's own.
+    Raises:
+        InputError: as raised in the process, without its traceback.
+        ChildProcessError: the process is gone; the run can be resumed.
+    """
+    # Torch raises wherever the process is when it hears of the loss. In a finaliser, the error would be printed.
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda said: None if _is_lost_loader(said.exc_value) else hook(said)
+    try:
+        yield
+    except InputError as error:
+        if "DataLoader worker process" not in str(error):
+            raise
+        raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from error
+    except RuntimeError as error:
+        if not _is_lost_loader(error):
+            raise
+        raise ChildProcessError(
+            "a loader process was killed, which is what systems do when memory runs out; a smaller data.num_workers "
+            "needs less"
+        ) from error
+    finally:
+        sys.unraisablehook = hook
+
+
+def wait_for_the_first() -> None:
+    """Give the first process time to report an error that all processes have; it then ends all others.
+
+    This returns when it did not, in which case the error is this process's own.
     """
     parent, until = os.getppid(), time.monotonic() + _PATIENCE
     while time.monotonic() < until:
-        if _started_by_lightning() and os.getppid() != parent:
+        if _by_lightning() and os.getppid() != parent:
             sys.exit(2)
         time.sleep(0.1)
 
 
-def _rank() -> int:
-    return (
-        torch.distributed.get_rank()
-        if torch.distributed.is_initialized()
-        else int(getattr(rank_zero_only, "rank", 0) or 0)
-    )
+def _by_torchrun() -> bool:
+    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+    return TorchElasticEnvironment.detect()
 
 
-def _started_by_lightning() -> bool:
+def _by_slurm() -> bool:
+    # A shell in an allocation starts whatever it likes.
+    return "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+
+
+def _by_lightning() -> bool:
     """Whether the parent of this process is the first process of the run."""
-    external = TorchElasticEnvironment.detect() or _slurm()
-    return not external and int(os.environ.get("LOCAL_RANK", "0")) > 0
+    return not _by_torchrun() and not _by_slurm() and int(os.environ.get("LOCAL_RANK", "0")) > 0
+
+
+def _rank() -> int:
+    import torch
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(getattr(rank_zero_only, "rank", 0) or 0)
 
 
 def _end_with_parent(parent: int) -> None:
-    """A collective on GPUs may wait for a process that is gone; no launcher looks after the first one."""
+    """A collective operation on GPUs may wait for a process that is gone, and no launcher watches the first one."""
     while os.getppid() == parent:
         time.sleep(1)
     time.sleep(_PATIENCE)
     print(f"Error: the first process of the run is gone; process {_rank()} ends", file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def _is_lost_loader(error: object) -> bool:
+    return "DataLoader worker" in str(error) and any(words in str(error) for words in _LOST_LOADER)

@@ -1,9 +1,7 @@
-"""What a run leaves behind after every validation: metrics, model files, a line on the terminal."""
+"""What a run shows while it goes on, what it leaves after every validation, and when it is over."""
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import time
 from collections.abc import Callable
@@ -12,26 +10,37 @@ from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from molflt.atomic_file import atomic_file
+from molflt.data.progress import visible
 from molflt.errors import InputError
 from molflt.model.model_file import ModelMetadata, read_metadata, save_model
-from molflt.training.bad_batches import FILE as BAD
-from molflt.training.bad_batches import forget_from
-from molflt.training.epoch_bar import EpochBar
+from molflt.prediction.members import BEST
+from molflt.training.run_directory import (
+    BAD_BATCHES,
+    LAST,
+    epoch_file,
+    forget_bad_batches,
+    write_records,
+)
 from molflt.training.task import EXPLODING, EnergyTask, diverged
 
 HEARTBEAT_SECONDS = 30.0
 
 
 class RunRecorder(Callback):
-    """Writes metrics.jsonl, metrics.csv, last.safetensors and, when the first split improves, best.safetensors.
+    """Writes metrics and model files, says how the run goes, and decides when it is over.
 
-    It also decides when a run is over: the last epoch is validated whatever ``val_every`` says, and ``patience``
-    counts validations (Lightning's own early stop counts epochs, and forgets on resuming that it had stopped).
+    After every validation it writes metrics.jsonl, metrics.csv, last.safetensors and, when the first split has
+    improved, best.safetensors. The last epoch is validated whatever ``val_every`` says, and ``patience`` counts
+    validations (Lightning's own early stop counts epochs, and forgets on resuming that it had stopped).
+
+    On a terminal there is a bar for the epoch, gone before the epoch's line is printed: Lightning's own bar stays,
+    and lines printed by others end up on its row. Elsewhere there is a line now and then.
 
     Args:
-        run_dir: where to.
+        run_dir: where to write.
         metadata: of the model; validation metrics and epoch are filled in here.
         mad: mean absolute deviation of the labels of each split, eV.
         say: prints a line.
@@ -48,12 +57,8 @@ class RunRecorder(Callback):
         patience: int = 0,
         keep_last: int = 0,
     ) -> None:
-        self.run_dir = run_dir
-        self.metadata = metadata
-        self.mad = mad
-        self.say = say
-        self.patience = patience
-        self.keep_last = keep_last
+        self.run_dir, self.metadata, self.mad, self.say = run_dir, metadata, mad, say
+        self.patience, self.keep_last = patience, keep_last
         self.split = next(iter(mad))
         self.monitor = f"{self.split}/energy_mae"
         self.best = math.inf
@@ -64,6 +69,7 @@ class RunRecorder(Callback):
         self._validated = False
         self._said_in_parts = False
         self._last_sign = time.monotonic()
+        self._bar: Progress | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -78,18 +84,14 @@ class RunRecorder(Callback):
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """How far the run had come; called before the state is loaded."""
+        """Learn how far the run had come; Lightning calls this before it loads the state."""
         self._n_epochs = int(checkpoint["epoch"]) + 1
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
         self.without_improvement = int(state_dict["without_improvement"])
-        if "records" in state_dict:
-            self._records = list(state_dict["records"])
-        else:
-            # Of a run begun when checkpoints did not hold them.
-            self._records = [r for r in read_records(self.run_dir) if r["epoch"] < self._n_epochs]
+        self._records = list(state_dict["records"])
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Drop records of epochs that are about to be repeated.
@@ -100,8 +102,8 @@ class RunRecorder(Callback):
         self._check_best()
         self._check_kept()
         if trainer.is_global_zero:
-            forget_from(self.run_dir, self._n_epochs + 1)
-            self._write_records(self._records)
+            forget_bad_batches(self.run_dir, self._n_epochs + 1)
+            write_records(self.run_dir, self._records)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Stay stopped if the run had stopped."""
@@ -113,10 +115,12 @@ class RunRecorder(Callback):
         self._validated = False
         if trainer.current_epoch + 1 == trainer.max_epochs:
             trainer.check_val_every_n_epoch = 1
-
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """The metrics are those of this epoch."""
-        self._validated = True
+        if trainer.is_global_zero and visible():
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            description = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            self._bar.add_task(description, total=trainer.num_training_batches)
+            self._bar.start()
 
     def on_train_batch_end(
         self,
@@ -126,11 +130,11 @@ class RunRecorder(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """A sign of life where no progress bar gives one; at ``max_steps``, stop and validate."""
-        has_bar = any(isinstance(callback, EpochBar) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        due = time.monotonic() - self._last_sign > HEARTBEAT_SECONDS
+        """Give a sign of life; at ``max_steps``, stop and validate."""
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0])
         # A batch that was left out has no loss.
-        if due and not has_bar and "loss" in outputs:
+        elif time.monotonic() - self._last_sign > HEARTBEAT_SECONDS and "loss" in outputs:
             self._last_sign = time.monotonic()
             total, loss = trainer.num_training_batches, float(outputs["loss"])
             self.say(f"epoch {trainer.current_epoch + 1}: batch {batch_idx + 1} of {total}, loss {loss:.4f}")
@@ -139,6 +143,15 @@ class RunRecorder(Callback):
             trainer.check_val_every_n_epoch = 1
             trainer.should_stop = True
 
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Say what the wait is for."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description="validating")
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Note that the metrics are those of this epoch."""
+        self._validated = True
+
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Record the epoch if it was validated.
 
@@ -146,47 +159,34 @@ class RunRecorder(Callback):
             InputError: a metric is not a number; the files of the last good epoch stay.
         """
         assert isinstance(pl_module, EnergyTask)
-        if pl_module.n_left_out:
-            self.say(
-                f"{pl_module.n_left_out} batches left out, their loss or gradient no number: {self.run_dir / BAD}"
-            )
-            pl_module.n_left_out = 0
-        if 2 * pl_module.n_exploding > pl_module.n_steps:
-            self.say(
-                f"gradients explode: longer than {EXPLODING:g} times optimiser.clip_norm in {pl_module.n_exploding} "
-                f"of {pl_module.n_steps} steps of epoch {trainer.current_epoch + 1}; if errors do not fall, lower "
-                "optimiser.lr, or raise optimiser.warmup_steps or optimiser.clip_norm"
-            )
-        pl_module.n_steps = pl_module.n_exploding = 0
-        self._say_in_parts(pl_module)
+        self._remove_bar()
+        self._say_what_went_wrong(trainer, pl_module)
         if not self._validated:
             return
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | pl_module.validated
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise InputError(diverged(name, value, trainer))
-        record = {"epoch": trainer.current_epoch, "step": trainer.global_step, **metrics}
         improved = metrics[self.monitor] < self.best
         if improved:
             self.best, self.best_epoch = metrics[self.monitor], trainer.current_epoch
         self.without_improvement = 0 if improved else self.without_improvement + 1
+        record = {"epoch": trainer.current_epoch, "step": trainer.global_step, **metrics}
         self._records = [*self._records, record]
         if trainer.is_global_zero:
-            self._write_records(self._records)
-            validation = {k: v for k, v in metrics.items() if not k.startswith("train/")}
-            metadata = self.metadata.model_copy(update={"validation": validation, "epoch": trainer.current_epoch})
-            save_model(self.run_dir / "last.safetensors", pl_module.evaluated_model, metadata)
-            if improved:
-                save_model(self.run_dir / "best.safetensors", pl_module.evaluated_model, metadata)
-            if self.keep_last:
-                save_model(self.run_dir / epoch_file(trainer.current_epoch), pl_module.evaluated_model, metadata)
-                for old in sorted(self.run_dir.glob(epoch_file("*")))[: -self.keep_last]:
-                    old.unlink()
+            write_records(self.run_dir, self._records)
+            self._save_models(pl_module, trainer.current_epoch, metrics, improved)
             self.say(self._line(trainer, metrics, improved))
         if self._out_of_patience():
             self.say(f"no improvement in {self.patience} validations: stopping (trainer.patience)")
             trainer.should_stop = True
         self._last_sign = time.monotonic()
+
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the terminal back."""
+        self._remove_bar()
 
     def check_models(self) -> None:
         """Check the model files of a run that is over.
@@ -195,11 +195,20 @@ class RunRecorder(Callback):
             InputError: one is damaged.
         """
         self._check_best()
-        self._check_model("last.safetensors", 0)
+        self._check_model(LAST, 0)
+
+    def _save_models(self, task: EnergyTask, epoch: int, metrics: dict[str, float], improved: bool) -> None:
+        validation = {k: v for k, v in metrics.items() if not k.startswith("train/")}
+        metadata = self.metadata.model_copy(update={"validation": validation, "epoch": epoch})
+        for name in [LAST, *([BEST] if improved else []), *([epoch_file(epoch)] if self.keep_last else [])]:
+            save_model(self.run_dir / name, task.evaluated_model, metadata)
+        if self.keep_last:
+            for old in sorted(self.run_dir.glob(epoch_file("*")))[: -self.keep_last]:
+                old.unlink()
 
     def _check_best(self) -> None:
         if self.best_epoch >= 0:
-            self._check_model("best.safetensors", self.best_epoch)
+            self._check_model(BEST, self.best_epoch)
 
     def _check_kept(self) -> None:
         for path in sorted(self.run_dir.glob(epoch_file("[0-9]*"))):
@@ -215,7 +224,7 @@ class RunRecorder(Callback):
                 ) from error
 
     def _check_model(self, name: str, epoch: int) -> None:
-        """The file must be there, whole, and not older than ``epoch``."""
+        """Check that the file is there, whole, and not older than ``epoch``."""
         path = self.run_dir / name
         try:
             if read_metadata(path).epoch >= epoch:
@@ -227,6 +236,19 @@ class RunRecorder(Callback):
             f"{path}: {reason}, and this run does not write it again; start again with another '--out', or remove "
             f"{self.run_dir} and start again"
         )
+
+    def _say_what_went_wrong(self, trainer: lightning.Trainer, task: EnergyTask) -> None:
+        if task.n_left_out:
+            path = self.run_dir / BAD_BATCHES
+            self.say(f"{task.n_left_out} batches left out, because their loss or gradient was not a number: {path}")
+        if 2 * task.n_exploding > task.n_steps:
+            self.say(
+                f"gradients explode: longer than {EXPLODING:g} times optimiser.clip_norm in {task.n_exploding} "
+                f"of {task.n_steps} steps of epoch {trainer.current_epoch + 1}; if errors do not fall, lower "
+                "optimiser.lr, or raise optimiser.warmup_steps or optimiser.clip_norm"
+            )
+        task.n_left_out = task.n_steps = task.n_exploding = 0
+        self._say_in_parts(task)
 
     def _say_in_parts(self, task: lightning.LightningModule) -> None:
         assert isinstance(task, EnergyTask)
@@ -240,35 +262,20 @@ class RunRecorder(Callback):
     def _out_of_patience(self) -> bool:
         return 0 < self.patience <= self.without_improvement
 
+    def _remove_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
     def _line(self, trainer: lightning.Trainer, metrics: dict[str, float], improved: bool) -> str:
         parts = [f"epoch {trainer.current_epoch + 1:>4}/{trainer.max_epochs}"]
         parts.append(f"train {metrics.get('train/energy_mae', math.nan):.4f} eV")
         for name, mad in self.mad.items():
             mae = metrics[f"{name}/energy_mae"]
-            # The others may be sets of nearly equal labels, whose deviation says nothing.
+            # Other splits may hold nearly equal labels, whose deviation says nothing.
             share = f" ({mae / mad:.3f} of MAD)" if mad > 0 and name == self.split else ""
             parts.append(f"{name} {mae:.4f} eV{share}")
             if f"{name}/force_mae" in metrics:
                 parts.append(f"forces {metrics[f'{name}/force_mae']:.4f} eV/Å")
         parts.append(f"EwT {100 * metrics[f'{self.split}/ewt']:.1f} %")
         return "  ".join(parts) + ("  *" if improved else "")
-
-    def _write_records(self, records: list[dict[str, Any]]) -> None:
-        with atomic_file(self.run_dir / "metrics.jsonl") as path:
-            path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        names = list(dict.fromkeys(name for record in records for name in record))
-        with atomic_file(self.run_dir / "metrics.csv") as path, open(path, "w", newline="") as handle:
-            writer = csv.DictWriter(handle, fieldnames=names)
-            writer.writeheader()
-            writer.writerows(records)
-
-
-def epoch_file(epoch: int | str) -> str:
-    """Name of the model file of an epoch, counted from one; ``*``: of all."""
-    return f"epoch-{epoch + 1:06d}.safetensors" if isinstance(epoch, int) else f"epoch-{epoch}.safetensors"
-
-
-def read_records(run_dir: Path) -> list[dict[str, Any]]:
-    """One record per validated epoch, oldest first; none before the first."""
-    path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import lightning
 import torch
@@ -21,28 +20,34 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from molflt.atomic_file import atomic_file, is_leftover, remove_leftovers
-from molflt.data.progress import visible
+from molflt.attention.config import FarFieldKeys
 from molflt.errors import InputError
-from molflt.file_lock import alone
+from molflt.files import alone
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import SCHEMA_VERSION, ModelMetadata, TrainingData, read_metadata
-from molflt.training.bad_batches import FILE as BAD
-from molflt.training.checkpoints import CHECKPOINT, PREVIOUS, DurableCheckpoints, find_checkpoint
+from molflt.model.model_file import ModelMetadata, TrainingData
+from molflt.prediction.members import BEST
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import load_config, to_yaml
 from molflt.training.data_module import EnergyDataModule
-from molflt.training.epoch_bar import EpochBar
-from molflt.training.loaders import losing_no_loader
-from molflt.training.processes import check_processes, cluster_plugins, losing_no_process
-from molflt.training.rank import is_first_process
+from molflt.training.processes import (
+    check_processes,
+    cluster_plugins,
+    is_first_process,
+    losing_no_loader,
+    losing_no_process,
+)
 from molflt.training.recorder import RunRecorder
-from molflt.training.screening import SKIPPED, write_skipped
+from molflt.training.run_directory import (
+    CHECKPOINT,
+    OCCUPIED,
+    DurableCheckpoints,
+    check_run_dir,
+    check_same_beginning,
+    clear_leftovers,
+    find_checkpoint,
+    write_config,
+)
+from molflt.training.screening import write_skipped
 from molflt.training.task import EnergyTask
-
-CONFIG = "config.yaml"
-_FILES = (CONFIG, "metrics.*", "*.safetensors", CHECKPOINT, PREVIOUS, BAD, SKIPPED)
-_OCCUPIED = "another process is training there; wait for it, end it, or choose another '--out'"
 
 
 @dataclass
@@ -81,7 +86,7 @@ def train(
         callbacks: further Lightning callbacks.
 
     Raises:
-        InputError: unusable data, a run directory that holds another run, a loss that is no number any more, or
+        InputError: unusable data, a run directory that holds another run, a loss that is not a number any more, or
             another number of processes than is configured.
         ConnectionError: another process of the run has ended; the run can be resumed.
         ChildProcessError: a loader process was killed; the run can be resumed.
@@ -91,7 +96,7 @@ def train(
     run_dir = Path(run_dir)
     with ExitStack() as until_the_end:
         if is_first_process() and run_dir.is_dir():
-            until_the_end.enter_context(alone(run_dir, _OCCUPIED))
+            until_the_end.enter_context(alone(run_dir, OCCUPIED))
         return _train(config, run_dir, resume, say, callbacks or [], until_the_end)
 
 
@@ -106,52 +111,30 @@ def _train(
     first = is_first_process()
     if first:
         check_run_dir(run_dir, config, resume)
+        clear_leftovers(run_dir)
     else:
         say = _say_nothing
-    if first and run_dir.is_dir():
-        remove_leftovers(run_dir, _FILES)
     checkpoint, damaged = find_checkpoint(run_dir) if resume else (None, [])
     for path in damaged:
         say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
     _quiet_lightning()
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = EnergyDataModule(config)
-    model_config = config.model.model_copy(deep=True)
-    if model_config.auxiliary_head and not data.training_set.relaxed:
-        say("no relaxed positions in the training set: training without the displacement head")
-        model_config.auxiliary_head = False
-    if data.training_set.isolated and model_config.attention.isolated_atoms is None:
-        model_config.attention.isolated_atoms = data.training_set.mean_n_atoms
-    model = EnergyModel(model_config, config.seed)
-    model.encoder.checkpoint_recycles = config.trainer.checkpoint_recycles
-    model.standardiser.load_statistics(data.training_set.statistics)
-    metadata = ModelMetadata(
-        config=model_config,
-        seed=config.seed,
-        target=config.data.target,
-        elements=data.training_set.elements,
-        standardiser=asdict(data.training_set.statistics),
-        labels=config.data.labels(),
-        training_data=TrainingData(
-            path=config.data.train, fingerprint=data.train_fingerprint(), n_structures=len(data.train_structures)
-        ),
-        validation={},
-        epoch=-1,
-    )
+    model, metadata = _model(config, data, say)
     if checkpoint:
-        _check_same_beginning(run_dir, metadata.training_data)
+        check_same_beginning(run_dir, metadata.training_data)
     say(
         f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
     recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience, config.trainer.keep_last)
-    trainer = _trainer(config, run_dir, recorder, callbacks)
+    trainer = _trainer(config, run_dir, [*callbacks, recorder])
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
         if not run_dir.is_dir():
             run_dir.mkdir(parents=True)
-            until_the_end.enter_context(alone(run_dir, _OCCUPIED))
+            until_the_end.enter_context(alone(run_dir, OCCUPIED))
         write_config(run_dir, config)
         if skipped := write_skipped(run_dir, data.skipped):
             say(skipped)
@@ -164,13 +147,38 @@ def _train(
     if first:
         recorder.check_models()
     mad = data.mad[next(iter(data.mad))]
-    return TrainResult(run_dir / "best.safetensors", recorder.best, recorder.best_epoch, mad)
+    return TrainResult(run_dir / BEST, recorder.best, recorder.best_epoch, mad)
 
 
-def write_config(run_dir: Path, config: TrainConfig) -> None:
-    """Leave the configuration with the run."""
-    with atomic_file(run_dir / CONFIG) as path:
-        path.write_text(to_yaml(config, "The configuration of this run; 'molflt train' with it repeats the run."))
+def _model(
+    config: TrainConfig, data: EnergyDataModule, say: Callable[[str], None]
+) -> tuple[EnergyModel, ModelMetadata]:
+    """The model as it begins, fitted to what the training set is like."""
+    found = data.training_set
+    model_config = config.model.model_copy(deep=True)
+    if model_config.auxiliary_head and not found.relaxed:
+        say("no relaxed positions in the training set: training without the displacement head")
+        model_config.auxiliary_head = False
+    attention = model_config.attention
+    if found.isolated and isinstance(attention, FarFieldKeys) and attention.isolated_atoms is None:
+        attention.isolated_atoms = found.mean_n_atoms
+    model = EnergyModel(model_config, config.seed)
+    model.encoder.checkpoint_recycles = config.trainer.checkpoint_recycles
+    model.standardiser.load_statistics(found.statistics)
+    training_data = TrainingData(
+        path=config.data.train, fingerprint=data.train_fingerprint(), n_structures=len(data.train_structures)
+    )
+    return model, ModelMetadata(
+        config=model_config,
+        seed=config.seed,
+        target=config.data.target,
+        elements=found.elements,
+        standardiser=asdict(found.statistics),
+        labels=config.data.labels(),
+        training_data=training_data,
+        validation={},
+        epoch=-1,
+    )
 
 
 def _say_nothing(line: str) -> None:
@@ -198,67 +206,14 @@ def _interrupts(trainer: lightning.Trainer) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
-    """Check that the directory is free, or holds this very run.
-
-    Raises:
-        InputError: it does not.
-    """
-    saved = run_dir / CONFIG
-    if saved.exists():
-        if not resume:
-            raise InputError(
-                f"{run_dir}: holds a run already; continue it with '--resume auto' or choose another '--out'"
-            )
-        changed = _changed_keys(load_config(saved).model_dump(), config.model_dump())
-        if changed:
-            raise InputError(
-                f"{saved}: the run was started with another configuration ({'; '.join(changed)}); resume with the "
-                "same one, or choose another '--out'"
-            )
-    elif run_dir.exists() and not run_dir.is_dir():
-        raise InputError(f"{run_dir}: is a file; choose another '--out'")
-    elif run_dir.exists() and not all(map(is_leftover, run_dir.iterdir())):
-        raise InputError(f"{run_dir}: is not empty and not a run of molflt; choose another '--out'")
-
-
-def _check_same_beginning(run_dir: Path, data: TrainingData) -> None:
-    last = run_dir / "last.safetensors"
-    if not last.exists():
-        return
-    try:
-        begun = read_metadata(last)
-    except InputError:
-        # It will be written again; where it would not, that is refused later.
-        return
-    if begun.schema_version != SCHEMA_VERSION:
-        raise InputError(
-            f"{last}: the run was started by a molflt whose models have schema {begun.schema_version}, those of this "
-            f"one have {SCHEMA_VERSION}: its checkpoint does not fit. The model can be used as it is; to go on "
-            "training, take that version, or start again with another '--out'"
-        )
-    if begun.training_data.fingerprint != data.fingerprint:
-        raise InputError(
-            f"{run_dir}: {data.path} has changed since the run was started; restore it, or choose another '--out'"
-        )
-
-
-def _changed_keys(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    changed = []
-    for key in dict.fromkeys([*before, *after]):
-        a, b = before.get(key), after.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            changed += _changed_keys(a, b, f"{prefix}{key}.")
-        elif a != b:
-            changed.append(f"{prefix}{key}: {a} then, {b} now")
-    return changed
-
-
-def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: list[Callback]) -> lightning.Trainer:
+def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> lightning.Trainer:
     settings = config.trainer
-    callbacks: list[Callback] = [*extra, *([EpochBar()] if visible() else []), recorder]
-    callbacks.append(
-        ModelCheckpoint(run_dir, "last", save_on_train_epoch_end=True, enable_version_counter=False, save_top_k=1)
+    checkpoints = ModelCheckpoint(
+        run_dir,
+        CHECKPOINT.removesuffix(".ckpt"),
+        save_on_train_epoch_end=True,
+        enable_version_counter=False,
+        save_top_k=1,
     )
     accelerator = _accelerator(settings.accelerator)
     available = torch.cuda.device_count() if accelerator == "cuda" else os.cpu_count() or 1
@@ -285,7 +240,7 @@ def _trainer(config: TrainConfig, run_dir: Path, recorder: RunRecorder, extra: l
             deterministic=settings.deterministic,
             reload_dataloaders_every_n_epochs=1,
             use_distributed_sampler=False,
-            callbacks=callbacks,
+            callbacks=[*callbacks, checkpoints],
             logger=loggers,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -326,7 +281,7 @@ def _loggers(names: Sequence[str], run_dir: Path) -> list[Logger] | bool:
 
 
 def _quiet_lightning() -> None:
-    """Its notices about hardware, workers and tips would bury what a run says."""
+    """Silence its notices about hardware, workers and tips, which would bury what a run says."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     for pattern in (

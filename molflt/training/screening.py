@@ -1,4 +1,4 @@
-"""Which structures of a labelled set can be used."""
+"""One pass over a labelled set: which of its structures can be used, and what those are like."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from molflt.atomic_file import atomic_file
+import numpy as np
+import torch
+from ase.data import atomic_numbers, chemical_symbols
+from torch_geometric.data import Data
+
 from molflt.data.labels import STORED, LabelSpec
 from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
-from molflt.data.sources import StructureDataset, subset
+from molflt.data.sources import StructureDataset, SubsetDataset
 from molflt.errors import InputError, OnBad
+from molflt.files import atomic_file
+from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SKIPPED = "skipped.csv"
 
@@ -24,8 +30,8 @@ class Skipped:
 
     Attributes:
         index: its place in the set.
-        name: its own, or file and record; empty where it cannot be read.
-        reason: why.
+        name: its own name, or file and record; empty where it cannot be read.
+        reason: what is wrong with it.
     """
 
     index: int
@@ -34,21 +40,21 @@ class Skipped:
 
 
 class Screening:
-    """One pass over a labelled set: iterate over the structures that can be used, then ask which they were.
+    """Iterate over the structures of a labelled set that can be used, then ask which they were.
 
     Args:
-        structures: read with ``labels``.
+        structures: the set, read with ``labels``.
         labels: the label that is needed.
         source: where the structures are from, for messages.
         forces: whether forces are needed as well.
         on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
-            lacks a label or forces; ``skip`` leaves such structures out.
+            lacks its label or forces; ``skip`` leaves such structures out.
 
     Attributes:
         skipped: what was left out.
 
     Raises:
-        InputError: in the course of the iteration: a structure as above; none that can be used.
+        InputError: in the course of the iteration: with ``stop``, such a structure; with ``skip``, nothing is left.
     """
 
     def __init__(
@@ -62,12 +68,12 @@ class Screening:
         self.structures, self.labels, self.source = structures, labels, source
         self.forces, self.on_bad = forces, on_bad
         self.skipped: list[Skipped] = []
-        self._unlabelled: list[str] = []
-        self._forceless: list[str] = []
-        self._stored = ""
 
-    def __iter__(self) -> Iterator[Any]:
-        self.skipped, self._unlabelled, self._forceless = [], [], []
+    def __iter__(self) -> Iterator[Data]:
+        self.skipped = []
+        unlabelled: list[str] = []
+        forceless: list[str] = []
+        stored = ""
         n = len(self.structures)
         for index in track(range(n), "reading labels", n):
             name = ""
@@ -75,17 +81,23 @@ class Screening:
                 data = self.structures[index]
                 name = str(data.name)
                 check_geometry(data)
-                missing = self._missing(data)
             except InputError as error:
-                missing = str(error)
                 if self.on_bad == "stop":
                     raise
-            if not missing:
+                self.skipped.append(Skipped(index, name, str(error)))
+                continue
+            if self.labels.target not in data:
+                if not unlabelled and data.get(STORED):
+                    stored = f" Stored with {name}: {data[STORED]}."
+                unlabelled.append(name)
+                self.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
+            elif self.forces and "forces" not in data:
+                forceless.append(name)
+                self.skipped.append(Skipped(index, name, f"{name}: no forces"))
+            else:
                 yield data
-            elif self.on_bad == "skip":
-                self.skipped.append(Skipped(index, name, missing))
         if self.on_bad == "stop":
-            self._refuse_missing()
+            self._refuse(unlabelled, stored, forceless)
         elif len(self.skipped) == n:
             raise InputError(
                 f"{self.source}: none of {n} structures can be used; the first: {self.skipped[0].reason}"
@@ -97,42 +109,130 @@ class Screening:
         if not self.skipped:
             return self.structures
         left_out = {skipped.index for skipped in self.skipped}
-        return subset(self.structures, (k for k in range(len(self.structures)) if k not in left_out))
+        return SubsetDataset(self.structures, (k for k in range(len(self.structures)) if k not in left_out))
 
-    def _missing(self, data: Any) -> str:
-        """What a structure lacks, in words; nothing: an empty text."""
-        if self.labels.target not in data:
-            self._unlabelled.append(data.name)
-            self._stored = self._stored or data.get(STORED, "")
-            return f"{data.name}: no label '{self.labels.name}'"
-        if self.forces and "forces" not in data:
-            self._forceless.append(data.name)
-            return f"{data.name}: no forces"
-        return ""
-
-    def _refuse_missing(self) -> None:
+    def _refuse(self, unlabelled: list[str], stored: str, forceless: list[str]) -> None:
         n = len(self.structures)
-        if self._unlabelled:
-            stored = f" Stored with {self._unlabelled[0]}: {self._stored}." if self._stored else ""
+        if unlabelled:
             raise InputError(
-                f"{self.source}: {len(self._unlabelled)} of {n} structures have no label '{self.labels.name}' "
-                f"(first: {', '.join(self._unlabelled[:3])}).{stored} Name the label that is there (data.label; "
-                "for evaluate --label), choose another data.target, or remove them"
+                f"{self.source}: {len(unlabelled)} of {n} structures have no label '{self.labels.name}' "
+                f"(first: {', '.join(unlabelled[:3])}).{stored} Name the label that is there (data.label; for "
+                "evaluate --label), choose another data.target, or remove the structures"
             )
-        if self._forceless:
+        if forceless:
             raise InputError(
-                f"{self.source}: {len(self._forceless)} of {n} structures have no forces "
-                f"(first: {', '.join(self._forceless[:3])}). Name them (data.force_label), leave them out of the "
-                "loss (loss.force_weight=0), or remove the structures"
+                f"{self.source}: {len(forceless)} of {n} structures have no forces (first: "
+                f"{', '.join(forceless[:3])}). Name the forces (data.force_label), leave them out of the loss "
+                "(loss.force_weight=0), or remove the structures"
             )
+
+
+def labels(screening: Screening) -> np.ndarray:
+    """The label of every structure that can be used, found in a pass over the set.
+
+    Returns:
+        (n_structures,) eV, float64.
+
+    Raises:
+        InputError: from the screening.
+    """
+    return np.array([float(data[screening.labels.target]) for data in screening], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """What one pass over a training set tells.
+
+    Attributes:
+        statistics: of the label.
+        elements: the atomic numbers that occur.
+        relaxed: whether every structure has relaxed positions.
+        force_std: eV/Å, root mean square component of the forces on atoms free to move; 1 without forces.
+        mean_n_atoms: atoms per structure.
+        isolated: whether no structure is periodic.
+    """
+
+    statistics: Statistics
+    elements: list[int]
+    relaxed: bool
+    force_std: float
+    mean_n_atoms: float
+    isolated: bool
+
+
+def read_training_set(
+    screening: Screening, kind: StandardiserKind, references: dict[str, float] | None = None
+) -> TrainingSet:
+    """Make the pass over a training set.
+
+    Args:
+        screening: the structures.
+        kind: how the label is standardised.
+        references: given reference energies, in the unit of the label; None fits them for kind ``element``.
+
+    Raises:
+        InputError: from the screening; or an element has no given reference energy.
+    """
+    energies, compositions = [], []
+    displacements, forces = _MeanSquare(), _MeanSquare()
+    relaxed, isolated = True, True
+    for data in screening:
+        if screening.forces:
+            forces.add(data.forces[~data.fixed])
+        isolated = isolated and not bool(data.pbc.any())
+        energies.append(float(data[screening.labels.target]))
+        compositions.append(torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1))
+        relaxed = relaxed and "positions_relaxed" in data
+        if relaxed:
+            displacements.add((data.positions_relaxed - data.positions)[~data.fixed])
+    composition = torch.stack(compositions)
+    elements = torch.nonzero(composition.sum(dim=0)).squeeze(1).tolist()
+    given = None if references is None else _given(references, elements, screening)
+    statistics = fit_statistics(
+        kind,
+        torch.tensor(energies, dtype=torch.float64),
+        composition,
+        displacements.value if relaxed else 0.0,
+        given,
+    )
+    mean_n_atoms = float(composition.sum()) / len(composition)
+    return TrainingSet(statistics, elements, relaxed, forces.value**0.5 or 1.0, mean_n_atoms, isolated)
+
+
+class _MeanSquare:
+    """The mean square of the components of vectors that come in portions; zero of none."""
+
+    def __init__(self) -> None:
+        self._sum, self._n = 0.0, 0
+
+    def add(self, vectors: torch.Tensor) -> None:
+        self._sum += float((vectors * vectors).sum())
+        self._n += vectors.numel()
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._n if self._n else 0.0
+
+
+def _given(references: dict[str, float], elements: list[int], screening: Screening) -> dict[int, float]:
+    """Given reference energies in eV, by atomic number."""
+    factor = screening.labels.energy_factor
+    given = {atomic_numbers[symbol]: energy * factor for symbol, energy in references.items()}
+    absent = [chemical_symbols[z] for z in elements if z not in given]
+    if absent:
+        raise InputError(
+            f"{screening.source}: holds {', '.join(absent)}, for which data.references has no energy; add it, or "
+            "leave data.references out to have all of them fitted"
+        )
+    return {z: given[z] for z in elements}
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:
-    """Leave a list of what was left out with a run.
+    """Leave a list of what was left out in a run directory.
 
     Args:
         run_dir: gets ``skipped.csv``, unless nothing was left out.
-        skipped: by the name of the set.
+        skipped: what was left out of each set, by its name.
 
     Returns:
         A line that says so; empty if nothing was left out.

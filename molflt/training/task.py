@@ -1,4 +1,4 @@
-"""The Lightning module: losses, optimiser, moving average, validation metrics."""
+"""What is learnt and how it is judged: the Lightning module with losses and validation metrics."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
+from torch_geometric.data import Batch
+from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric, MetricCollection
 
+from molflt.attention.config import KernelKeys
 from molflt.errors import InputError
 from molflt.memory import fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel, ModelOutput
 from molflt.prediction.metrics import EWT_THRESHOLD
-from molflt.training.bad_batches import MOST_IN_A_ROW, record_bad_batch
 from molflt.training.config import TrainConfig
-from molflt.training.datasets import TrainingSet
-from molflt.training.parameter_groups import parameter_groups
+from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
 from molflt.training.parts import StepLoss, loss_in_parts, split
-from molflt.training.schedule import auxiliary_weight, learning_rate_factor, move_averages
+from molflt.training.run_directory import record_bad_batch
+from molflt.training.screening import TrainingSet
 
 EXPLODING = 10.0
 """A gradient longer than so many times ``optimiser.clip_norm`` is a sign of a learning rate that is too high."""
+MOST_IN_A_ROW = 20
+"""Training stops at so many bad batches one after another, though it was told to leave them out."""
 
 
 class EnergyTask(lightning.LightningModule):
@@ -37,13 +40,13 @@ class EnergyTask(lightning.LightningModule):
         config: of the run.
         model: with its statistics loaded.
         split_names: validation splits in the order of their loaders.
-        training_set: scales of the losses.
+        training_set: gives the scales of the losses.
 
     Attributes:
-        validated: metrics of the last validation in double precision, in which loggers do not keep them.
-        n_left_out: batches that were left out because their loss or gradient was no number.
-        n_steps, n_exploding: steps with a clipped gradient in this epoch, and those of them whose gradient was longer
-            than :data:`EXPLODING` times the clip.
+        validated: metrics of the last validation in double precision, which loggers do not keep.
+        n_left_out: batches that were left out because their loss or gradient was not a number.
+        n_steps, n_exploding: steps of this epoch whose gradient may be clipped, and those of them whose gradient was
+            longer than :data:`EXPLODING` times the clip.
         n_in_parts: batches that did not fit into memory and were computed in parts.
     """
 
@@ -60,44 +63,41 @@ class EnergyTask(lightning.LightningModule):
         self.n_steps = self.n_exploding = 0
         self._in_a_row = 0
         self._left_out = False
-        self._last: tuple[Any, Tensor, tuple[float, float]]
+        self._last: tuple[Batch, Tensor, tuple[float, float]]
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
             self.average = copy.deepcopy(model).requires_grad_(False)
         self.split_names = split_names
-        self.energy_metrics = nn.ModuleList(_energy_metrics() for _ in split_names)
-        self.ewt_metrics = nn.ModuleList(MeanMetric().set_dtype(torch.float64) for _ in split_names)
-        n_force_metrics = len(split_names) if self.forces else 0
-        self.force_metrics = nn.ModuleList(
-            MeanAbsoluteError().set_dtype(torch.float64) for _ in range(n_force_metrics)
-        )
+        self.metrics = nn.ModuleList(_metrics(self.forces) for _ in split_names)
 
     @property
     def evaluated_model(self) -> EnergyModel:
         """What is validated and saved: the moving average where there is one."""
         return self.model if self.average is None else self.average
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Make everything random a function of (seed, step), so that a resumed run repeats it; dropout of rank too.
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Make everything random a function of seed and step, and dropout one of rank too: a resumed run repeats it.
 
-        Per step, not per epoch: loaders draw from the same generator, and not at the same moment after a resume.
+        This happens at every step, not once an epoch: loaders draw from the same generator, and after a resume they
+        do so at another moment.
         """
         self._left_out = False
-        every = self.config.model.attention.redraw_every
+        attention = self.config.model.attention
+        every = attention.redraw_every if isinstance(attention, KernelKeys) else 0
         if every and self.global_step and self.global_step % every == 0:
             for model in (self.model, self.average):
                 if model is not None:
                     model.redraw_features(hash((self.config.seed, self.global_step)) % 2**63)
         torch.manual_seed(hash((self.config.seed, self.global_step, self.global_rank)) % 2**63)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """L1 on the standardised energy, the force loss, and the scheduled displacement loss.
 
-        Each is a mean over the batches of all ranks: the ranks' losses, of which DDP takes the mean, are sums over
-        this rank's batch divided by what a rank has on average. None leaves a batch out.
+        Each is a mean over the batches of all ranks. DDP takes the mean of the ranks' losses; so these are sums over
+        the rank's own batch, divided by what a rank has on average. None leaves a batch out.
 
         Raises:
-            InputError: the loss is no number.
+            InputError: the loss is not a number.
         """
         counts = self._mean_counts(batch)
         whole = fitting(lambda: self._loss(batch, counts))
@@ -114,8 +114,8 @@ class EnergyTask(lightning.LightningModule):
             self._log(f"train/{name}", value, round(counts[0] * self.trainer.world_size))
         return found.loss.to(torch.float32)
 
-    def _loss(self, batch: Any, counts: tuple[float, float]) -> StepLoss:
-        """Of a batch or a part of one; what is logged follows the loss: a sum, over what a rank has on average."""
+    def _loss(self, batch: Batch, counts: tuple[float, float]) -> StepLoss:
+        """The loss of a batch or of a part of one; like all that is logged, a sum over what a rank has on average."""
         n_structures, n_free = counts
         output, forces = self._evaluate(self.model, batch)
         absolute = (output.energy - batch[self.config.data.target]).abs()
@@ -138,16 +138,16 @@ class EnergyTask(lightning.LightningModule):
             loss = loss + weight * displacement_loss
         return StepLoss(loss, logged, output.energy.detach())
 
-    def _in_parts(self, batch: Any, counts: tuple[float, float]) -> StepLoss:
+    def _in_parts(self, batch: Batch, counts: tuple[float, float]) -> StepLoss:
         self.n_in_parts += 1
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return loss_in_parts(batch, lambda part: self._loss(part, counts), parameters)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Differentiate the loss, in parts if there is no memory for the whole.
+        """Differentiate the loss, in parts if there is not enough memory for the whole.
 
         Raises:
-            InputError: there is none on one of several processes, or for a single structure.
+            InputError: there is not enough on one of several processes, or for a single structure.
         """
         if fitting(lambda: loss.backward(*args, **kwargs)):
             return
@@ -170,7 +170,7 @@ class EnergyTask(lightning.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm, which is logged; a gradient that is no number is not followed."""
+        """Clip by the norm, which is logged; a gradient that is not a number is not followed."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if not parameters:
             return
@@ -186,10 +186,10 @@ class EnergyTask(lightning.LightningModule):
         self.log("train/grad_norm_max", norm, on_step=False, on_epoch=True, reduce_fx="max")
 
     def _leave_out(self, name: str, value: float) -> None:
-        """Write down which batch it was; go on without it if that is wanted.
+        """Write down which batch it was, and go on without it if that is wanted.
 
         Raises:
-            InputError: it is not, or one batch after another is bad.
+            InputError: it is not wanted, or one batch after another is bad.
         """
         batch, energy, _ = self._last
         self._left_out = True
@@ -200,94 +200,81 @@ class EnergyTask(lightning.LightningModule):
             batch,
             energy,
             batch[self.config.data.target],
-            self.config.seed,
-            self.trainer.current_epoch + 1,
-            self.global_step,
-            self.global_rank,
-            f"{name} became {value}",
+            epoch=self.trainer.current_epoch + 1,
+            step=self.global_step,
+            seed=self.config.seed,
+            rank=self.global_rank,
+            why=f"{name} became {value}",
         )
+        message = diverged(name, value, self.trainer)
         if self.config.trainer.on_bad_batch == "stop":
-            raise InputError(f"{diverged(name, value, self.trainer)}. The batch is in {path}")
+            raise InputError(f"{message}. The batch is in {path}")
         if self._in_a_row >= MOST_IN_A_ROW:
-            message = diverged(name, value, self.trainer)
             raise InputError(f"{message}. {MOST_IN_A_ROW} batches in a row were bad; they are in {path}")
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Move the average towards the new weights."""
         if self._left_out:
             return
         self._in_a_row = 0
-        if self.average is None:
-            return
-        decay = self.config.optimiser.ema_decay
-        move_averages(self.average.parameters(), self.model.parameters(), self.global_step, decay)
+        if self.average is not None:
+            decay = self.config.optimiser.ema_decay
+            move_averages(self.average.parameters(), self.model.parameters(), self.global_step, decay)
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Errors of the evaluated model, collected per split."""
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Collect the errors of the evaluated model for each split."""
         if not fitting(lambda: self._validate(batch, dataloader_idx)):
             self.n_in_parts += 1
             for part in split(batch):
                 self.validation_step(part, batch_idx, dataloader_idx)
 
-    def _validate(self, batch: Any, split_index: int) -> None:
+    def _validate(self, batch: Batch, split_index: int) -> None:
         output, forces = self._evaluate(self.evaluated_model, batch)
         energy = output.energy.detach()
         target = batch[self.config.data.target]
-        metrics, ewt = self._metrics(split_index)
+        metrics = self._metrics_of(split_index)
+        metrics["energy"].update(energy, target)
+        metrics["ewt"].update(((energy - target).abs() < EWT_THRESHOLD).to(energy.dtype))
         if forces is not None:
             free = ~batch.fixed
-            self._force_metric(split_index).update(forces[free].detach(), batch.forces[free])
-        metrics.update(energy, target)
-        ewt.update(((energy - target).abs() < EWT_THRESHOLD).to(energy.dtype))
+            metrics["force_mae"].update(forces[free].detach(), batch.forces[free])
 
     def on_validation_epoch_end(self) -> None:
-        """Log and reset the metrics of every split, by its name."""
+        """Log the metrics of every split by its name, and begin them anew."""
         self.validated = {}
         for i, name in enumerate(self.split_names):
-            metrics, ewt = self._metrics(i)
-            values = {**metrics.compute(), "ewt": ewt.compute()}
-            if self.forces:
-                values["force_mae"] = self._force_metric(i).compute()
-                self._force_metric(i).reset()
-            self.validated |= {f"{name}/{key}": float(value) for key, value in values.items()}
-            metrics.reset()
-            ewt.reset()
+            for key, metric in self._metrics_of(i).items():
+                found = metric.compute()
+                values = found if isinstance(found, dict) else {key: found}
+                self.validated |= {f"{name}/{key}": float(value) for key, value in values.items()}
+                metric.reset()
         self.log_dict(self.validated)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam or AdamW; decay on matrices only; the schedule counts steps."""
-        config = self.config.optimiser
-        groups = parameter_groups(self.model, config.decay)
-        kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-        # One pass over all tensors: on small models the default's many small operations take a fifth of a step.
-        optimiser = kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-        total = self._total_steps()
+        config, total = self.config.optimiser, self._total_steps()
+        optimiser = make_optimiser(self.model, config)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimiser, lambda step: learning_rate_factor(step, config.warmup_steps, total, config.schedule)
         )
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def _evaluate(self, model: EnergyModel, batch: Any) -> tuple[ModelOutput, Tensor | None]:
-        """The model's word on a batch, and forces (n_atoms, 3) eV/Å where they are learnt."""
+    def _evaluate(self, model: EnergyModel, batch: Batch) -> tuple[ModelOutput, Tensor | None]:
+        """The model's output for a batch, and forces (n_atoms, 3) eV/Å where they are learnt."""
         if not self.forces:
             return model(batch), None
         found = derivatives(model, batch, create_graph=model.training)
         return found.output, found.forces
 
-    def _force_metric(self, split: int) -> MeanAbsoluteError:
-        metric = self.force_metrics[split]
-        assert isinstance(metric, MeanAbsoluteError)
-        return metric
-
-    def _displacement_sum(self, predicted: Tensor, batch: Any) -> Tensor:
+    def _displacement_sum(self, predicted: Tensor, batch: Batch) -> Tensor:
         """Sum of the standardised errors over the components of free atoms."""
         target = (batch.positions_relaxed - batch.positions).to(predicted.dtype)
         free = (~batch.fixed).to(predicted.dtype)[:, None]
         scale = self.model.standardiser.displacement_std.to(predicted.dtype)
         return ((predicted - target).abs() * free).sum() / scale
 
-    def _mean_counts(self, batch: Any) -> tuple[float, float]:
-        """Structures and free atoms of the batches of this step, per rank on average; never zero."""
+    def _mean_counts(self, batch: Batch) -> tuple[float, float]:
+        """Structures and free atoms that a rank has on average in this step; never zero."""
         free = (~batch.fixed).sum().to(torch.float64)
         counts = self._mean_over_ranks(torch.stack([torch.full_like(free, batch.num_graphs), free]))
         n_structures, n_free = counts.tolist()
@@ -301,11 +288,10 @@ class EnergyTask(lightning.LightningModule):
         assert isinstance(reduced, Tensor)
         return reduced
 
-    def _metrics(self, split: int) -> tuple[MetricCollection, MeanMetric]:
-        metrics, ewt = self.energy_metrics[split], self.ewt_metrics[split]
-        assert isinstance(metrics, MetricCollection)
-        assert isinstance(ewt, MeanMetric)
-        return metrics, ewt
+    def _metrics_of(self, split: int) -> dict[str, Metric | MetricCollection]:
+        metrics = self.metrics[split]
+        assert isinstance(metrics, nn.ModuleDict)
+        return dict(metrics.items())  # type: ignore[arg-type]
 
     def _total_steps(self) -> int:
         return int(self.trainer.estimated_stepping_batches)
@@ -315,13 +301,13 @@ class EnergyTask(lightning.LightningModule):
 
 
 def _norms(vectors: Tensor) -> Tensor:
-    """Sum of the lengths of (n, 3). Rotation-invariant, where a sum over components is not."""
+    """Sum of the lengths of vectors (n, 3): invariant under rotation, as a sum over components is not."""
     # The length has no derivative at zero, which a force that symmetry forbids attains.
     return (vectors.square().sum(dim=-1) + 1e-16).sqrt().sum()
 
 
 def diverged(name: str, value: float, trainer: lightning.Trainer) -> str:
-    """What to say when a loss or metric is no number any more."""
+    """What to say when a loss or metric is not a number any more."""
     return (
         f"training diverged: {name} became {value} in epoch {trainer.current_epoch + 1}, step {trainer.global_step}. "
         "Model files in the run directory are those of the last good epoch. Try again in another run directory with "
@@ -329,7 +315,10 @@ def diverged(name: str, value: float, trainer: lightning.Trainer) -> str:
     )
 
 
-def _energy_metrics() -> MetricCollection:
-    metrics = MetricCollection({"energy_mae": MeanAbsoluteError(), "energy_rmse": MeanSquaredError(squared=False)})
-    # Errors of a few meV on energies of many eV: sums in double precision.
-    return metrics.set_dtype(torch.float64)
+def _metrics(forces: bool) -> nn.ModuleDict:
+    """What is measured on a validation split, in double precision: errors are a few meV on energies of many eV."""
+    energy = MetricCollection({"energy_mae": MeanAbsoluteError(), "energy_rmse": MeanSquaredError(squared=False)})
+    found: dict[str, Any] = {"energy": energy, "ewt": MeanMetric()}
+    if forces:
+        found["force_mae"] = MeanAbsoluteError()
+    return nn.ModuleDict({name: metric.set_dtype(torch.float64) for name, metric in found.items()})

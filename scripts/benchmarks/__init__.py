@@ -1,1 +1,1 @@
-"""Parts of bench_attention.py, bench_model.py and profile_layer.py."""
+"""What measures speed, memory and accuracy. Results are CSV files, written by :mod:`scripts.results`."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import dataloader
 
-from benchmarks.batch_file import PlainBatch
-from benchmarks.measuring import UnavailableError
+from scripts.benchmarks.measuring import UnavailableError
+from scripts.benchmarks.plain import PlainBatch
 
 Inputs = dict[str, Any]
 

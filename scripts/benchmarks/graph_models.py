@@ -1,6 +1,6 @@
-"""SchNet and DimeNet++ of torch_geometric on neighbour lists made elsewhere.
+"""molflt's models, and SchNet and DimeNet++ of torch_geometric, on neighbour lists made elsewhere.
 
-As they come, both build their graphs themselves, without periodic images and with compiled extensions
+As they come, the latter two build their graphs themselves, without periodic images and with compiled extensions
 (torch-cluster, torch-sparse). Here they take molflt's neighbour list, and the triplets of DimeNet++ come from
 :func:`triplets`; every weight and every operation after that is torch_geometric's. Elements and edges are in the
 convention of ``molflt.vocabulary``: edge (i, j) carries what j sends to i, and Δ_ij = r_i − r_j.
@@ -9,18 +9,62 @@ convention of ``molflt.vocabulary``: edge (i, j) carries what j sends to i, and 
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, dimenet
 
-from benchmarks.batch_file import PlainBatch
+from molflt.attention.registry import presets
+from molflt.model.config import ModelConfig
+from molflt.model.energy_model import EnergyModel
+from molflt.training.presets import PRESETS
+from scripts.benchmarks.plain import PlainBatch
 
 Inputs = dict[str, Any]
 
 # Sympy takes up to a minute over the formulas of this layer. It has no weights: models of all widths share one.
 dimenet.SphericalBasisLayer = cache(dimenet.SphericalBasisLayer)
+
+
+def model_config(preset: str, attention: str) -> ModelConfig:
+    """The model of a preset with another attention; the number of Gaussians and the like stay the preset's."""
+    sizes = dict(PRESETS[preset][1]["model"])
+    changes = presets()[attention]
+    own = sizes.get("attention", {}) if "mechanism" not in changes else {}
+    sizes["attention"] = {**own, **changes}
+    return ModelConfig.model_validate(sizes)
+
+
+class MolfltEnergy(nn.Module):
+    """The energy model of a preset.
+
+    Args:
+        preset: tiny, small, base, ...
+        attention: a name that ``model.attention`` takes.
+    """
+
+    def __init__(self, preset: str, attention: str = "molflt") -> None:
+        super().__init__()
+        self.model = EnergyModel(model_config(preset, attention))
+
+    def prepare(self, batch: PlainBatch) -> Any:
+        """What a loader gives: fields and neighbour list. Geometry is part of the model, and is timed."""
+        names = ("positions", "atomic_numbers", "batch", "cell", "pbc", "tags", "edge_index", "cell_offsets")
+        return SimpleNamespace(**{name: getattr(batch, name) for name in names})
+
+    def forward(self, inputs: Any) -> Tensor:
+        """(n_structures,) energies."""
+        return self.model(inputs).energy
+
+    def loss(self, inputs: Any, batch: PlainBatch) -> Tensor:
+        """Of a training step: energies, and the relaxed displacement that the auxiliary head learns."""
+        output = self.model(inputs)
+        loss = (output.energy - batch.target).square().mean()
+        if output.displacement is not None:
+            loss = loss + (output.displacement - batch.displacement).abs().mean()
+        return loss
 
 
 class SchNetEnergy(nn.Module):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from molflt.attention.build import build_attention
-from molflt.attention.config import AttentionConfig
+from molflt.attention.build import Sizes, build_attention
+from molflt.attention.config import LayerKeys
 from molflt.attention.geometry import Geometry, build_geometry
-from molflt.attention.local_rpe import local_neighbourhood
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
+from molflt.attention.registry import attention_config, mechanisms
 
 DIM, HEADS, N_FEATURES, N_FREQUENCIES, N_BASIS = 256, 8, 64, 16, 16
 CUTOFF, N_RBF = 6.0, 48
@@ -25,12 +25,12 @@ CUTOFF, N_RBF = 6.0, 48
 MECHANISMS: dict[str, dict[str, Any]] = {
     "molflt": {},
     "molflt, ε = 1e-3": {"tolerance": 1e-3},
-    "molflt, no far field": {"far_field": False},
+    "molflt, no far field": {"mechanism": "local"},
     "molflt, moments": {"moment_channels": 32},
     "molflt, far_dim = 256": {"far_dim": 256},
-    "molflt, budget l_max = 4": {"frequencies": "quadrature", "l_max": 4},
-    "flt": {"far_rank": "m", "frequencies": "sampled"},
-    "flt-concat": {"combine": "concat", "frequencies": "sampled", "directions": "random"},
+    "molflt, budget l_max = 4": {"mechanism": "budget", "l_max": 4},
+    "flt": {"mechanism": "sampled", "far_rank": "m"},
+    "flt-concat": {"mechanism": "concat"},
     "performer": {"mechanism": "kernelised"},
     "saderf-mm": {"mechanism": "kernelised", "kernel": "saderf-mm"},
     "elu": {"mechanism": "kernelised", "kernel": "elu"},
@@ -38,7 +38,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "lara": {"mechanism": "kernelised", "kernel": "lara"},
     "lara-rpe": {"far_rank": "m", "kernel": "lara"},
     "ra": {"mechanism": "randomised"},
-    "ra-rpe": {"mechanism": "randomised", "positional_mask": True},
+    "ra-rpe": {"mechanism": "randomised-rpe"},
     "softmax": {"mechanism": "softmax"},
 }
 """What each row changes from the defaults; all have the widths above, and no moments unless named."""
@@ -60,14 +60,17 @@ class MolfltLayer(nn.Module):
     def __init__(self, name: str, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF) -> None:
         super().__init__()
         sizes = {"n_features": N_FEATURES, "n_frequencies": N_FREQUENCIES, "n_basis": N_BASIS, "moment_channels": 0}
-        self.config = AttentionConfig.model_validate(sizes | {"sigma_min": 2.0, "sigma_max": 12.0} | MECHANISMS[name])
+        changes = MECHANISMS[name]
+        schema = mechanisms()[changes.get("mechanism", "fourier")].config
+        own = {key: value for key, value in sizes.items() if key in schema.model_fields}
+        if "far_rank" in schema.model_fields and changes.get("far_rank") != "m":
+            del own["n_features"]
+        self.config = attention_config(**{**own, **changes})
         self.radial = GaussianDistanceBasis(n_rbf, CUTOFF)
         self.positions, (self.layer,) = build_attention(
-            self.config, dim, n_heads, n_layers=1, n_recycles=1, n_rbf=n_rbf, dropout=0.0, seed=0
+            self.config, Sizes(dim=dim, n_heads=n_heads, n_layers=1, n_rbf=n_rbf)
         )
-        self.local = self.config.combine == "product" and (
-            self.config.mechanism == "fourier" or self.config.positional_mask
-        )
+        self.local = isinstance(self.config, LayerKeys) or self.config.mechanism == "randomised-rpe"
 
     @property
     def neighbour_cutoff(self) -> float:
@@ -77,7 +80,7 @@ class MolfltLayer(nn.Module):
     @property
     def all_pairs_if_isolated(self) -> bool:
         """Whether isolated structures need every pair."""
-        return self.config.mechanism == "softmax"
+        return self.config.all_pairs_if_isolated
 
     def prepare(self, batch: Batch) -> tuple[Geometry, Any]:
         """Geometry, radial features and far field: once for a structure. All that layers do not repeat."""

@@ -1,29 +1,95 @@
-"""Seconds and peak memory of a call, measured in the process that makes it.
+"""Seconds and peak memory of a call, and a process of its own to measure them in.
 
 Nothing here needs molflt: the peers' own environment measures with this file too.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import json
 import os
 import resource
+import signal
+import subprocess
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+
+ROOT = Path(__file__).resolve().parents[2]
 
 MARK = "measured: "
 """Before the JSON on the line by which a measurement answers."""
 
 DOES_NOT_FIT, UNAVAILABLE, FAILED, DONE = "does not fit", "not available", "failed", "done"
+TOO_SLOW = "over the time limit"
+HOPELESS = (DOES_NOT_FIT, TOO_SLOW, UNAVAILABLE)
+"""What more atoms do not mend."""
 
 _OUT_OF_MEMORY = ("can't allocate", "not enough memory", "out of memory", "cannot allocate", "bad_alloc")
+
+
+DIRECTIONS = ("forward", "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """How a point is measured, as the process that does it receives it.
+
+    Attributes:
+        direction: forward, or train: with the backward pass.
+        repeats: calls to time.
+        seconds: after which no further call is started.
+        gibibytes: memory that the measurement may take; 0 for no limit.
+        threads: of PyTorch.
+        device: cpu or cuda.
+    """
+
+    direction: str
+    repeats: int
+    seconds: float
+    gibibytes: float
+    threads: int
+    device: str
+
+    def start(self) -> torch.device:
+        """Set threads and seed, and return the device."""
+        torch.set_num_threads(self.threads)
+        torch.manual_seed(0)
+        return torch.device(self.device)
+
+
+def add_options(parser: argparse.ArgumentParser, repeats: int, seconds: float) -> None:
+    """The options of a benchmark that measures point after point; see :func:`chosen`."""
+    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
+    parser.add_argument("--repeats", type=int, default=repeats, help="timed calls of a point in a round")
+    parser.add_argument("--seconds", type=float, default=seconds, help="no further call of a point after so long")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a point may take in all")
+    parser.add_argument("--memory", type=float, help="GiB that a point may take; 0 for no limit")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all is measured, one round after another")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--again", action="store_true", help="try points again that failed or did not fit")
+    parser.add_argument("--report", action="store_true", help="only tables and figures, from what was measured")
+
+
+def chosen(options: argparse.Namespace, direction: str) -> dict[str, Any]:
+    """The fields of :class:`Measuring`."""
+    return {
+        "direction": direction,
+        "repeats": options.repeats,
+        "seconds": options.seconds,
+        "gibibytes": options.memory or 0.0,
+        "threads": options.threads,
+        "device": options.device,
+    }
 
 
 class UnavailableError(Exception):
@@ -118,3 +184,61 @@ def answer(measure: Callable[[], dict[str, Any]]) -> None:
             traceback.print_exc()
             found = {"status": FAILED, "note": f"{type(error).__name__}: {first}"}
     print(MARK + json.dumps({**found, "load_before": load}), flush=True)
+
+
+def run_isolated(command: Sequence[str], threads: int, limit_seconds: float) -> dict[str, Any]:
+    """Run a command that answers as :func:`answer` does; it may run out of memory or time without harm to others.
+
+    Returns:
+        Its answer; where it gave none, a ``status`` and a ``note`` that say why.
+    """
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    # As the command line sets it (molflt.cli.main), for all alike.
+    environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+    # A session of its own: compilers that torch.compile started end with it.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=limit_seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return {"status": TOO_SLOW, "note": f"{limit_seconds:.0f} s"}
+    lines = [line for line in out.splitlines() if line.startswith(MARK)]
+    if lines:
+        found: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+        if found["status"] == FAILED:
+            found["stderr"] = err[-2000:]
+        return found
+    last = (err.strip().splitlines() or ["no word"])[-1][:200]
+    if process.returncode == -signal.SIGKILL:
+        return {"status": DOES_NOT_FIT, "note": "killed, as the kernel does when memory runs out"}
+    if any(words in err for words in ("bad_alloc", "Cannot allocate memory", "Thread creation failed")):
+        return {"status": DOES_NOT_FIT, "note": last}
+    return {"status": FAILED, "note": f"exit {process.returncode}: {last}", "stderr": err[-2000:]}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles and extremes."""
+    low, q1, median, q3, high = (float(x) for x in np.percentile(values, [0, 25, 50, 75, 100]))
+    return {"min": low, "q1": q1, "median": median, "q3": q3, "max": high, "n": len(values)}
+
+
+def duration(seconds: float) -> str:
+    """Three digits with a unit."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{_three_digits(seconds * factor)} {unit}"
+    return f"{_three_digits(seconds * 1e6)} µs"
+
+
+def size(n_bytes: float) -> str:
+    """Three digits with a binary unit."""
+    if n_bytes >= 2**30:
+        return f"{_three_digits(n_bytes / 2**30)} GiB"
+    return f"{_three_digits(n_bytes / 2**20)} MiB"
+
+
+def _three_digits(x: float) -> str:
+    return f"{x:.0f}" if x >= 99.95 else f"{x:.3g}"

@@ -1,8 +1,8 @@
-"""Measures one whole model in this process. Run by bench_model.py, in molflt's environment or that of the peers:
+"""Measures one whole model in this process. Run by ``models.py``, in molflt's environment or that of the peers:
 
-    python -m benchmarks.model_worker SPEC
+    python -m scripts.benchmarks.model_worker SPEC
 
-SPEC is the JSON of a :class:`Spec`. The answer is one line of JSON; see :func:`benchmarks.measuring.answer`.
+SPEC is the JSON of a :class:`Spec`. The answer is one line of JSON; see :func:`scripts.benchmarks.measuring.answer`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import measuring
-from benchmarks.batch_file import PlainBatch
+from scripts.benchmarks import measuring
+from scripts.benchmarks.plain import PlainBatch
 
 
-@dataclass(frozen=True)
-class Spec:
+@dataclass(frozen=True, kw_only=True)
+class Spec(measuring.Measuring):
     """What to measure.
 
     Attributes:
@@ -31,12 +31,6 @@ class Spec:
         match: choose the width so that the model has about so many parameters; None keeps that of ``sizes``.
         batch: file of the batch.
         warm: file of a small batch, for all that a first call starts up.
-        direction: forward, or train: forward, backward and Adam.
-        repeats: calls to time.
-        seconds: after which no further call is started.
-        gibibytes: memory that the measurement may take; 0 for no limit.
-        threads: of PyTorch.
-        device: cpu or cuda.
     """
 
     family: str
@@ -44,31 +38,17 @@ class Spec:
     match: int | None
     batch: str
     warm: str
-    direction: str
-    repeats: int
-    seconds: float
-    gibibytes: float
-    threads: int
-    device: str
 
 
 def build(family: str, sizes: dict[str, Any]) -> nn.Module:
     """The model: ``prepare(batch)`` once, ``forward(inputs)`` gives energies."""
-    if family == "molflt":
-        from benchmarks.molflt_model import MolfltEnergy
+    if family in ("painn", "mace"):
+        from scripts.benchmarks.external_models import MACEEnergy, PaiNNEnergy
 
-        return MolfltEnergy(**sizes)
-    if family == "schnet":
-        from benchmarks.graph_models import SchNetEnergy
+        return {"painn": PaiNNEnergy, "mace": MACEEnergy}[family](**sizes)
+    from scripts.benchmarks.graph_models import DimeNetEnergy, MolfltEnergy, SchNetEnergy
 
-        return SchNetEnergy(**sizes)
-    if family == "dimenet++":
-        from benchmarks.graph_models import DimeNetEnergy
-
-        return DimeNetEnergy(**sizes)
-    from benchmarks.external_models import MACEEnergy, PaiNNEnergy
-
-    return {"painn": PaiNNEnergy, "mace": MACEEnergy}[family](**sizes)
+    return {"molflt": MolfltEnergy, "schnet": SchNetEnergy, "dimenet++": DimeNetEnergy}[family](**sizes)
 
 
 def with_width(family: str, sizes: dict[str, Any], width: int) -> dict[str, Any]:
@@ -134,9 +114,7 @@ class Step:
 
 def measure(spec: Spec) -> dict[str, Any]:
     """Memory of a step after one to warm up, then seconds of further ones."""
-    torch.set_num_threads(spec.threads)
-    torch.manual_seed(0)
-    device, train = torch.device(spec.device), spec.direction == "train"
+    device, train = spec.start(), spec.direction == "train"
     sizes = spec.sizes
     if spec.match is not None:
         target = spec.match
@@ -159,7 +137,7 @@ def measure(spec: Spec) -> dict[str, Any]:
         "structures": batch.n_structures,
         "atoms": len(batch.positions),
         "edges": int(batch.edge_index.shape[1]),
-        "sizes": {key: value for key, value in sizes.items() if isinstance(value, (int, float, str))},
+        "sizes": ", ".join(f"{key}={x}" for key, x in sizes.items() if isinstance(x, (int, float, str))),
     }
 
 

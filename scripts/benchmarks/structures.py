@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from ase import Atoms
@@ -15,6 +13,7 @@ from molflt.data.ase_io import from_atoms
 from molflt.data.batching import collate
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.neighbours import attach_neighbours
+from scripts.benchmarks.measuring import ROOT
 
 DENSITY = 0.1
 """Atoms/Å³: that of water (0.100) and, within a tenth or so, of organic crystals."""
@@ -93,10 +92,10 @@ def slabs(n_atoms: int, seed: int = 0) -> list[Data]:
     return found
 
 
-def bundled(n_atoms: int, root: Path) -> list[Data]:
+def bundled(n_atoms: int) -> list[Data]:
     """The first training structures of data/adsorption, up to ``n_atoms`` in all."""
     found: list[Data] = []
-    for data in LmdbDataset(root / "data" / "adsorption" / "train.lmdb"):
+    for data in LmdbDataset(ROOT / "data" / "adsorption" / "train.lmdb"):
         if found and sum(len(s.positions) for s in found) + len(data.positions) > n_atoms:
             break
         found.append(data)

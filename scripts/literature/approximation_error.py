@@ -7,32 +7,30 @@ interpolated. On the queries, keys and values of held-out images all mechanisms 
 error is averaged over layers, heads and images. RA takes one sample, and "mean value" is the error of giving every
 query the same average, which attention must beat.
 
-    python scripts/literature/approximation_error.py --out runs/approximation_error          # ten minutes on one core
-    python scripts/literature/approximation_error.py --out runs/tiny --steps 5 --further-steps 2 --images 2 --side 14
+    python -m scripts.literature.approximation_error --out runs/approximation_error          # ten minutes on one core
+    python -m scripts.literature.approximation_error --out runs/tiny --steps 5 --further-steps 2 --images 2 --side 14
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from figures import save
 from matplotlib.figure import Figure
-from sequence_model import Block, SequenceTransformer
-from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import kernelised_attention
-from molflt.attention.kernels.landmarks import Segments
-from molflt.attention.kernels.lara import LaraKernel
-from molflt.attention.randomised import randomised_attention
-from molflt.attention.sequence.layer import SequenceAttention
 from molflt.data.progress import track
+from molflt.literature.kernels import build_kernel
+from molflt.literature.lara import LaraKernel, Segments
+from molflt.literature.randomised import randomised_attention
+from molflt.literature.sequence.layer import SequenceAttention
+from scripts import results
+from scripts.literature import digits
+from scripts.literature.sequence_model import Block, SequenceTransformer
 
 DIM, HEADS, LAYERS, FFN, BATCH, HELD_OUT = 64, 4, 2, 128, 16, 297
 CONSTANT = ("ra", "mean value")
@@ -48,18 +46,6 @@ class RecordedAttention(SequenceAttention):
         """See :class:`SequenceAttention`."""
         self.seen = query.detach(), key.detach(), value.detach()
         return functional.scaled_dot_product_attention(query, key, value, scale=1.0)
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    """Images (1797, 1, 8, 8) between 0 and 1, in a random order, and labels."""
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise SystemExit("this comparison needs the digits of scikit-learn: pip install scikit-learn") from error
-    found = load_digits()
-    order = np.random.default_rng(0).permutation(len(found.target))
-    images = torch.tensor(found.images[order] / 16, dtype=torch.float32)
-    return images[:, None], torch.tensor(found.target[order])
 
 
 def tokens(images: Tensor, side: int) -> Tensor:
@@ -149,13 +135,12 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
         if length == lengths[0]:
             axes.set_ylabel("mean squared error")
             axes.legend(fontsize=7)
-    save(figure, path)
+    results.save(figure, path)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for figure and table")
+    parser = results.parser(__doc__, "figure and table")
     parser.add_argument("--side", type=int, nargs="+", default=[14, 24, 28], help="of the images, increasing")
     parser.add_argument("--steps", type=int, default=600, help="of training on the smallest images")
     parser.add_argument("--further-steps", type=int, default=100, help="on every larger size")
@@ -164,9 +149,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    images, labels = digits()
+    images, labels = digits.images()
+    images = images.view(-1, 1, digits.SIDE, digits.SIDE)
     rows: list[dict[str, Any]] = []
-    model, accuracy = None, {}
+    model = None
     for side in options.side:
         first = model is None
         model = transformer(side, model)
@@ -174,20 +160,18 @@ def main() -> None:
         fit(model, images[HELD_OUT:], labels[HELD_OUT:], side, steps, rate)
         with torch.no_grad():
             parts = [model(tokens(part, side)).argmax(dim=1) for part in images[:HELD_OUT].split(BATCH)]
-        accuracy[side] = float((torch.cat(parts) == labels[:HELD_OUT]).float().mean())
-        print(f"{side}×{side}: {100 * accuracy[side]:.1f} % of the held-out digits right", flush=True)
+        accuracy = float((torch.cat(parts) == labels[:HELD_OUT]).float().mean())
+        print(f"{side}×{side}: {100 * accuracy:.1f} % of the held-out digits right", flush=True)
         # A segment needs a token.
         counts = [m for m in options.samples if m <= side * side]
         for (name, m), found in errors(model, images[: options.images], side, counts).items():
             low, high = (float(x) for x in np.percentile(found, [25, 75]))
             row = {"length": side * side, "attention": name, "samples": m, "mse": float(found.mean())}
-            rows.append(row | {"mse_low": low, "mse_high": high})
-    write_csv(options.out / "approximation_error.csv", rows)
-    conditions = {key: value for key, value in vars(options).items() if key != "out"}
-    write_record(options.out / "approximation_error.json", conditions=conditions, accuracy=accuracy, rows=rows)
-    plot(options.out / "approximation_error.png", rows)
-    cells = [[str(row["length"]), row["attention"], str(row["samples"]), f"{row['mse']:.2e}"] for row in rows]
-    print(markdown(["tokens", "attention", "samples", "mean squared error"], cells))
+            rows.append(row | {"mse_low": low, "mse_high": high, "accuracy": accuracy})
+    path = options.out / "approximation_error.csv"
+    results.record(path, rows, {key: value for key, value in vars(options).items() if key != "out"})
+    plot(path.with_suffix(".png"), rows)
+    print(results.table(rows))
 
 
 if __name__ == "__main__":

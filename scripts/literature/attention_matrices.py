@@ -3,25 +3,23 @@
 Reads the model that language_model.py left, writes the matrices of its first layer for a window of held-out text
 out in full, and prints the mean attention on the nearest and on the farthest tenth of the tokens seen.
 
-    python scripts/literature/attention_matrices.py --runs runs/language --out runs/language
+    python -m scripts.literature.attention_matrices --runs runs/language --out runs/language
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
-from byte_text import LENGTH, corpus, windows
-from figures import save
-from language_model import HEADS, language_model
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
-from tables import write_csv, write_record
 from torch import Tensor
 
 from molflt.attention.kernels.kernel import stable_features
-from molflt.attention.sequence.layer import PerformerSequenceAttention
+from molflt.literature.sequence.layer import KernelisedSequenceAttention
+from scripts import results
+from scripts.literature.byte_text import LENGTH, corpus, windows
+from scripts.literature.language_model import HEADS, language_model
 
 
 def first_layer_matrices(runs: Path, name: str, seed: int, n_windows: int) -> Tensor:
@@ -34,7 +32,7 @@ def first_layer_matrices(runs: Path, name: str, seed: int, n_windows: int) -> Te
     tokens, _ = windows(validation, starts)
     block = model.blocks[0]
     layer = block.attention
-    assert isinstance(layer, PerformerSequenceAttention)
+    assert isinstance(layer, KernelisedSequenceAttention)
     with torch.no_grad():
         x = block.attention_norm(model.embedding(tokens) + model.positions)
         query, key, _ = layer.projection(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
@@ -61,15 +59,16 @@ def near_and_far(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.parser(__doc__, "figure and table")
     parser.add_argument("--runs", type=Path, required=True, help="folder that language_model.py wrote")
-    parser.add_argument("--out", type=Path, required=True, help="folder for figure and table")
     parser.add_argument("--attention", default="flt-local", choices=["flt-local", "flt-gaussian", "performer"])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     weights = options.runs / options.attention / str(options.seed) / "model.safetensors"
     if not weights.exists():
-        parser.error(f"{weights} is not there: run language_model.py --out {options.runs} first")
+        parser.error(
+            f"{weights} is not there; python -m scripts.literature.language_model --out {options.runs} makes it"
+        )
     matrices = first_layer_matrices(options.runs, options.attention, options.seed, n_windows=32)
     near, far = near_and_far(matrices)
     figure = Figure(figsize=(2.3 * HEADS, 2.6), layout="constrained")
@@ -77,10 +76,9 @@ def main() -> None:
         axes.imshow(matrices[16, h].sqrt(), cmap="viridis")
         axes.set(title=f"near {near[h]:.2f}, far {far[h]:.3f}", xticks=[], yticks=[])
     name = f"attention_matrices_{options.attention}"
-    save(figure, options.out / f"{name}.png")
+    results.save(figure, options.out / f"{name}.png")
     rows = [{"head": h, "nearest_tenth": float(near[h]), "farthest_tenth": float(far[h])} for h in range(HEADS)]
-    write_csv(options.out / f"{name}.csv", rows)
-    write_record(options.out / f"{name}.json", rows=rows)
+    results.record(options.out / f"{name}.csv", rows, {"seed": options.seed})
     print(f"nearest tenth {float(near.mean()):.3f}, farthest tenth {float(far.mean()):.3f} (FLT: 0.279 and 0.068)")
 
 

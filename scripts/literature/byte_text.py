@@ -1,15 +1,17 @@
-"""Bytes of Python's standard library as a language-modelling set, and a small training loop on them."""
+"""Bytes of Python's standard library as a language-modelling set, and training on them."""
 
 from __future__ import annotations
 
 import math
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from scripts.literature import training
 
 LENGTH, BATCH = 128, 16
 N_VALIDATION = 128
@@ -48,39 +50,18 @@ def bits_per_byte(model: nn.Module, text: Tensor) -> float:
     return total / (N_VALIDATION * LENGTH * math.log(2))
 
 
-def fit(
-    model: nn.Module,
-    train: Tensor,
-    validation: Tensor,
-    steps: int,
-    seed: int,
-    lr: float = 3e-3,
-    on_step: Callable[[int], None] = lambda step: None,
-) -> list[tuple[int, float]]:
-    """Adam with a linear warm-up over a tenth and a cosine decay; (step, bits per byte) ten times on the way.
+def fit(model: nn.Module, steps: int, seed: int, label: str) -> dict[str, Any]:
+    """Train on bytes; what is noted on the way are bits per byte of the held-out text.
 
     The windows depend on the seed alone, so that all attentions see the same text in the same order.
     """
+    train, validation = corpus()
     random = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    warm = max(1, steps // 10)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser,
-        lambda step: min(
-            (step + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm)))
-        ),
-    )
-    curve = []
-    for step in range(1, steps + 1):
+
+    def loss() -> Tensor:
         starts = torch.randint(len(train) - LENGTH - 1, (BATCH,), generator=random)
         inputs, targets = windows(train, starts)
-        loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
-        on_step(step)
-        if step % max(1, steps // 10) == 0:
-            curve.append((step, bits_per_byte(model, validation)))
-    return curve
+        return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+    adam = {"betas": (0.9, 0.98), "weight_decay": 0.01}
+    return training.fit(model, loss, lambda: bits_per_byte(model, validation), steps, label, 3e-3, 0.1, **adam)

@@ -4,35 +4,34 @@ Four byte-level language models are trained with dense softmax: queries and keys
 and without a relative bias. Then softmax gives way to positive random features with m of them, without any further
 training, and the loss in bits per byte on held-out files is reported over several draws.
 
-    python scripts/literature/convert_softmax.py --out runs/convert            # ten minutes on one core
+    python -m scripts.literature.convert_softmax --out runs/convert            # ten minutes on one core
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from byte_text import LENGTH, bits_per_byte, corpus, fit
-from figures import save
-from language_model import DIM, FFN, HEADS, LAYERS
 from matplotlib.figure import Figure
-from sequence_model import SequenceTransformer
-from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 
-from molflt.atomic_file import atomic_file
-from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import Kernel
-from molflt.attention.sequence.layer import SequenceAttention
-from molflt.attention.sequence.log_linear import log_linear_attention, unit_length
-from molflt.attention.sequence.relative_bias import RelativeBias
-from molflt.attention.sequence.softmax import softmax_attention
-from molflt.data.progress import track
+from molflt.literature.kernels import build_kernel
+from molflt.literature.sequence.layer import SequenceAttention
+from molflt.literature.sequence.relative_bias import (
+    RelativeBias,
+    log_linear_attention,
+    softmax_attention,
+    unit_length,
+)
+from scripts import results
+from scripts.literature.byte_text import LENGTH, bits_per_byte, corpus, fit
+from scripts.literature.language_model import DIM, FFN, HEADS, LAYERS
+from scripts.literature.sequence_model import SequenceTransformer
+from scripts.literature.training import kept
 
 FEATURES = (16, 32, 64, 128, 256)
 VARIANTS = {
@@ -88,23 +87,19 @@ def convert(model: SequenceTransformer, n_features: int | None, seed: int) -> No
 
 def run_once(folder: Path, name: str, seed: int, steps: int, draws: int) -> list[dict[str, Any]]:
     """Train one variant and convert it: a row for every m, and one, m = 0, for softmax itself."""
-    path = folder / name / str(seed) / "result.json"
-    if path.exists():
-        found: list[dict[str, Any]] = json.loads(path.read_text())
-        return found
-    train, validation = corpus()
-    model = softmax_model(*VARIANTS[name], seed)
-    bar = iter(track(range(steps), f"{name}, seed {seed}", total=steps))
-    fit(model, train, validation, steps, seed, on_step=lambda step: next(bar, None))
-    norms = query_norms(model, validation)
-    rows = [{"variant": name, "seed": seed, "m": 0, "draw": 0, "bits": bits_per_byte(model, validation)} | norms]
-    for m, draw in itertools.product(FEATURES, range(draws)):
-        convert(model, m, seed=1000 * seed + draw)
-        bits = bits_per_byte(model, validation)
-        rows.append({"variant": name, "seed": seed, "m": m, "draw": draw, "bits": bits} | norms)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(rows))
+
+    def make() -> dict[str, Any]:
+        model, (_, validation) = softmax_model(*VARIANTS[name], seed), corpus()
+        fit(model, steps, seed, f"{name}, seed {seed}")
+        norms = query_norms(model, validation)
+        rows = [{"variant": name, "m": 0, "bits": bits_per_byte(model, validation)} | norms]
+        for m, draw in itertools.product(FEATURES, range(draws)):
+            convert(model, m, seed=1000 * seed + draw)
+            rows.append({"variant": name, "m": m, "bits": bits_per_byte(model, validation)} | norms)
+        return {"rows": rows}
+
+    settings = {"variant": name, "seed": seed, "steps": steps, "draws": draws}
+    rows: list[dict[str, Any]] = kept(folder / name / str(seed), settings, make)["rows"]
     return rows
 
 
@@ -141,13 +136,12 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(FEATURES, [str(m) for m in FEATURES])
     axes.minorticks_off()
     axes.legend(frameon=False)
-    save(figure, path)
+    results.save(figure, path)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for runs and tables")
+    parser = results.parser(__doc__, "runs and tables")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--draws", type=int, default=3, help="draws of random features for every m")
@@ -174,13 +168,10 @@ def main() -> None:
                     "query_norm": norm,
                 }
             )
-    write_csv(options.out / "convert_softmax.csv", table)
-    write_record(options.out / "convert_softmax.json", steps=options.steps, rows=rows)
-    plot(options.out / "convert_softmax.png", rows)
-    by_name = {(row["variant"], row["m"]): row["bits"] for row in table}
-    header = ["bits per byte", "softmax", *(f"m = {m}" for m in FEATURES)]
-    cells = [[name, *(f"{by_name[name, m]:.3f}" for m in ("softmax", *FEATURES))] for name in VARIANTS]
-    print(markdown(header, cells))
+    path = options.out / "convert_softmax.csv"
+    results.record(path, table, {"steps": options.steps, "seeds": options.seeds, "draws": options.draws})
+    plot(path.with_suffix(".png"), rows)
+    print(results.table(table))
 
 
 if __name__ == "__main__":

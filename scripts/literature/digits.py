@@ -9,8 +9,8 @@ appendix B.2. For its Performer the paper names none; section 5.2 takes it over 
 cosFormer counts distances along the raster order. AdamW with a weight decay of 0.05 and a cosine, as in the paper's
 Table 5; no augmentation, no dropout. Finished runs are kept. Needs scikit-learn.
 
-    python scripts/literature/digits.py --out runs/digits
-    python scripts/literature/digits.py --out runs/digits --attention performer flt-gaussian --seeds 0 --steps 100
+    python -m scripts.literature.digits --out runs/digits
+    python -m scripts.literature.digits --out runs/digits --attention performer flt-gaussian --seeds 0 --steps 100
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import save
-from listops import Batches, fit, kept, mean_spread
 from matplotlib.figure import Figure
-from sequence_model import SequenceTransformer, attention_layers
-from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
+
+from scripts import results
+from scripts.literature import training
+from scripts.literature.listops import BATCH, Batches, fit
+from scripts.literature.sequence_model import SequenceTransformer, attention_layers
 
 PAPER = {"performer": (75.1, 55.0, 91.1), "cosformer": (76.2, 55.6, 91.6), "flt-gaussian": (77.4, 56.0, 92.1)}
 """Per cent of ImageNet, Places365 and Fashion-MNIST, FLT Table 2, worst first."""
@@ -43,7 +44,7 @@ ATTENTION = {
 }
 """Attention and kernel."""
 SIDE, CLASSES, N_TRAIN, SPLIT_SEED = 8, 10, 1437, 0
-BATCH, LR, WEIGHT_DECAY = 32, 2e-3, 0.05
+LR, WEIGHT_DECAY = 2e-3, 0.05
 
 
 def images() -> tuple[Tensor, Tensor]:
@@ -51,7 +52,7 @@ def images() -> tuple[Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
-        raise SystemExit("digits.py needs scikit-learn for its images: pip install scikit-learn") from None
+        raise SystemExit("error: this needs the digits of scikit-learn; pip install scikit-learn") from None
     data = load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(data.target))
     pixels = torch.from_numpy(data.data[order] / 16).to(torch.get_default_dtype())
@@ -91,7 +92,7 @@ def classifier(name: str, seed: int, options: argparse.Namespace) -> SequenceTra
 
 def order_held(runs: dict[str, list[dict[str, Any]]]) -> str:
     """What became of the paper's order, and how far it stands out of the seeds."""
-    means = {name: mean_spread(mine)[0] for name, mine in runs.items()}
+    means = {name: np.mean([run["accuracy"] for run in mine]) for name, mine in runs.items()}
     held = all(means[a] < means[b] for a, b in pairwise(PAPER))
     lines = [f"the order {' < '.join(PAPER)} of Table 2 {'holds' if held else 'does not hold'}"]
     for worse, better in pairwise(PAPER):
@@ -118,13 +119,12 @@ def plot(path: Path, runs: dict[str, list[dict[str, Any]]]) -> None:
     left.legend(frameon=False, fontsize="small")
     right.set_xticks(range(len(runs)), list(runs), rotation=25)
     right.set(ylabel="accuracy after the last step, %")
-    save(figure, path)
+    results.save(figure, path)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for runs and tables")
+    parser = results.parser(__doc__, "runs and tables")
     parser.add_argument("--attention", nargs="+", default=list(ATTENTION), choices=list(ATTENTION))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1500)
@@ -147,49 +147,22 @@ def main() -> None:
                 "seed": seed,
                 "parameters": sum(p.numel() for p in model.parameters()),
             }
-            make = partial(
-                fit,
-                model,
-                train,
-                test,
-                options.steps,
-                seed,
-                BATCH,
-                f"{name}, seed {seed}",
-                decay=lambda part: 0.5 * (1 + math.cos(math.pi * part)),
-                lr=LR,
-                weight_decay=WEIGHT_DECAY,
-            )
-            mine.append(kept(options.out / name / str(seed) / "result.json", settings, make))
+            label = f"{name}, seed {seed}"
+            make = partial(fit, model, train, test, options.steps, seed, label, lr=LR, weight_decay=WEIGHT_DECAY)
+            mine.append(training.kept(options.out / name / str(seed), settings, make))
     rows = []
     for name, mine in runs.items():
-        mean, spread = mean_spread(mine)
+        each = [100 * run["accuracy"] for run in mine]
+        mean, spread = training.mean_spread(each)
         row = {"attention": name, "kernel": ATTENTION[name][1], "seeds": len(mine), "steps": options.steps}
         row |= {"accuracy": mean, "spread": spread, "parameters": mine[0]["parameters"]}
+        row[results.EACH] = each
         row |= {"seconds_per_step": float(np.median([run["step_ms"] for run in mine])) / 1e3}
         published = PAPER.get(name, (math.nan,) * 3)
         rows.append(row | dict(zip(("imagenet", "places365", "fashion_mnist"), published, strict=True)))
-    write_csv(options.out / "digits.csv", rows)
-    write_record(options.out / "digits.json", rows=rows, runs=runs)
+    results.record(options.out / "digits.csv", rows, sizes)
     plot(options.out / "digits.png", runs)
-    header = [
-        "attention",
-        "features",
-        "accuracy, %",
-        "ms per step",
-        "FLT Table 2: ImageNet, Places365, Fashion-MNIST",
-    ]
-    cells = [
-        [
-            f"`{row['attention']}`",
-            row["kernel"],
-            f"{row['accuracy']:.2f} ± {row['spread']:.2f}",
-            f"{1e3 * row['seconds_per_step']:.1f}",
-            ", ".join(f"{value}" for value in PAPER.get(row["attention"], ())),
-        ]
-        for row in rows
-    ]
-    print(markdown(header, cells))
+    print(results.table(rows))
     if set(PAPER) <= set(runs):
         print(order_held(runs))
 

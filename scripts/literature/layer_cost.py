@@ -4,38 +4,32 @@ Forward passes, each case in a process of its own: seconds per call, and by how 
 of resident memory, parameters not counted. A case whose shorter lengths foretell more memory or time than allowed is
 left out, and its row says so. "softmax" writes its matrix out, as in 2022; "softmax-fused" is PyTorch's kernel.
 
-    python scripts/literature/layer_cost.py --out runs/layer_cost --figure flt         # ten minutes
-    python scripts/literature/layer_cost.py --out runs/layer_cost --figure lara        # twenty minutes
+    python -m scripts.literature.layer_cost --out runs/layer_cost --figure flt         # ten minutes
+    python -m scripts.literature.layer_cost --out runs/layer_cost --figure lara        # twenty minutes
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import subprocess
 import sys
-import timeit
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from figures import save
 from matplotlib.figure import Figure
-from resident_memory import growth
-from sequence_model import Block, attention_layers
-from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.landmarks import Segments
-from molflt.attention.kernels.lara import LaraKernel
-from molflt.attention.randomised import randomised_attention
-from molflt.attention.sequence.layer import LogLinearAttention, PerformerSequenceAttention, SequenceAttention
 from molflt.data.progress import track
+from molflt.literature.lara import LaraKernel, Segments
+from molflt.literature.randomised import randomised_attention
+from molflt.literature.sequence.layer import KernelisedSequenceAttention, LogLinearAttention, SequenceAttention
+from scripts import results
+from scripts.benchmarks import measuring
+from scripts.literature.sequence_model import Block, attention_layers
 
 
 @dataclass
@@ -86,7 +80,7 @@ def layers(setting: Setting, name: str, length: int) -> nn.Module:
         found = [DenseAttention(dim, heads, name) for _ in range(n_layers)]
     elif name == "lara":
         kernels = [LaraKernel(Segments(setting.features)) for _ in range(n_layers)]
-        found = [PerformerSequenceAttention(dim, heads, kernel, causal=False) for kernel in kernels]
+        found = [KernelisedSequenceAttention(dim, heads, kernel, causal=False) for kernel in kernels]
     else:
         known, counts = "flt-gaussian" if name == "flt" else name, (setting.features, N_FREQUENCIES)
         found = attention_layers(known, dim, heads, n_layers, (length,), False, *counts, seed=0)
@@ -99,17 +93,16 @@ def layers(setting: Setting, name: str, length: int) -> nn.Module:
 
 
 @torch.no_grad()
-def measure(setting: Setting, name: str, length: int, repeats: int, threads: int) -> None:
-    """Print seconds of every call after the first, and the growth of resident memory in the first."""
+def measure(setting: Setting, name: str, length: int, repeats: int, threads: int) -> dict[str, Any]:
+    """Seconds of every call after the first, and the growth of resident memory in the first."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = layers(setting, name, length)
+    model, cpu = layers(setting, name, length), torch.device("cpu")
     x = torch.randn(setting.batch, length, setting.dim)
     # Start up whatever a first call does, on a sequence too short to count.
     model(x[:, :WARM_LENGTH])
-    added = growth(lambda: model(x))
-    seconds = timeit.repeat(lambda: model(x), number=1, repeat=repeats)
-    print(json.dumps({"seconds": seconds, "bytes": added}))
+    added = measuring.peak_growth(lambda: model(x), cpu).peak
+    return {"seconds": measuring.seconds_of(lambda: model(x), repeats, math.inf, cpu), "bytes": added}
 
 
 def expected(known: list[tuple[int, float]], length: int) -> float:
@@ -132,9 +125,10 @@ def case(options: argparse.Namespace, name: str, length: int, known: list[dict[s
         seconds = expected([(old["length"], old["seconds"]) for old in done], length)
         if memory > options.memory or seconds > options.seconds:
             return row | {"note": f"left out: {memory:.1f} GiB and {seconds:.0f} s expected at {length}"}
-    command = [sys.executable, __file__, *sys.argv[1:], "--measure", name, str(length)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    cost = json.loads(subprocess.check_output(command, text=True, env=environment).splitlines()[-1])
+    command = [sys.executable, "-m", "scripts.literature.layer_cost", *sys.argv[1:], "--measure", name, str(length)]
+    cost = measuring.run_isolated(command, options.threads, 3600)
+    if cost["status"] != measuring.DONE:
+        return row | {"note": f"{cost['status']}: {cost.get('note', '')}"}
     low, middle, high = (float(s) for s in np.percentile(cost["seconds"], [25, 50, 75]))
     row |= {"seconds": middle, "seconds_low": low, "seconds_high": high, "mebibytes": cost["bytes"] / 2**20}
     for old in (*known, row):
@@ -156,13 +150,12 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     time_axes.set(yscale="log", xlabel="tokens", ylabel="seconds, forward")
     memory_axes.set(yscale="log", xlabel="tokens", ylabel="peak memory added, MiB")
     time_axes.legend(frameon=False)
-    save(figure, path)
+    results.save(figure, path)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for figure and table")
+    parser = results.parser(__doc__, "figure and table")
     parser.add_argument("--figure", choices=list(FIGURES), required=True)
     parser.add_argument("--lengths", type=int, nargs="+", help="other than those of the figure, increasing")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls of each case, after one that is not")
@@ -173,7 +166,8 @@ def main() -> None:
     options = parser.parse_args()
     setting = FIGURES[options.figure]
     if options.measure:
-        measure(setting, options.measure[0], int(options.measure[1]), options.repeats, options.threads)
+        name, length = options.measure
+        measuring.answer(lambda: measure(setting, name, int(length), options.repeats, options.threads))
         return
     # Length by length, so that ratios compare what ran within minutes of each other.
     cases = [(name, n) for n in options.lengths or setting.lengths for name in setting.attention]
@@ -181,12 +175,10 @@ def main() -> None:
     base = options.out / f"layer_cost_{options.figure}"
     for name, length in track(cases, f"layer cost, {options.figure}"):
         rows.append(case(options, name, length, rows))
-        write_csv(base.with_suffix(".csv"), rows)
         conditions = asdict(setting) | {"threads": options.threads, "repeats": options.repeats}
-        write_record(base.with_suffix(".json"), conditions=conditions, rows=rows)
+        results.record(base.with_suffix(".csv"), rows, conditions)
     plot(base.with_suffix(".png"), rows)
-    cells = [[f"{x:.3g}" if isinstance(x, float) else str(x or "") for x in row.values()] for row in rows]
-    print(markdown(list(rows[0]), cells))
+    print(results.table(rows))
 
 
 if __name__ == "__main__":

@@ -7,33 +7,29 @@ not 128, sequences of 128 tokens and not 2,000, a learning rate of 1e-3 and not 
 not the best one on a validation set. Batches have sequences of equal length only, so there is no padding to be seen
 by attention or pooling. Finished runs are kept.
 
-    python scripts/literature/listops.py --out runs/listops
-    python scripts/literature/listops.py --out runs/listops --kernel oprf-orf oprf-fastfood --seeds 0 --steps 500
+    python -m scripts.literature.listops --out runs/listops
+    python -m scripts.literature.listops --out runs/listops --kernel oprf-orf oprf-fastfood --seeds 0 --steps 500
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from figures import save
-from listops_data import VOCABULARY, Example, by_length, commonest, epoch, examples
 from matplotlib.figure import Figure
-from sequence_model import SequenceTransformer, attention_layers
-from tables import markdown, write_csv, write_record
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.atomic_file import atomic_file
-from molflt.data.progress import track
+from scripts import results
+from scripts.literature import training
+from scripts.literature.listops_data import VOCABULARY, Example, by_length, commonest, epoch, examples
+from scripts.literature.sequence_model import SequenceTransformer, attention_layers
 
 PAPER = {
     "oprf-fastfood": (37.55, 0.48),
@@ -73,70 +69,24 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
 
 
 def fit(
-    model: nn.Module,
-    train: Batches,
-    test: Batches,
-    steps: int,
-    seed: int,
-    batch: int,
-    label: str,
-    decay: Callable[[float], float] = lambda part: 1 - part,
-    lr: float = 1e-3,
-    weight_decay: float = 0.0,
+    model: nn.Module, train: Batches, test: Batches, steps: int, seed: int, label: str, **how: Any
 ) -> dict[str, Any]:
-    """Adam with a linear warm-up over a fifth of the steps (Table 8: 1,000 of 5,000); after it, ``decay`` to zero.
+    """Train by cross-entropy; ``how`` as for :func:`training.fit`.
 
     Returns:
         "curve", (step, accuracy) ten times on the way, "accuracy" after the last step, "step_ms" (median).
     """
     # The order of the data depends on the seed alone: every attention sees the same batches.
     random = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
-    warm = max(1, steps // 5)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min((step + 1) / warm, decay(max(0, step - warm) / max(1, steps - warm)))
-    )
-    curve, seconds = [], []
-    source = train(random)
-    for step in track(range(1, steps + 1), label, total=steps):
-        start = time.perf_counter()
-        found = next(source, None)
-        if found is None:
-            source = train(random)
-            found = next(source)
-        inputs, labels = found
+    source = (batch for _ in count() for batch in train(random))
+
+    def loss() -> Tensor:
+        inputs, labels = next(source)
         # Over the full size also where a batch has less, so that every input of an epoch counts the same.
-        loss = functional.cross_entropy(model(inputs), labels, reduction="sum") / batch
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
-        seconds.append(time.perf_counter() - start)
-        if step % max(1, steps // 10) == 0 or step == steps:
-            curve.append((step, accuracy(model, test)))
-    return {"curve": curve, "accuracy": curve[-1][1], "step_ms": 1e3 * float(np.median(seconds))}
+        return functional.cross_entropy(model(inputs), labels, reduction="sum") / BATCH
 
-
-def kept(path: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of an earlier run in ``path``, or of ``make`` with the settings, which is then written there."""
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        if any(found.get(key) != value for key, value in settings.items()):
-            raise SystemExit(f"{path} was made with other settings: choose another --out, or remove it")
-        return found
-    result = settings | make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(result))
-    print(f"{path.parent}: accuracy {result['accuracy']:.4f}, {result['step_ms']:.1f} ms per step", flush=True)
-    return result
-
-
-def mean_spread(runs: list[dict[str, Any]]) -> tuple[float, float]:
-    """Of the accuracy, in per cent; the spread is the standard deviation."""
-    values = 100 * np.array([run["accuracy"] for run in runs])
-    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan
+    found = training.fit(model, loss, lambda: accuracy(model, test), steps, label, warm_up=0.2, **how)
+    return {**found, "accuracy": found["curve"][-1][1]}
 
 
 def encoder(kernel: str, max_length: int, seed: int) -> SequenceTransformer:
@@ -169,13 +119,12 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(range(len(rows)), [row["kernel"] for row in rows], rotation=20)
     axes.set(ylabel="accuracy, %", xlim=(-0.5, len(rows) - 0.5))
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize="small")
-    save(figure, path)
+    results.save(figure, path)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for runs and tables")
+    parser = results.parser(__doc__, "runs and tables")
     parser.add_argument("--kernel", nargs="+", default=DEFAULT, choices=[*PAPER, "softmax"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=3000)
@@ -191,27 +140,24 @@ def main() -> None:
         for kernel, mine in runs.items():
             settings = {"steps": options.steps, "length": options.length, "size": options.size, "seed": seed}
             model, label = encoder(kernel, options.length[1], seed), f"{kernel}, seed {seed}"
-            make = partial(fit, model, *sources, options.steps, seed, BATCH, label)
-            mine.append(kept(options.out / kernel / str(seed) / "result.json", settings, make))
+            # Table 8: the rate rises in 1,000 of 5,000 steps and falls linearly; no weight decay.
+            how = {"lr": 1e-3, "decay": lambda part: 1 - part, "weight_decay": 0.0}
+            make = partial(fit, model, *sources, options.steps, seed, label, **how)
+            mine.append(training.kept(options.out / kernel / str(seed), settings, make))
     blind, by_operator = (100 * share for share in commonest(train, test))
     rows = []
     for kernel, mine in runs.items():
         published, paper_spread = PAPER.get(kernel, (math.nan, math.nan))
-        mean, spread = mean_spread(mine)
+        each = [100 * run["accuracy"] for run in mine]
+        mean, spread = training.mean_spread(each)
         seconds = float(np.median([run["step_ms"] for run in mine])) / 1e3
         row = {"kernel": kernel, "seeds": len(mine), "steps": options.steps, "accuracy": mean, "spread": spread}
         row |= {"seconds_per_step": seconds, "commonest": blind, "operator": by_operator}
+        row[results.EACH] = each
         rows.append(row | {"paper": published, "paper_spread": paper_spread})
-    write_csv(options.out / "listops.csv", rows)
-    write_record(options.out / "listops.json", rows=rows, runs=runs)
+    results.record(options.out / "listops.csv", rows, {"length": options.length, "size": options.size})
     plot(options.out / "listops.png", rows)
-    header = ["kernel", "accuracy, %", "ms per step", "Spectraformer Table 3, %"]
-    cells = []
-    for row in rows:
-        paper = f"{row['paper']:.2f} ± {row['paper_spread']:.2f}" if row["kernel"] in PAPER else ""
-        here = f"{row['accuracy']:.1f} ± {row['spread']:.1f}"
-        cells.append([f"`{row['kernel']}`", here, f"{1e3 * row['seconds_per_step']:.1f}", paper])
-    print(markdown(header, cells))
+    print(results.table(rows))
     print(f"the commonest digit: {blind:.1f}%; the commonest one for the first operator: {by_operator:.1f}%")
 
 

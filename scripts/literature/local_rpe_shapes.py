@@ -5,25 +5,23 @@ The indicator of a box and its continuous relatives with the same support, each 
 the continuous one with few and with many random frequencies, and its root mean square error over the square shown.
 The indicator has no such reconstruction: the integral of |g| diverges.
 
-    python scripts/literature/local_rpe_shapes.py --out runs/local_rpe_shapes              # two minutes on one core
+    python -m scripts.literature.local_rpe_shapes --out runs/local_rpe_shapes              # two minutes on one core
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from figures import save
 from matplotlib.figure import Figure
-from tables import markdown, write_csv, write_record
 from torch import Tensor
 
-from molflt.attention.spectra.features import features
-from molflt.attention.spectra.local_box import LocalBox
 from molflt.data.progress import track
+from molflt.literature.spectra.local_box import LocalBox
+from molflt.literature.spectra.spectrum import features
+from scripts import results
 
 POWERS = (2, 3)
 SHOWN = (64, 1024)
@@ -106,13 +104,12 @@ def plot(path: Path, rows: list[dict[str, Any]], reach: list[float], points: int
         axes.axhline(mine[0]["rms_of_f"], color=line.get_color(), linestyle=":")
     axes.set(xscale="log", yscale="log", xlabel="frequencies r", ylabel="rms error (dotted: rms of f)")
     axes.legend(frameon=False)
-    save(figure, path)
+    results.save(figure, path)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for figure and table")
+    parser = results.parser(__doc__, "figure and table")
     parser.add_argument("--reach", type=float, nargs=2, default=[1.0, 1.0], help="where f ends on either axis")
     parser.add_argument("--power", type=int, default=2, choices=POWERS, help="of the reconstruction in the figure")
     parser.add_argument("--frequencies", type=int, nargs="+", default=[16, 64, 256, 1024, 4096])
@@ -122,19 +119,9 @@ def main() -> None:
     with torch.no_grad():
         rows = measure(options.reach, options.points, options.frequencies, options.seeds)
         plot(options.out / "local_rpe_shapes.png", rows, options.reach, options.points, options.power)
-    write_csv(options.out / "local_rpe_shapes.csv", rows)
     conditions = {"reach": options.reach, "points": options.points, "extent": EXTENT, "power_shown": options.power}
-    write_record(options.out / "local_rpe_shapes.json", conditions=conditions, rows=rows)
-    cells = [
-        [
-            str(row["power"]),
-            str(row["frequencies"]),
-            f"{row['rms_error']:.3f}",
-            f"{row['rms_error_low']:.3f} to {row['rms_error_high']:.3f}",
-        ]
-        for row in rows
-    ]
-    print(markdown(["power", "r", "rms error, median", "quartiles"], cells))
+    results.record(options.out / "local_rpe_shapes.csv", rows, conditions)
+    print(results.table(rows))
 
 
 if __name__ == "__main__":

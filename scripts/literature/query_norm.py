@@ -6,13 +6,12 @@ Rows of ω are independent, as in the paper, and besides orthogonal or sampled o
 standard deviation of the kernel itself, measured and by Lemma 2 (Eq. 14 of arXiv 2106.12566): for large R nearly all
 of its variance lies in draws too rare for any number of seeds, and what is measured stays far below the lemma.
 
-    python scripts/literature/query_norm.py --out runs/query_norm                    # two minutes on one core
-    python scripts/literature/query_norm.py --out runs/query_norm --seeds 2 --features 4 64 --radii 1 4
+    python -m scripts.literature.query_norm --out runs/query_norm                    # two minutes on one core
+    python -m scripts.literature.query_norm --out runs/query_norm --seeds 2 --features 4 64 --radii 1 4
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -20,15 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import save
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from tables import markdown, write_csv, write_record
 from torch import Tensor
 from torch.nn import functional
 
-from molflt.attention.kernels.build import build_kernel
 from molflt.data.progress import track
+from molflt.literature.kernels import build_kernel
+from scripts import results
 
 DIM, N_KEYS = 64, 1024
 MATRICES = ("iid", "orf", "sphere")
@@ -119,26 +117,20 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     kernel.set(xscale="log", yscale="log", xlabel="features m", title="relative sd of κ (dashed: Lemma 2)")
     paper.legend(fontsize=8, ncols=2)
     others.legend(frameon=False, fontsize=8)
-    save(figure, path)
+    results.save(figure, path)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for figure and table")
+    parser = results.parser(__doc__, "figure and table")
     parser.add_argument("--radii", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
     parser.add_argument("--features", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512, 1024])
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
     rows = measure(options.radii, options.features, options.seeds)
-    write_csv(options.out / "query_norm.csv", rows)
-    conditions = {"dim": DIM, "keys": N_KEYS, "seeds": options.seeds}
-    write_record(options.out / "query_norm.json", conditions=conditions, rows=rows)
+    results.record(options.out / "query_norm.csv", rows, {"dim": DIM, "keys": N_KEYS, "seeds": options.seeds})
     plot(options.out / "query_norm.png", rows)
-    # Of independent rows, as in the paper.
-    found = {(row["radius"], row["features"]): f"{row['error']:.3f}" for row in rows if row["matrix"] == "iid"}
-    cells = [[f"{radius:g}", *(found[radius, m] for m in options.features)] for radius in options.radii]
-    print(markdown(["R", *(f"m = {m}" for m in options.features)], cells))
+    print(results.table(rows))
 
 
 if __name__ == "__main__":

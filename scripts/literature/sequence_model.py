@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.kernels.build import build_kernel
 from molflt.attention.kernels.kernel import Kernel
-from molflt.attention.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
-from molflt.attention.sequence.layer import (
-    CosformerAttention,
-    FourierSequenceAttention,
+from molflt.literature.kernels import build_kernel
+from molflt.literature.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
+from molflt.literature.sequence.layer import (
+    KernelisedSequenceAttention,
     LogLinearAttention,
-    PerformerSequenceAttention,
     SequenceAttention,
     SoftmaxSequenceAttention,
 )
-from molflt.attention.sequence.relative_bias import RelativeBias
+from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, CosformerKernel
+from molflt.literature.sequence.relative_bias import RelativeBias
 
 N_TERMS = 16
 """T of the RPE functions of FLT."""
@@ -68,15 +67,15 @@ def attention_layers(
             case "softmax":
                 layers.append(SoftmaxSequenceAttention(dim, n_heads, bias, causal))
             case "performer":
-                layers.append(PerformerSequenceAttention(dim, n_heads, feature_map(head_dim), causal))
+                layers.append(KernelisedSequenceAttention(dim, n_heads, feature_map(head_dim), causal))
             case "log-linear":
                 layers.append(LogLinearAttention(dim, n_heads, feature_map(head_dim), bias, causal))
             case "flt-gaussian" | "flt-local":
-                width = head_dim + 2 * n_frequencies
-                layers.append(FourierSequenceAttention(dim, n_heads, feature_map(width), rpe, causal, grid))
+                positioned = ConcatenatedKernel(feature_map(head_dim + rpe.width), rpe, grid)
+                layers.append(KernelisedSequenceAttention(dim, n_heads, positioned, causal))
             case "cosformer":
                 n = shape[0] if grid is None else shape[0] * shape[1]
-                layers.append(CosformerAttention(dim, n_heads, n, causal))
+                layers.append(KernelisedSequenceAttention(dim, n_heads, CosformerKernel(head_dim, n), causal))
             case _:
                 raise ValueError(f"there is no attention '{name}'")
     return layers

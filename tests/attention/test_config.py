@@ -1,68 +1,114 @@
-"""Settings of attention that exclude each other are refused, each by a message that says what to set."""
+"""Configurations by mechanism: only keys that act, and refusals that say what to set instead."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from molflt.attention.build import interchangeable_method
-from molflt.attention.config import AttentionConfig
+from molflt.attention.build import build_attention
+from molflt.attention.registry import (
+    OWN_MECHANISMS,
+    OWN_PRESETS,
+    AttentionConfig,
+    attention_config,
+    imported,
+    kernels,
+    mechanisms,
+    presets,
+)
 from molflt.model.config import ModelConfig
+from tests.attention.layers import SIZES
 
-CONCAT = {"combine": "concat", "frequencies": "sampled", "moment_channels": 0}
+READ = TypeAdapter(AttentionConfig).validate_python
+SAMPLED = {"mechanism": "sampled"}
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_read_built_and_written(name: str) -> None:
+    config = READ(name)
+    assert config == attention_config(name)
+    assert READ(config.model_dump()) == config
+    shared, layers = build_attention(config, SIZES)
+    assert len(layers) == SIZES.n_layers
+    assert shared.rpe is None or shared.method is not None
+
+
+def test_names_of_the_registry_lead_somewhere() -> None:
+    for name, mechanism in mechanisms().items():
+        assert callable(imported(mechanism.build))
+        assert mechanism.config.model_fields["mechanism"].default == name
+    assert all(callable(imported(place)) for place in set(kernels().values()))
+    assert OWN_MECHANISMS.items() <= mechanisms().items()
+    assert OWN_PRESETS.items() <= presets().items()
+
+
+def test_configurations_are_read_without_torch() -> None:
+    code = "import sys, molflt.attention.registry as r; r.attention_config('flt'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ("fourier-transformer", "unknown attention 'fourier-transformer'"),
+        ("moflt", "did you mean molflt?"),
+        ({"mechanism": "fourrier"}, "unknown mechanism 'fourrier'; choose one of fourier, sampled, local"),
         ({"sigma_min": 5.0, "sigma_max": 5.0}, "must be smaller than sigma_max"),
-        ({**CONCAT, "frequencies": "mesh"}, "set frequencies=sampled"),
-        ({**CONCAT, "mechanism": "softmax"}, "combine=concat belongs to mechanism=fourier, not softmax"),
-        ({**CONCAT, "spectrum": "free"}, "set spectrum=gaussian"),
-        ({"means": True}, "means need frequencies=sampled with directions=random"),
-        ({"means": True, "frequencies": "sampled", "directions": "averaged"}, "means need frequencies=sampled"),
-        ({"l_max": 8}, "l_max is a budget"),
-        ({"l_max": 8, "frequencies": "sampled", "directions": "random"}, "l_max is a budget"),
-        ({**CONCAT, "l_max": 8}, "l_max is a budget"),
-        ({"order": "linear", "frequencies": "exact"}, "frequencies=exact as it is set has no linear form"),
-        ({"order": "linear", "frequencies": "sampled", "directions": "averaged"}, "or set l_max with sampled"),
-        ({**CONCAT, "order": "linear"}, "leave order and far_dim at their defaults"),
-        ({**CONCAT, "far_dim": 32}, "leave order and far_dim at their defaults"),
-        ({"kernel": "gauss"}, "gauss"),
-        ({"kernel": "elu", "redraw_every": 10}, "kernel=elu has none: set it to 0"),
-        ({"kernel": "posrf-fastfood", "redraw_every": 10}, "what fastfood has learned: set it to 0"),
-        ({"positional_mask": True}, "positional_mask belongs to mechanism=randomised"),
-        (
-            {"mechanism": "randomised", "positional_mask": True, "order": "linear"},
-            "mechanism=randomised is quadratic: leave order at auto",
-        ),
-        ({"mechanism": "softmax", "moment_channels": 8}, "moment_channels belong to mechanism=fourier"),
-        ({**CONCAT, "moment_channels": 8}, "moment_channels belong to mechanism=fourier"),
-        ({"spectrum": "free"}, "spectrum=free is a property of the sampled estimator: set frequencies=sampled"),
+        ({"far_rank": "m", "kernel": "posrf-orff"}, "unknown kernel 'posrf-orff'; among those there are: posrf-orf"),
+        # Keys of another mechanism, named with those that have them.
+        ({"n_frequencies": 8}, "n_frequencies is no key of mechanism=fourier, but of sampled"),
+        ({"mechanism": "softmax", "moment_channels": 8}, "moment_channels is no key of mechanism=softmax, but of fo"),
+        ({"mechanism": "local", "sigma_max": 8}, "sigma_max is no key of mechanism=local"),
+        ({"no_such_key": 1}, "Extra inputs are not permitted"),
+        # Keys without effect beside the others.
+        ({"n_features": 32}, "n_features acts only with far_rank=m"),
+        ({"kernel": "posrf-orf", "far_rank": 1, "redraw_every": 5}, "redraw_every acts only with far_rank=m"),
+        ({"mechanism": "kernelised", "n_landmarks": 5}, "n_landmarks acts only with kernel=lara"),
+        ({"frequencies": "exact", "tolerance": 1e-5}, "tolerance acts only with a method other than exact"),
+        ({**SAMPLED, "means": True}, "means acts only with directions=random"),
+        ({**SAMPLED, "l_max": 8, "directions": "random"}, "l_max acts only with directions=averaged"),
+        # Contraction orders that no structure has.
+        ({"order": "linear", "frequencies": "exact"}, "frequencies=exact has no linear form"),
+        ({**SAMPLED, "order": "linear"}, "averaged directions have no linear form"),
+        # Keys of configurations from before every mechanism had its own.
+        ({"combine": "concat"}, "combine=concat is now mechanism=concat"),
+        ({"combine": "product"}, "combine=product is gone: every mechanism but concat is a product; leave it out"),
+        ({"far_field": False}, "far_field=false is now mechanism=local"),
+        ({"far_field": True}, "far_field=true is gone: leave it out"),
+        ({"frequencies": "sampled"}, "frequencies=sampled is now mechanism=sampled, without the key frequencies"),
+        ({"frequencies": "quadrature", "l_max": 8}, "l_max=8 belongs to mechanism=budget now"),
+        ({"positional_mask": True}, "positional_mask=true is now mechanism=randomised-rpe"),
     ],
     ids=str,
 )
-def test_what_excludes_each_other(settings: Any, message: str) -> None:
-    with pytest.raises(ValidationError) as refusal:
-        AttentionConfig.model_validate(settings)
-    assert message in str(refusal.value)
+def test_what_is_refused(settings: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        READ(settings)
 
 
-@pytest.mark.parametrize("settings", [CONCAT, {"frequencies": "quadrature", "l_max": 8}, {"mechanism": "softmax"}])
-def test_what_does_not(settings: Any) -> None:
-    AttentionConfig.model_validate(settings)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_features": 64},
+        {"far_rank": "m", "n_features": 32, "redraw_every": 5},
+        {**SAMPLED, "l_max": 8, "order": "linear"},
+        {**SAMPLED, "directions": "random", "means": True},
+        {"frequencies": "exact"},
+    ],
+    ids=str,
+)
+def test_what_is_not(settings: Any) -> None:
+    """A default that is written out does no harm where it does not act."""
+    READ(settings)
 
 
-@pytest.mark.parametrize(("far_dim", "n_heads"), [(12, 8), (256, 8)])
-def test_far_dim_must_fit_the_heads(far_dim: int, n_heads: int) -> None:
-    with pytest.raises(ValidationError, match=f"attention.far_dim \\({far_dim}\\) must be a multiple of n_heads"):
-        ModelConfig.model_validate({"dim": 128, "n_heads": n_heads, "attention": {"far_dim": far_dim}})
-    ModelConfig.model_validate({"dim": 128, "n_heads": n_heads, "attention": {"far_dim": 128}})
-
-
-def test_sampled_replaces_no_method() -> None:
-    with pytest.raises(ValueError, match="it cannot replace another method"):
-        interchangeable_method("sampled", 1e-4)
+def test_far_dim_must_fit_the_heads() -> None:
+    for far_dim in (12, 256):
+        with pytest.raises(ValidationError, match=f"attention.far_dim \\({far_dim}\\) must be a multiple of n_heads"):
+            ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": far_dim}})
+    ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": 128}})

@@ -19,10 +19,10 @@ from ase.filters import FrechetCellFilter
 from ase.io.trajectory import Trajectory
 from ase.optimize import BFGS, FIRE
 
-from molflt import Model
-from molflt.calculator import MolFLTCalculator
+from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.errors import InputError
 from molflt.model.model_file import save_model
+from molflt.prediction.model import Model
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
 
 
@@ -72,20 +72,6 @@ def test_stress_is_a_central_difference(random_model, kind, attention):
     # Power: another order of Voigt's components, or the other sign, would not do.
     for wrong in (-found, found[[0, 1, 2, 5, 4, 3]]):
         assert np.abs(wrong - expected).max() > 1e-3 * np.abs(expected).max()
-
-
-def test_stress_is_positive_under_tension(calc):
-    """As in ASE: it is what d(energy)/d(ln volume)/(3 volume) says, for hydrostatic strain."""
-    atoms = bulk("Cu", cubic=True)
-    atoms.calc = calc
-    stress, volume = atoms.get_stress(), atoms.get_volume()
-    energies = []
-    for scale in (1 + 1e-5, 1 - 1e-5):
-        other = atoms.copy()
-        other.set_cell(atoms.cell * scale, scale_atoms=True)
-        other.calc = calc
-        energies.append(other.get_potential_energy())
-    assert stress[:3].sum() == pytest.approx((energies[0] - energies[1]) / 2e-5 / volume, rel=1e-6)
 
 
 @pytest.mark.parametrize("attention", ["molflt", "flt"])
@@ -261,7 +247,9 @@ def test_optimisers_constraints_and_trajectories(calc, tmp_path):
 # What is refused
 
 
-def test_relaxed_energies_have_no_forces(random_model):
+def test_only_energies_of_the_given_geometry_have_forces(random_model):
+    for target in ("energy", "y_init"):
+        assert "forces" in MolFLTCalculator(random_model(target=target)).implemented_properties
     calc = MolFLTCalculator(random_model(target="y_relaxed"))
     assert calc.implemented_properties == ["energy", "free_energy"]
     atoms = KINDS["triclinic"]()
@@ -272,66 +260,36 @@ def test_relaxed_energies_have_no_forces(random_model):
             ask()
 
 
-def test_energies_of_the_given_geometry_have_forces(random_model):
-    for target in ("energy", "y_init"):
-        assert "forces" in MolFLTCalculator(random_model(target=target)).implemented_properties
-
-
-def test_no_stress_without_a_volume(calc):
+def test_no_stress_without_a_volume_and_no_energies_of_atoms(calc):
     for atoms in (KINDS["molecule"](), molecule("H2O", vacuum=3.0), fcc111("Cu", (1, 1, 2))):
         atoms = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
         atoms.calc = calc
         with pytest.raises(PropertyNotImplementedError, match="three lattice vectors"):
             atoms.get_stress()
+        with pytest.raises(PropertyNotImplementedError):
+            atoms.get_potential_energies()
         assert np.isfinite(atoms.get_forces()).all()
 
 
-def test_per_atom_energies_are_not_offered(calc):
-    atoms = KINDS["molecule"]()
-    atoms.calc = calc
-    with pytest.raises(PropertyNotImplementedError):
-        atoms.get_potential_energies()
+CHARGED = [("charge", 1), ("Charge", -1.0), ("total_charge", "1"), ("charge", "cation"), ("charge", float("nan"))]
+OPEN_SHELLS = [("spin", 2), ("spin", 0.5), ("multiplicity", 3), ("spin_multiplicity", 2)]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("charge", 1),
-        ("Charge", -1.0),
-        ("total_charge", "1"),
-        ("charge", "cation"),
-        ("charge", float("nan")),
-        ("spin", 2),
-        ("spin", 0.5),
-        ("multiplicity", 3),
-        ("spin_multiplicity", 2),
-    ],
-)
-def test_charges_and_spins_are_refused(calc, key, value):
+def test_charges_and_spins_are_refused(calc):
     """Also once results are at hand, for ``info`` is no part of ASE's state."""
     atoms = KINDS["molecule"]()
     atoms.calc = calc
-    atoms.get_forces()
-    atoms.info[key] = value
-    for ask in (atoms.get_potential_energy, atoms.get_forces, lambda: calc.calculate(atoms)):
-        with pytest.raises(InputError, match=rf"C2H6O: atoms.info\['{key}'\] is .*remove it"):
-            ask()
-    with pytest.raises(InputError, match=key):
-        calc.model.predict(atoms)
-    del atoms.info[key]
-    atoms.get_forces()
-
-
-def test_neutral_closed_shells_are_not_refused(calc):
-    atoms = KINDS["molecule"]()
-    atoms.calc = calc
     atoms.info.update(charge=0, total_charge="0", spin=1, multiplicity=1, spin_multiplicity=None)
-    assert np.isfinite(atoms.get_potential_energy())
-
-
-def test_initial_charges_of_an_ion_are_refused(calc):
-    atoms = KINDS["molecule"]()
-    atoms.calc = calc
+    atoms.get_forces()
+    atoms.info.clear()
+    for key, value in CHARGED + OPEN_SHELLS:
+        atoms.info[key] = value
+        for ask in (atoms.get_potential_energy, atoms.get_forces, lambda: calc.calculate(atoms)):
+            with pytest.raises(InputError, match=rf"C2H6O: atoms.info\['{key}'\] is .*remove it"):
+                ask()
+        with pytest.raises(InputError, match=key):
+            calc.model.predict(atoms)
+        del atoms.info[key]
     atoms.set_initial_charges([0.4, -0.4] + [0.0] * 7)
     energy = atoms.get_potential_energy()
     atoms.set_initial_charges([1.0] + [0.0] * 8)
@@ -401,27 +359,18 @@ def test_what_is_not_finite_is_refused(random_model):
             ask()
 
 
-def test_atoms_that_coincide(calc):
+def test_what_cannot_be_used(calc, random_model, tmp_path):
     atoms = Atoms("CuCu", [[0, 0, 0], [0, 0, 0]])
     atoms.calc = calc
     with pytest.raises(InputError, match="coincide"):
         atoms.get_forces()
-
-
-@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16, "double precision"])
-def test_an_unknown_precision(random_model, dtype):
-    with pytest.raises(InputError, match="float32"):
-        MolFLTCalculator(random_model(), dtype=dtype)
-
-
-def test_what_is_no_model(tmp_path):
+    with pytest.raises(InputError, match="no atoms"):
+        MolFLTCalculator(random_model()).calculate()
+    for dtype in ("float16", torch.bfloat16, "double precision"):
+        with pytest.raises(InputError, match="float32"):
+            MolFLTCalculator(random_model(), dtype=dtype)
     for nonsense in (3, [3], None):
         with pytest.raises(InputError, match="is no model"):
             MolFLTCalculator(nonsense)
     with pytest.raises(InputError, match="no such file"):
         MolFLTCalculator(tmp_path / "nothing.safetensors")
-
-
-def test_a_calculator_without_atoms(calc):
-    with pytest.raises(InputError, match="no atoms"):
-        calc.calculate()

@@ -13,8 +13,7 @@ import pytest
 from ase import Atoms
 from ase.build import bulk, fcc111
 
-from molflt.calculator import MolFLTCalculator
-from molflt.calculator.held import HeldMethod
+from molflt.calculator.ase_calculator import HeldMethod, MolFLTCalculator
 from tests.attention.structures import STRUCTURES
 
 BOUND = 1e-9

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from molflt.model.energy_model import EnergyModel
 
-Run = Callable[..., Any]
 
-
-def test_table_and_verdict(molflt: Run, model_path: Path, tiny_data: Path) -> None:
+def test_table_and_verdict(molflt, model_path, tiny_data):
     result = molflt(
         "check-invariance", model_path, tiny_data / "val.lmdb", "--dtype", "float64", "--draws", 1, "--limit", 4
     )
@@ -25,7 +20,7 @@ def test_table_and_verdict(molflt: Run, model_path: Path, tiny_data: Path) -> No
     assert "of their spread" in result.out
 
 
-def test_json(molflt: Run, model_path: Path) -> None:
+def test_json(molflt, model_path):
     result = molflt("check-invariance", model_path, "CCO", "O", "--json", "--draws", 1, "--dtype", "float32")
     assert result.status == 0, result
     content = json.loads(result.out)
@@ -37,7 +32,7 @@ def test_json(molflt: Run, model_path: Path) -> None:
     assert wrapping["worst"] is None
 
 
-def test_drift_between_precisions(molflt: Run, model_path: Path) -> None:
+def test_drift_between_precisions(molflt, model_path):
     """Against the energies themselves, by the calls that a user would make."""
     import molflt as package
 
@@ -55,7 +50,7 @@ def test_drift_between_precisions(molflt: Run, model_path: Path) -> None:
     assert json.loads(alone.out)["float32_drift"] is None
 
 
-def test_a_failure_is_status_one(molflt: Run, model_path: Path, monkeypatch) -> None:
+def test_a_failure_is_status_one(molflt, model_path, monkeypatch):
     sound = EnergyModel.forward
 
     def broken(self, batch, n_max=None):
@@ -70,7 +65,7 @@ def test_a_failure_is_status_one(molflt: Run, model_path: Path, monkeypatch) -> 
     assert "translation" in result.out.split("FAILED")[1]
 
 
-def test_user_mistakes(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+def test_user_mistakes(molflt, model_path, tmp_path):
     wrong = tmp_path / "wrong.cif"
     wrong.write_text("not a crystal")
     result = molflt("check-invariance", model_path, wrong)
@@ -79,7 +74,7 @@ def test_user_mistakes(molflt: Run, model_path: Path, tmp_path: Path) -> None:
     assert molflt("check-invariance", tmp_path / "absent.safetensors").status == 2
 
 
-def test_a_model_without_a_far_field(molflt: Run, performer_path: Path) -> None:
+def test_a_model_without_a_far_field(molflt, performer_path):
     arguments = ("check-invariance", performer_path, "--draws", 1, "--dtype", "float64")
     result = molflt(*arguments, "CCO", "O")
     assert result.status == 0, result

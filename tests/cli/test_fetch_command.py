@@ -11,20 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from molflt.cli.main import app
-from molflt.data.fetch import catalogue, obtain
-from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, start, tar_of
+from molflt.data.fetch import catalogue, download, obtain
+from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, serving, tar_of
 
 Run = Callable[..., Any]
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    owner, http = start(good_tar())
-    serve(owner, monkeypatch)
-    yield owner
-    http.shutdown()
-    http.server_close()
+    with serving(good_tar()) as owner:
+        serve(owner, monkeypatch)
+        yield owner
 
 
 def serve(owner: Server, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -41,6 +38,7 @@ def test_help() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--list"], ["oc20-is2re", "--list"]])
 def test_list(arguments: list[str], molflt: Run) -> None:
+    """The real catalogue."""
     result = molflt("fetch", *arguments)
     assert result.status == 0
     assert result.out.startswith("oc20-is2re ")
@@ -124,9 +122,9 @@ def test_interruption(server: Server, molflt: Run, tmp_path: Path, monkeypatch: 
     def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(download, "_BLOCK", 1000)
     server.replies = [lambda handler: handler.honest(2000)]
     with monkeypatch.context() as patch:
-        patch.setattr(obtain.time, "sleep", stop)
         patch.setattr(obtain.obtain, "__defaults__", (stop,))
         result = molflt("fetch", "oc20-is2re", "--to", tmp_path)
     assert result.status == 130

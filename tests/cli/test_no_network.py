@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_train_evaluate_predict_without_a_network(
     config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1}), "A test."))
     jobs = [
         ("train", config, "--out", out),
-        ("evaluate", out, data, "--report", tmp_path / "report.html"),
+        ("evaluate", out, data, "--report", tmp_path / "report.html", "--json"),
         ("predict", out, data, "--out", tmp_path / "energies.csv"),
         ("info", out),
         ("check-invariance", out, data, "--limit", 1, "--draws", 1),
@@ -56,6 +57,10 @@ def test_train_evaluate_predict_without_a_network(
         done = run(offline, *job)
         assert "NETWORK USED" not in done.stdout + done.stderr, (job, done.stderr)
         assert done.returncode == 0, (job, done.stderr)
+        if "--json" in job:
+            # A script can read what is printed, and nothing else is said.
+            assert json.loads(done.stdout)["n"] == 10
+            assert done.stderr == ""
 
 
 def test_the_block_blocks(offline: dict[str, str]) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
@@ -13,11 +10,9 @@ import pytest
 
 from molflt.data.ase_io import to_atoms
 
-Run = Callable[..., Any]
-
 
 @pytest.fixture
-def folder(tiny_data: Path, tmp_path: Path) -> Path:
+def folder(tiny_data, tmp_path):
     """Three LMDBs in a folder, as in OC20."""
     (tmp_path / "data").mkdir()
     for k, name in enumerate(("train", "val", "other")):
@@ -26,7 +21,7 @@ def folder(tiny_data: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npz"])
-def test_a_folder_in_shards(suffix: str, molflt: Run, model_path: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_in_shards(suffix, molflt, model_path, folder, tmp_path):
     whole, merged = tmp_path / f"whole{suffix}", tmp_path / f"merged{suffix}"
     options = ("--max-atoms", 40)
     assert molflt("predict", model_path, folder, "-o", whole, *options).status == 0
@@ -44,7 +39,7 @@ def test_a_folder_in_shards(suffix: str, molflt: Run, model_path: Path, folder: 
     assert molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged).status == 2
 
 
-def test_a_submission(molflt: Run, model_path: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_submission(molflt, model_path, folder, tmp_path):
     whole, merged = tmp_path / "whole.npz", tmp_path / "merged.npz"
     molflt("predict", model_path, folder, "-o", whole, "--oc20-split", "id")
     for k in (1, 2):
@@ -57,7 +52,7 @@ def test_a_submission(molflt: Run, model_path: Path, folder: Path, tmp_path: Pat
         np.testing.assert_array_equal(found["id_energy"], expected["id_energy"])
 
 
-def test_skipped_structures(molflt: Run, model_path: Path, val_set: Any, tmp_path: Path) -> None:
+def test_skipped_structures(molflt, model_path, val_set, tmp_path):
     frames = []
     for i in range(6):
         atoms = to_atoms(val_set[i])
@@ -91,13 +86,13 @@ def test_skipped_structures(molflt: Run, model_path: Path, val_set: Any, tmp_pat
         (["--shard", "1/2", "-o", "out.npz", "--oc20-split", "id"], "give it to 'molflt merge'"),
     ],
 )
-def test_options_that_do_not_go_together(options: list[str], message: str, molflt: Run, model_path: Path) -> None:
+def test_options_that_do_not_go_together(options, message, molflt, model_path):
     result = molflt("predict", model_path, "CO", *options)
     assert result.status == 2
     assert message in result.err
 
 
-def test_merge_checks_its_output(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+def test_merge_checks_its_output(molflt, model_path, tmp_path):
     molflt("predict", model_path, "CO", "-o", tmp_path / "out.csv", "--shard", "1/1")
     shard = tmp_path / "out.csv.shard-1-of-1"
     for name, message in {"out.txt": "must end in", "out.extxyz": "extxyz holds structures"}.items():

@@ -1,13 +1,12 @@
-"""evaluate, predict and info: what is said, and on which stream."""
+"""evaluate, predict, info and convert: what is said, and on which stream."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,14 @@ import pytest
 from ase.build import molecule
 
 from molflt.data.ase_io import to_atoms
-from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, open_dataset
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
-from molflt.training.datasets import labels
-from molflt.training.screening import Screening
+from molflt.training.screening import Screening, labels
+from molflt.prediction.evaluation import evaluate
 
 Run = Callable[..., Any]
 
@@ -44,44 +42,57 @@ def structure_files(val_set: StructureDataset, tmp_path: Path) -> Path:
     return folder
 
 
-def test_evaluate(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedModel, val_set: Any) -> None:
-    expected = energy_metrics(
-        predict(loaded, val_set)[0].energies, labels(Screening(val_set, LabelSpec(target="y_relaxed"), "val"))
-    )
+def test_evaluate(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedModel) -> None:
     data = tiny_data / "val.lmdb"
+    expected = evaluate(loaded, str(data)).metrics
     result = molflt("evaluate", model_path, data, "--no-report")
-    assert result.status == 0
-    assert result.err == ""
-    assert f"{data}: 10 structures, target y_relaxed" in result.out
-    assert f"MAE   {expected.energy_mae:.4f} eV" in result.out
-    assert f"({expected.mae_over_mad:.3f} of the mean absolute deviation" in result.out
-    as_json = molflt("evaluate", model_path, data, "--json")
-    content = json.loads(as_json.out)
+    assert (result.status, result.err) == (0, "")
+    first, mae, rmse, ewt, far_field = result.out.splitlines()
+    assert first == f"{data}: 10 structures, target y_relaxed"
+    share = f"({expected.mae_over_mad:.3f} of the mean absolute deviation {expected.mad:.4f} eV)"
+    assert mae == f"  MAE   {expected.energy_mae:.4f} eV   {share}"
+    assert rmse == f"  RMSE  {expected.energy_rmse:.4f} eV"
+    assert ewt == f"  EwT   {100 * expected.ewt:.2f} %   (|error| < 0.02 eV)"
+    assert far_field.startswith("  far field by ")
+    content = json.loads(molflt("evaluate", model_path, data, "--json").out)
     assert {name: content[name] for name in expected.as_dict()} == pytest.approx(expected.as_dict())
-    assert (content["target"], content["unknown"]) == ("y_relaxed", [])
+    assert (content["target"], content["unknown"], content["skipped"], content["members"]) == ("y_relaxed", [], [], 1)
 
 
-def test_evaluate_json_is_json_even_for_one_structure(
+def test_evaluate_one_structure_of_several(
     molflt: Run, model_path: Path, val_set: StructureDataset, tmp_path: Path
 ) -> None:
-    write_lmdb(tmp_path / "one.lmdb", [to_record(val_set[1])], progress=False)
-    result = molflt("evaluate", model_path, tmp_path / "one.lmdb", "--json")
+    """What is left out is said; a deviation of nothing is neither printed nor written as NaN."""
+    records = [to_record(val_set[k]) for k in (1, 2)]
+    records[1]["pos"] = 0 * np.asarray(records[1]["pos"])
+    write_lmdb(tmp_path / "two.lmdb", records, progress=False)
+    arguments = ("evaluate", model_path, tmp_path / "two.lmdb", "--on-error", "skip")
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    assert json.loads(result.out, parse_constant=refuse)["mae_over_mad"] is None
-    assert "nan" not in molflt("evaluate", model_path, tmp_path / "one.lmdb", "--no-report").out
+    content = json.loads(molflt(*arguments, "--json").out, parse_constant=refuse)
+    assert (content["n"], content["mae_over_mad"], len(content["skipped"])) == (1, None, 1)
+    result = molflt(*arguments, "--report", tmp_path / "r.html")
+    assert "nan" not in result.out
+    assert "Warning: 1 structures were skipped" in result.err
+    assert "coincide" in result.err
+    assert "they cannot be used: 1 of two." in (tmp_path / "r.html").read_text()
+    assert molflt(*arguments[:-2]).status == 2
 
 
-@pytest.mark.parametrize("frequencies", ["auto", "exact", "quadrature", "lattice"])
-def test_evaluate_by_another_method(frequencies: str, molflt: Run, model_path: Path, tiny_data: Path) -> None:
-    def mae(*options: str) -> float:
+def test_evaluate_by_another_method(molflt: Run, model_path: Path, tiny_data: Path) -> None:
+    def found(*options: str) -> dict[str, Any]:
         result = molflt("evaluate", model_path, tiny_data / "other.lmdb", "--json", *options)
         assert result.status == 0, result
-        return float(json.loads(result.out)["energy_mae"])
+        content: dict[str, Any] = json.loads(result.out)
+        return content
 
-    assert mae("--frequencies", frequencies) == pytest.approx(mae(), rel=1e-2)
+    as_trained = found()
+    for method in ("exact", "quadrature", "lattice"):
+        content = found("--frequencies", method)
+        assert content["energy_mae"] == pytest.approx(as_trained["energy_mae"], rel=1e-2)
+        assert all(how.startswith(method) for how in content["far_field"])
 
 
 @pytest.mark.parametrize("name", ["pyg1.lmdb", "pyg2.lmdb"])
@@ -98,8 +109,11 @@ def test_evaluate_reads_the_real_oc20_samples(name: str, molflt: Run, model_path
     assert result.err.startswith("Warning: the model was not trained on ")
 
 
-def test_predict_prints_numbers_and_names(molflt: Run, model_path: Path, tiny_data: Path, val_set: Any) -> None:
+def test_predict_prints_numbers_and_names(
+    molflt: Run, model_path: Path, tiny_run: Path, tiny_data: Path, val_set: Any
+) -> None:
     result = molflt("predict", model_path, tiny_data / "val.lmdb")
+    assert molflt("predict", tiny_run, tiny_data / "val.lmdb").out == result.out
     assert result.status == 0
     names = [line.split()[1] for line in result.out.splitlines()]
     assert names == [val_set[i].name for i in range(10)]
@@ -155,6 +169,25 @@ def test_leaderboard_file_from_the_command_line(
     assert wrong.status == 2
 
 
+def test_structures_that_fail_are_skipped_on_demand(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    ase.io.write(tmp_path / "a.extxyz", [molecule("H2O"), molecule("H2O") + molecule("H2O"), molecule("CO")])
+    failed = molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / "a.csv")
+    assert failed.status == 2
+    assert "coincide" in failed.err
+    assert not (tmp_path / "a.csv").exists()
+    result = molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / "a.csv", "--on-error", "skip")
+    assert result.status == 0
+    assert "1 of 3 structures were skipped" in result.err
+    with open(tmp_path / "a.csv", newline="") as handle:
+        head, water, both, carbon_monoxide = csv.reader(handle)
+    assert head == ["name", "y_relaxed_eV", "error"]
+    assert both[1] == "nan"
+    assert "coincide" in both[2]
+    assert water[2] == carbon_monoxide[2] == ""
+    molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / "b.extxyz", "--on-error", "skip")
+    assert len(ase.io.read(tmp_path / "b.extxyz", ":")) == 2
+
+
 def test_unknown_elements_are_a_warning_on_stderr(molflt: Run, model_path: Path, tmp_path: Path) -> None:
     ase.io.write(tmp_path / "a.extxyz", molecule("SiH4"))
     result = molflt("predict", model_path, tmp_path / "a.extxyz", "CF")
@@ -163,13 +196,14 @@ def test_unknown_elements_are_a_warning_on_stderr(molflt: Run, model_path: Path,
     assert "Warning: the model was not trained on F, Si; energies" in result.err
 
 
-def test_device_that_is_not_there(molflt: Run, model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_is_not_there(
+    molflt: Run, model_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for command in ("predict", "evaluate"):
-        result = molflt(command, model_path, "CCO", "--device", "cuda")
-        # evaluate stops at CCO, which is no file of labelled structures
+        result = molflt(command, model_path, tiny_data / "val.lmdb", "--device", "cuda")
         assert result.status == 2
-    assert "no usable GPU" in molflt("predict", model_path, "CCO", "--device", "cuda").err
+        assert "no usable GPU" in result.err
 
 
 def test_evaluate_without_labels(molflt: Run, model_path: Path, structure_files: Path) -> None:
@@ -198,7 +232,7 @@ def test_info_on_data(molflt: Run, tiny_data: Path) -> None:
     data = open_dataset(tiny_data / "val.lmdb")
     sizes = [int(n) for n in data.n_atoms]
     assert content["atoms"] == {"min": min(sizes), "median": np.median(sizes), "max": max(sizes), "total": sum(sizes)}
-    values = labels(Screening(data, LabelSpec(target="y_relaxed"), "val"))
+    values = np.array([float(structure.y_relaxed) for structure in data])
     assert content["labels"]["y_relaxed"]["mean_eV"] == pytest.approx(values.mean())
     assert content["labels"]["y_relaxed"]["mean_absolute_deviation_eV"] == pytest.approx(
         np.abs(values - values.mean()).mean()
@@ -232,43 +266,21 @@ class TestWrongFiles:
         "pickle": pickle.dumps({"pos": [1]}),
         "zip": b"PK\x03\x04" + b"\0" * 30,
     }
-    SUFFIXES = (
-        ".safetensors",
-        ".lmdb",
-        ".extxyz",
-        ".cif",
-        ".traj",
-        ".db",
-        ".sdf",
-        ".smi",
-        ".csv",
-        ".vasp",
-        ".xyz",
-        ".json",
-    )
+    SUFFIXES = ".safetensors .lmdb .extxyz .cif .traj .db .sdf .smi .csv .vasp .xyz .json"
 
-    @pytest.mark.parametrize("suffix", SUFFIXES)
-    @pytest.mark.parametrize("kind", CONTENTS)
-    def test_info_and_predict(
-        self,
-        suffix: str,
-        kind: str,
-        molflt: Run,
-        model_path: Path,
-        tmp_path: Path,
-    ) -> None:
-        path = tmp_path / f"wrong{suffix}"
-        path.write_bytes(self.CONTENTS[kind])
-        commands = [["info", path], ["predict", model_path, path]]
-        if suffix == ".safetensors":
-            commands[1] = ["predict", path, "CCO"]
-        for command in commands:
-            result = molflt(*command)
-            assert result.status == 2, result
-            assert result.out == ""
-            assert result.err.startswith("Error: ")
-            assert path.name in result.err
-            assert len(result.err.strip().splitlines()) == 1, result
+    @pytest.mark.parametrize("suffix", SUFFIXES.split())
+    def test_info_and_predict(self, suffix: str, molflt: Run, model_path: Path, tmp_path: Path) -> None:
+        for kind, content in self.CONTENTS.items():
+            path = tmp_path / f"{kind}{suffix}"
+            path.write_bytes(content)
+            predict = ["predict", path, "CCO"] if suffix == ".safetensors" else ["predict", model_path, path]
+            for command in (["info", path], predict):
+                result = molflt(*command)
+                assert result.status == 2, result
+                assert result.out == ""
+                assert result.err.startswith("Error: ")
+                assert path.name in result.err
+                assert len(result.err.strip().splitlines()) == 1, result
 
     @pytest.mark.parametrize("command", ["info", "predict", "evaluate"])
     def test_nothing_there(self, command: str, molflt: Run, model_path: Path, tmp_path: Path) -> None:
@@ -281,66 +293,3 @@ class TestWrongFiles:
             result = molflt(command, tmp_path / "absent.safetensors", path)
             assert result.status == 2
             assert "absent.safetensors: no such file" in result.err
-
-
-def test_exit_status_of_the_real_command(
-    molflt_process: Callable[..., subprocess.CompletedProcess[str]], model_path: Path, tiny_data: Path, tmp_path: Path
-) -> None:
-    good = molflt_process("evaluate", model_path, tiny_data / "other.lmdb", "--json")
-    assert good.returncode == 0
-    assert good.stderr == ""
-    assert json.loads(good.stdout)["n"] == 6
-    bad = molflt_process("evaluate", tmp_path / "absent.safetensors", tiny_data / "other.lmdb")
-    assert bad.returncode == 2
-    assert bad.stdout == ""
-    assert bad.stderr.startswith("Error: ")
-    assert "Traceback" not in bad.stderr
-
-
-def test_what_the_system_refuses_is_one_line(
-    molflt: Run, model_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    result = molflt("predict", model_path, tiny_data / "other.lmdb", "-o", tmp_path / "out.csv")
-    assert result.status == 1
-    assert result.err.strip() == (
-        f"Error: {tmp_path}/out.csv: No space left on device; make room, or choose a place on another disk"
-    )
-
-
-def test_a_reader_that_has_enough_is_no_failure(tiny_data: Path) -> None:
-    command = f"'{sys.executable}' -m molflt.cli.main info '{tiny_data / 'other.lmdb'}' | head -1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=300)
-    assert done.stdout.startswith("data: ")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("command", [pytest.param("predict", marks=pytest.mark.slow), "config"])
-def test_broken_pipe(
-    command: str, model_path: Path, tiny_data: Path, val_set: StructureDataset, tmp_path: Path
-) -> None:
-    # Enough output that the pipe is closed while it is being written.
-    if command == "predict":
-        write_lmdb(tmp_path / "many.lmdb", [to_record(val_set[0])] * 3000, progress=False)
-        arguments = ["predict", str(model_path), str(tmp_path / "many.lmdb")]
-    else:
-        arguments = ["config", "tiny"]
-    writer = subprocess.Popen(
-        [sys.executable, "-m", "molflt.cli.main", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert writer.stdout is not None
-    assert writer.stderr is not None
-    writer.stdout.readline()
-    writer.stdout.close()
-    err = writer.stderr.read()
-    writer.wait(timeout=120)
-    writer.stderr.close()
-    assert "Traceback" not in err
-    assert "Exception ignored" not in err

@@ -32,16 +32,15 @@ def _within_budget(batch: list[int], sizes: list[int], max_atoms: int) -> bool:
     return len(batch) == 1 or len(batch) * max(sizes[k] for k in batch) <= max_atoms
 
 
-@given(sizes=SIZES, max_atoms=st.integers(1, 150), n_ranks=st.integers(1, 4), limit=st.none() | st.integers(1, 5))
+@given(sizes=SIZES, max_atoms=st.integers(1, 150), n_ranks=st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_training_batches(sizes: list[int], max_atoms: int, n_ranks: int, limit: int | None) -> None:
+def test_training_batches(sizes: list[int], max_atoms: int, n_ranks: int) -> None:
     if len(sizes) < n_ranks:
         with pytest.raises(InputError, match="ranks"):
             AtomBudgetSampler(sizes, max_atoms, shuffle=True, seed=1, n_ranks=n_ranks)
         return
     samplers = [
-        AtomBudgetSampler(sizes, max_atoms, shuffle=True, seed=1, rank=r, n_ranks=n_ranks, max_structures=limit)
-        for r in range(n_ranks)
+        AtomBudgetSampler(sizes, max_atoms, shuffle=True, seed=1, rank=r, n_ranks=n_ranks) for r in range(n_ranks)
     ]
     lengths = set()
     for epoch in range(3):
@@ -49,7 +48,7 @@ def test_training_batches(sizes: list[int], max_atoms: int, n_ranks: int, limit:
         lengths.update(len(share) for share in shares)
         batches = [batch for share in shares for batch in share]
         assert all(_within_budget(batch, sizes, max_atoms) for batch in batches)
-        assert all(batch and (limit is None or len(batch) <= limit) for batch in batches)
+        assert all(batches)
         seen = Counter(index for batch in batches for index in batch)
         assert max(seen.values()) == 1
         # structures are left out only where each is alone in its batch and the ranks do not come out even
@@ -61,13 +60,11 @@ def test_training_batches(sizes: list[int], max_atoms: int, n_ranks: int, limit:
     assert lengths.pop() > 0
 
 
-@given(sizes=SIZES, max_atoms=st.integers(1, 150), n_ranks=st.integers(1, 4), limit=st.none() | st.integers(1, 5))
+@given(sizes=SIZES, max_atoms=st.integers(1, 150), n_ranks=st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_evaluation_batches(sizes: list[int], max_atoms: int, n_ranks: int, limit: int | None) -> None:
+def test_evaluation_batches(sizes: list[int], max_atoms: int, n_ranks: int) -> None:
     shares = [
-        _batches(
-            AtomBudgetSampler(sizes, max_atoms, shuffle=False, seed=1, rank=r, n_ranks=n_ranks, max_structures=limit)
-        )
+        _batches(AtomBudgetSampler(sizes, max_atoms, shuffle=False, seed=1, rank=r, n_ranks=n_ranks))
         for r in range(n_ranks)
     ]
     # dealt out in turn: put together again they are the data set in its order
@@ -80,13 +77,8 @@ def test_evaluation_batches(sizes: list[int], max_atoms: int, n_ranks: int, limi
     assert all(_within_budget(batch, sizes, max_atoms) for batch in whole)
     # and none is cut before it is full
     for batch, following in pairwise(whole):
-        larger = [*batch, following[0]]
-        assert len(batch) == limit or not _within_budget(larger, sizes, max_atoms)
+        assert not _within_budget([*batch, following[0]], sizes, max_atoms)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    # as full as the order allows
-    for batch, following in pairwise(whole):
-        one_more = [*batch, following[0]]
-        assert not _within_budget(one_more, sizes, max_atoms) or (limit is not None and len(batch) == limit)
 
 
 def test_epochs_differ_and_seeds_repeat() -> None:
@@ -121,12 +113,13 @@ def test_a_structure_above_the_budget_is_alone() -> None:
         ([], {}),
         ([3, 0], {}),
         ([3], {"max_atoms": 0}),
-        ([3], {"max_structures": 0}),
         ([3], {"rank": 1}),
         ([3], {"n_ranks": 0}),
     ],
 )
-def test_impossible_samplers_are_refused(sizes: list[int], options: dict[str, Any]) -> None:
+def test_impossible_batches_are_refused(sizes: list[int], options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        collate([])
     with pytest.raises(InputError):
         AtomBudgetSampler(sizes, **{"max_atoms": 10, "shuffle": False, "seed": 0, **options})
 
@@ -162,15 +155,11 @@ def test_edges_count_through_the_batch(make_structure: Any) -> None:
     shifts = torch.einsum("ec,ecx->ex", batch.cell_offsets.double(), batch.cell[batch.batch[receiver]])
     distances = (batch.positions[receiver] - batch.positions[sender] - shifts).norm(dim=-1)
     assert len(distances) > 50
+    # the collater leaves the structures as they were
+    assert "edge_index" not in structures[0]
     assert distances.max() < 5.0
     alone = [attach_neighbours(s, 5.0).edge_index + k for s, k in zip(structures, (0, 3, 8), strict=True)]
     assert torch.equal(batch.edge_index, torch.cat(alone, dim=1))
-
-
-def test_collater_leaves_the_structures_alone(make_structure: Any) -> None:
-    structures = [make_structure(0)]
-    StructureCollater(5.0)(structures)
-    assert "edge_index" not in structures[0]
 
 
 @pytest.mark.parametrize("field", ["y_relaxed", "positions_relaxed"])
@@ -188,11 +177,6 @@ def test_text_of_some_structures_only_is_left_out(make_structure: Any) -> None:
     assert "adsorbate" not in collate(structures)
     structures[0].adsorbate = "H"
     assert collate(structures).adsorbate == ["H", "CO"]
-
-
-def test_no_structures_is_an_error() -> None:
-    with pytest.raises(InputError):
-        collate([])
 
 
 def test_through_a_loader(make_structure: Any) -> None:

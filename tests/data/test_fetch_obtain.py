@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from molflt.data.fetch import obtain as module
-from molflt.data.fetch.catalogue import OC20_IS2RE, Archive
+from molflt.data.fetch.catalogue import OC20_IS2RE, Archive, Splits, commands, find_splits, missing_splits
 from molflt.data.fetch.obtain import Plan, make_plan, obtain, present_splits
-from molflt.data.fetch.splits import Splits, commands, find_splits, missing_splits
 from molflt.errors import InputError
 from molflt.training.config_file import load_config
-from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, start, tar_of
+from tests.data.fetch_server import SPLITS, Handler, Reply, Server, archive_of, good_tar, serving, tar_of
 
 CONTENT = good_tar()
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    owner, http = start(CONTENT)
-    yield owner
-    http.shutdown()
-    http.server_close()
+def server() -> Iterator[Server]:
+    with serving(CONTENT) as owner:
+        yield owner
 
 
 @pytest.fixture
@@ -74,58 +68,49 @@ def test_the_archive_is_kept_when_asked_for(archive: Archive, server: Server, tm
     assert len(server.requests) == 1
 
 
-def test_wrong_content_is_removed_and_fetched_anew(archive: Archive, server: Server, tmp_path: Path) -> None:
-    wrong = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
-    server.content = wrong
-    with pytest.raises(InputError, match="checksum") as caught:
-        run(make_plan(archive, tmp_path))
-    assert hashlib.md5(wrong, usedforsecurity=False).hexdigest() in str(caught.value)
-    assert archive.md5 in str(caught.value)
+WRONG = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
+
+
+def wrong_in_full(handler: Handler) -> None:
+    handler.answer(200, {"Content-Length": str(len(WRONG))}, WRONG)
+
+
+def too_short(handler: Handler) -> None:
+    handler.answer(200, {"Content-Length": str(len(CONTENT) - 10)}, CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("here", "reply"),
+    [(b"", wrong_in_full), (b"", too_short), (b"rubbish", Handler.honest), (WRONG, Handler.honest)],
+    ids=["wrong", "too short", "resumed from a wrong beginning", "wrong and complete"],
+)
+def test_wrong_content_is_removed_and_fetched_anew(
+    here: bytes, reply: Reply, archive: Archive, server: Server, tmp_path: Path
+) -> None:
+    server.replies = [reply]
+    if here:
+        make_plan(archive, tmp_path).part.write_bytes(here)
+    with pytest.raises(InputError, match=r"it was removed\. Run the command again") as caught:
+        run(make_plan(archive, tmp_path, url=f"{server.address}/mirror.tgz"))
+    assert f"expected {archive.md5}" in str(caught.value)
     assert names(tmp_path) == []
-    server.content = CONTENT
     run(make_plan(archive, tmp_path))
-    assert server.asked == [None, None]
-
-
-def test_a_length_that_is_too_small(archive: Archive, server: Server, tmp_path: Path) -> None:
-    headers = {"Content-Length": str(len(CONTENT) - 10)}
-    server.replies = [lambda handler: handler.answer(200, headers, CONTENT)]
-    with pytest.raises(InputError, match="checksum"):
-        run(make_plan(archive, tmp_path))
-    run(make_plan(archive, tmp_path))
-
-
-def test_a_damaged_beginning_that_was_resumed(archive: Archive, tmp_path: Path) -> None:
-    part = make_plan(archive, tmp_path).part
-    part.write_bytes(b"rubbish")
-    with pytest.raises(InputError, match="it was removed"):
-        run(make_plan(archive, tmp_path))
-    assert not part.exists()
+    assert server.asked[-1] is None
+    assert names(tmp_path) == ["is2res"]
 
 
 def test_an_archive_from_elsewhere(archive: Archive, server: Server, tmp_path: Path) -> None:
-    file = tmp_path / "by hand.tar.gz"
-    file.write_bytes(CONTENT)
-    splits, _ = run(make_plan(archive, tmp_path / "oc20", local=file))
-    assert not missing_splits(splits, SPLITS)
-    assert file.read_bytes() == CONTENT
-    assert not server.requests
-
-
-def test_a_damaged_archive_from_elsewhere_stays(archive: Archive, tmp_path: Path) -> None:
     file = tmp_path / "by hand.tar.gz"
     file.write_bytes(CONTENT[:100])
     with pytest.raises(InputError, match=r"by hand.tar.gz: damaged, incomplete.*checksum.*\.part"):
         run(make_plan(archive, tmp_path / "oc20", local=file))
     assert file.read_bytes() == CONTENT[:100]
     assert names(tmp_path / "oc20") == []
-
-
-def test_a_mirror_with_another_content(archive: Archive, server: Server, tmp_path: Path) -> None:
-    plan = make_plan(replace(archive, url="http://example.org/data.tar.gz"), tmp_path, url=server.url)
-    server.content = CONTENT[:-1] + b"x"
-    with pytest.raises(InputError, match="checksum"):
-        run(plan)
+    file.write_bytes(CONTENT)
+    splits, _ = run(make_plan(archive, tmp_path / "oc20", local=file))
+    assert not missing_splits(splits, SPLITS)
+    assert file.read_bytes() == CONTENT
+    assert not server.requests
 
 
 def test_an_interrupted_unpacking_needs_no_network(
@@ -231,16 +216,14 @@ def make_files(root: Path, splits: tuple[str, ...], content: bytes = b"x") -> No
 
 
 def test_splits_of_the_real_layout(tmp_path: Path) -> None:
-    make_files(tmp_path, OC20_IS2RE.splits)
-    splits = find_splits(tmp_path)
+    make_files(tmp_path / "full", OC20_IS2RE.splits)
+    splits = find_splits(tmp_path / "full")
     assert missing_splits(splits, OC20_IS2RE.splits) == []
     assert set(splits.train) == {"10k", "100k", "all"}
     assert list(splits.val) == list(splits.test) == ["id", "ood_ads", "ood_cat", "ood_both"]
-
-
-def test_empty_files_are_no_splits(tmp_path: Path) -> None:
-    make_files(tmp_path, ("all/train",), b"")
-    assert find_splits(tmp_path) == Splits()
+    # empty files are no splits
+    make_files(tmp_path / "empty", OC20_IS2RE.splits, b"")
+    assert find_splits(tmp_path / "empty") == Splits()
     assert commands(Splits()) == ""
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import stat
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def run(content: bytes, tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     file = tmp_path / "data.tar.gz"
     file.write_bytes(content)
-    unpack(archive_of(content, URL), file, folder / "is2res")
+    unpack(archive_of(content, URL, max_members=20), file, folder / "is2res")
     return folder
 
 
@@ -60,6 +61,8 @@ def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
     ("members", "message"),
     [
         ([("../../escaped", b"x")], "leads outside"),
+        ([(f"{tempfile.gettempdir()}/escaped", b"x")], "leads outside"),
+        ([(f"/{tempfile.gettempdir()}/escaped", b"x")], "leads outside"),
         ([("is2res/../../../escaped", b"x")], "leads outside"),
         ([("is2res/..", b"x")], "leads outside"),
         ([("..\\escaped", b"x")], "leads outside"),
@@ -76,7 +79,7 @@ def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
         ([("is2res/a", b"x"), special("is2res/a", tarfile.DIRTYPE)], "comes twice"),
         ([(".", b"x")], "no name"),
         ([(f"is2res/{k}", bytes(7000)) for k in range(10)], "unpacks to more than"),
-        ([(f"is2res/{k}", b"") for k in range(1001)], "more than 1000 files"),
+        ([(f"is2res/{k}", b"") for k in range(21)], "more than 20 files"),
         ([("is2res/" + "a/" * (1 << 20), b"x")], "too long"),
         ([], "is empty"),
     ],
@@ -89,13 +92,7 @@ def test_hostile_archives_write_nothing(
     assert str(caught.value).startswith(f"{tmp_path / 'data.tar.gz'}: ")
     assert not list((tmp_path / "outer" / "inner").iterdir())
     assert not [path for path in tmp_path.rglob("*") if "escaped" in path.name]
-
-
-@pytest.mark.parametrize("slashes", ["", "/"])
-def test_absolute_paths(slashes: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="leads outside"):
-        run(tar_of((f"{slashes}{tmp_path}/escaped", b"x")), tmp_path)
-    assert not (tmp_path / "escaped").exists()
+    assert not Path(tempfile.gettempdir(), "escaped").exists()
 
 
 def test_a_size_in_a_header_is_believed_before_anything_is_written(tmp_path: Path) -> None:
@@ -120,30 +117,25 @@ def test_a_sparse_file_counts_with_its_full_size(tmp_path: Path) -> None:
         run(gzip.compress(bytes(block) + bytes(2048)), tmp_path)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
-def test_truncated_archives(share: float, tmp_path: Path) -> None:
-    content = good_tar()
-    with pytest.raises(InputError, match=r"damaged|is empty"):
-        run(content[: int(share * len(content))], tmp_path)
-    assert not list((tmp_path / "outer" / "inner").iterdir())
+GOOD = good_tar()
 
 
-def test_a_tar_truncated_inside_a_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="damaged"):
-        run(gzip.compress(tar_of(("is2res/a", bytes(5000)), compress=False)[:2000]), tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"<html>", b"\x1f\x8b rubbish", gzip.compress(b"rubbish" * 200, mtime=0)])
-def test_what_is_no_archive(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(GOOD[: int(share * len(GOOD))] for share in (0.0, 0.01, 0.3, 0.9, 0.999)),
+        GOOD[: len(GOOD) // 2] + bytes([GOOD[len(GOOD) // 2] ^ 255]) + GOOD[len(GOOD) // 2 + 1 :],
+        gzip.compress(tar_of(("is2res/a", bytes(5000)), compress=False)[:2000]),
+        b"<html>",
+        b"\x1f\x8b rubbish",
+        gzip.compress(b"rubbish" * 200, mtime=0),
+    ],
+    ids=range(10),
+)
+def test_damaged_archives_write_nothing(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"damaged|is empty"):
         run(content, tmp_path)
-
-
-def test_flipped_bits(tmp_path: Path) -> None:
-    content = bytearray(good_tar())
-    content[len(content) // 2] ^= 255
-    with pytest.raises(InputError, match="damaged"):
-        run(bytes(content), tmp_path)
+    assert not list((tmp_path / "outer" / "inner").iterdir())
 
 
 def test_owners_and_permissions_are_not_taken_over(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from molflt.data.allowance import allowance
 from molflt.data.inert_objects import (
     Frozen,
     InertArray,
@@ -24,6 +23,7 @@ from molflt.data.inert_objects import (
     natural,
     sizes_of,
 )
+from molflt.data.pickle_limits import allowance
 
 FLOAT = InertDtype("f8")
 RAW = np.arange(6.0).tobytes()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from rdkit import Chem
 
 from molflt.data.ase_io import from_atoms
-from molflt.data.convert import convert
 from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, STORED, LabelSpec
+from molflt.data.lmdb_writer import convert
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 

@@ -1,16 +1,18 @@
-"""Published attacks on unpicklers: none runs, each ends in an error that names the record, in bounded memory.
+"""Attacks on unpicklers: none runs, each ends in an error that names the record, in bounded memory.
 
 Those that would take memory or end the process run in a process of their own.
 """
 
 from __future__ import annotations
 
+import copyreg
 import io
 import os
 import pickle
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,115 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 
+from molflt.data import safe_pickle
 from molflt.data.safe_pickle import load_record, load_value
 from molflt.errors import InputError
-
-LATIN1 = b"X\x06\x00\x00\x00latin1"
-
-
-class _Call:
-    def __init__(self, *call: Any) -> None:
-        self.call = call
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.call
-
-
-def _text(text: str) -> bytes:
-    return b"X" + struct.pack("<I", len(text)) + text.encode()
-
-
-def _global(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode()
-
-
-def _programs(flag: Path) -> dict[str, bytes]:
-    """Pickles that make a file where they run; each is tried without a guard below."""
-    touch, python = f"touch {flag}", f"open({str(flag)!r}, 'w').close()"
-    evil = pickle.dumps(_Call(os.system, (touch,)), 2)
-    loads = _global("pickle", "loads") + b"B" + struct.pack("<I", len(evil)) + evil + b"\x85R."
-    return {
-        "REDUCE os.system": _global("os", "system") + _text(touch) + b"\x85R.",
-        "REDUCE subprocess": pickle.dumps(_Call(subprocess.check_call, (["touch", str(flag)],))),
-        "REDUCE exec": _global("builtins", "exec") + _text(python) + b"\x85R.",
-        "REDUCE eval": _global("builtins", "eval") + _text(python) + b"\x85R.",
-        "INST": f"(S'{touch}'\nios\nsystem\n.".encode(),
-        "OBJ": b"(" + _global("subprocess", "Popen") + b"]" + b"(" + _text("touch") + _text(str(flag)) + b"eo.",
-        "NEWOBJ": b"\x80\x02" + _global("subprocess", "Popen") + b")\x81}" + b"0" + _global("os", "system")
-        + _text(touch) + b"\x85R.",
-        "NEWOBJ_EX": b"\x80\x04" + _global("builtins", "map") + _global("os", "system") + b"](" + _text(touch)
-        + b"e\x86}\x92" + b"q\x000" + _global("builtins", "list") + b"h\x00\x85R.",
-        "STACK_GLOBAL dotted": b"\x80\x04\x8c\x08builtins\x8c\x0deval.__call__\x93" + _text(python) + b"\x85R.",
-        "BUILD __setstate__": b"\x80\x02" + _global("types", "SimpleNamespace") + b")R}" + _text("__setstate__")
-        + _global("os", "system") + b"sb" + _text(touch) + b"b.",
-        "pickle in a pickle": loads,
-    }  # fmt: skip
-
-
-PROGRAMS = sorted(_programs(Path("unused")))
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_it_does_not_run(name: str, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    with pytest.raises(InputError, match=r"bad\.lmdb#7.*refused: the record asks for"):
-        load_record(_programs(flag)[name], "bad.lmdb#7")
-    assert not flag.exists()
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_it_would_run(name: str, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    pickle.loads(_programs(flag)[name])
-    for _ in range(300):
-        if flag.exists():
-            break
-        subprocess.run(["sleep", "0.01"], check=True)
-    assert flag.exists()
-
-
-@pytest.mark.parametrize("code", [b"\x82\x01", b"\x83\x01\x00", b"\x84\x01\x00\x00\x00"])
-def test_extension_codes(code: bytes) -> None:
-    with pytest.raises(InputError, match=r"bad: .*extension codes"):
-        load_value(b"\x80\x02" + code + b".", "bad")
-
-
-@pytest.mark.parametrize("raw", [b"Pid\n.", b"\x80\x02K\x01Q."])
-def test_persistent_ids(raw: bytes) -> None:
-    with pytest.raises(InputError, match="bad: "):
-        load_value(raw, "bad")
-
-
-@pytest.mark.parametrize("kind", ["InertObject", "dict"])
-def test_build_cannot_poison_what_is_made(kind: str) -> None:
-    made = _global("torch_geometric.data.data", "Data") + b")R" if kind == "InertObject" else b"}"
-    for key in ("__setstate__", "__class__", "__dict__", "state"):
-        for state in (b"}" + _text(key) + b"K\x01s", b"N}" + _text(key) + b"K\x01s\x86"):
-            try:
-                value = load_value(b"\x80\x02" + made + state + b"b.", "bad")
-            except InputError:
-                continue
-            # what a Data is given is kept as content, not as attributes
-            assert type(value).__name__ == "InertObject"
-            assert value.state == {key: 1}
-            assert "__setstate__" not in vars(type(value)) or callable(vars(type(value))["__setstate__"])
-
-
-@pytest.mark.parametrize(
-    "opcode",
-    [b"\x8e" + b"\xff" * 8, b"\x8e" + struct.pack("<Q", 1 << 40), b"\x8d" + struct.pack("<Q", 1 << 40),
-     b"\x96" + struct.pack("<Q", 1 << 40), b"\x8b" + struct.pack("<i", (1 << 31) - 1), b"B" + b"\xff" * 4],
-    ids=["BINBYTES8 most", "BINBYTES8", "BINUNICODE8", "BYTEARRAY8", "LONG4", "BINBYTES"],
-)  # fmt: skip
-def test_lengths_that_are_not_there(opcode: bytes) -> None:
-    with pytest.raises(InputError, match=r"bad: .*ends before its last opcode"):
-        load_value(b"\x80\x04" + opcode + b"x.", "bad")
-
-
-def test_a_frame_that_is_not_there() -> None:
-    with pytest.raises(InputError, match="bad: "):
-        load_value(b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"N.", "bad")
+from tests.data.pickles import Call, global_, in_tensor, legacy_save, stack_global, text
 
 
 def _archive(names: dict[str, bytes]) -> bytes:
@@ -137,15 +36,81 @@ def _archive(names: dict[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def _in_tensor(storage: bytes) -> bytes:
-    rest = (0, (1,), (1,), False, {})
-    loaded = _Call(torch.storage._load_from_bytes, (storage,))
-    return pickle.dumps({"pos": _Call(torch._utils._rebuild_tensor_v2, (loaded, *rest))})
+def _programs(flag: Path) -> dict[str, tuple[bytes, str]]:
+    """Pickles that make a file where they run, and the name by which each must be refused."""
+    touch, python = f"touch {flag}", f"open({str(flag)!r}, 'w').close()"
+    system = Call(os.system, (touch,))
+    evil = pickle.dumps(system, 2)
+    return {
+        "REDUCE": (global_("os", "system") + text(touch) + b"\x85R.", "os.system"),
+        "in a record": (pickle.dumps({"pos": system}), "posix.system"),
+        "protocol 0": (pickle.dumps(system, protocol=0), "posix.system"),
+        "in the middle of a Data": (pickle.dumps(Data(pos=system)), "posix.system"),
+        "subprocess": (pickle.dumps(Call(subprocess.check_call, (["touch", str(flag)],))), "subprocess.check_call"),
+        "exec": (global_("builtins", "exec") + text(python) + b"\x85R.", "builtins.exec"),
+        "eval": (global_("builtins", "eval") + text(python) + b"\x85R.", "builtins.eval"),
+        "name of Python 2": (f"c__builtin__\neval\n(S{python!r}\ntR.".encode(), "__builtin__.eval"),
+        "getattr": (pickle.dumps(Call(getattr, (Call(__import__, ("os",)), "system")))[:-1] + text(touch)
+                    + b"\x85R.", "builtins.getattr"),
+        "INST": (f"(S'{touch}'\nios\nsystem\n.".encode(), "os.system"),
+        "OBJ": (b"(" + global_("subprocess", "Popen") + b"](" + text("touch") + text(str(flag)) + b"eo.",
+                "subprocess.Popen"),
+        "NEWOBJ": (b"\x80\x02" + global_("subprocess", "Popen") + b")\x81}0" + global_("os", "system") + text(touch)
+                   + b"\x85R.", "subprocess.Popen"),
+        "NEWOBJ_EX": (b"\x80\x04" + global_("builtins", "map") + global_("os", "system") + b"](" + text(touch)
+                      + b"e\x86}\x92q\x000" + global_("builtins", "list") + b"h\x00\x85R.", "builtins.map"),
+        "dotted name": (b"\x80\x04" + stack_global("builtins", "eval.__call__") + text(python) + b"\x85R.",
+                        "builtins.eval.__call__"),
+        "BUILD __setstate__": (b"\x80\x02" + global_("types", "SimpleNamespace") + b")R}" + text("__setstate__")
+                               + global_("os", "system") + b"sb" + text(touch) + b"b.", "types.SimpleNamespace"),
+        "functools.partial": (b"\x80\x04" + global_("functools", "partial") + global_("os", "system") + b"\x85R"
+                              + text(touch) + b"\x85R.", "functools.partial"),
+        "pickle in a pickle": (global_("pickle", "loads") + b"B" + struct.pack("<I", len(evil)) + evil + b"\x85R.",
+                               "pickle.loads"),
+    }  # fmt: skip
+
+
+PROGRAMS = sorted(_programs(Path("unused")))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_does_not_run_and_would(name: str, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    raw, refused = _programs(flag)[name]
+    with pytest.raises(InputError, match=rf"bad\.lmdb#7.*refused: the record asks for '{refused}'"):
+        load_record(raw, "bad.lmdb#7")
+    assert not flag.exists()
+    # power: an ordinary unpickler runs it
+    pickle.loads(raw)
+    deadline = time.monotonic() + 10
+    while not flag.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert flag.exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("torch_geometric.data.data", "Data.__init__.__globals__"), ("numpy", "ndarray.tofile")],
+)
+def test_dotted_names_below_allowed_ones(module: str, name: str) -> None:
+    with pytest.raises(InputError, match=rf"refused: the record asks for '{module}\.{name}'"):
+        load_record(b"\x80\x04" + stack_global(module, name) + b".", "bad")
+
+
+@pytest.mark.parametrize("save", [pickle.dumps, legacy_save])
+def test_a_program_in_a_tensor(save: Any, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    raw = save(Call(os.system, (f"touch {flag}",)))
+    with pytest.raises(InputError, match=r"bad: field 'pos': .*posix\.system"):
+        load_record(in_tensor(raw), "bad")
+    assert not flag.exists()
+    pickle.loads(raw) if save is pickle.dumps else torch.load(io.BytesIO(raw), weights_only=False)
+    assert flag.exists()
 
 
 def test_archives_in_place_of_records_and_storages(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    evil = pickle.dumps(_Call(os.system, (f"touch {flag}",)), 2)
+    evil = pickle.dumps(Call(os.system, (f"touch {flag}",)), 2)
     archives = {
         "torch zip": _archive({"archive/data.pkl": evil, "archive/version": b"3"}),
         "TorchScript": _archive(
@@ -160,15 +125,78 @@ def test_archives_in_place_of_records_and_storages(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"bad\.lmdb#1"):
             load_record(raw, "bad.lmdb#1")
         with pytest.raises(InputError, match=r"bad\.lmdb#1: field 'pos'|posix\.system"):
-            load_record(_in_tensor(raw), "bad.lmdb#1")
+            load_record(in_tensor(raw), "bad.lmdb#1")
     assert not flag.exists()
 
 
+@pytest.mark.parametrize("code", [b"\x82\xf1", b"\x83\xf1\x00", b"\x84\xf1\x00\x00\x00"])
+def test_extension_codes(code: bytes) -> None:
+    raw = b"\x80\x02" + code + b"."
+    copyreg.add_extension("os", "system", 241)
+    try:
+        # now it is in the cache, which find_class does not guard
+        assert pickle.loads(raw) is os.system
+        with pytest.raises(InputError, match=r"bad: .*extension codes"):
+            load_value(raw, "bad")
+    finally:
+        copyreg.remove_extension("os", "system", 241)
+
+
+@pytest.mark.parametrize(("module", "name"), sorted(safe_pickle._ALLOWED))
+def test_a_record_cannot_change_an_allowed_class(module: str, name: str) -> None:
+    before = {key: dict(vars(kind)) for key, kind in safe_pickle._ALLOWED.items()}
+    for state in ({"__setstate__": 1}, (None, {"__setstate__": 1}), (None, {"__call__": 1})):
+        with pytest.raises(InputError):
+            load_value(b"\x80\x04" + global_(module, name) + pickle.dumps(state, 0)[:-1] + b"b.", "x")
+    assert {key: dict(vars(kind)) for key, kind in safe_pickle._ALLOWED.items()} == before
+
+
+@pytest.mark.parametrize("kind", ["InertObject", "dict"])
+def test_build_cannot_poison_what_is_made(kind: str) -> None:
+    made = global_("torch_geometric.data.data", "Data") + b")R" if kind == "InertObject" else b"}"
+    for key in ("__setstate__", "__class__", "__dict__", "state"):
+        for state in (b"}" + text(key) + b"K\x01s", b"N}" + text(key) + b"K\x01s\x86"):
+            try:
+                value = load_value(b"\x80\x02" + made + state + b"b.", "bad")
+            except InputError:
+                continue
+            # what a Data is given is kept as content, not as attributes
+            assert type(value).__name__ == "InertObject"
+            assert value.state == {key: 1}
+            assert "__setstate__" not in vars(type(value)) or callable(vars(type(value))["__setstate__"])
+
+
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_object_arrays_are_refused(protocol: int) -> None:
-    for array in (np.array([_Call(os.getpid, ())], dtype=object), np.zeros(2, dtype=[("a", "O")])):
+def test_arrays_of_objects_and_pointers_are_refused(protocol: int) -> None:
+    # NumPy would take flags and element type from the state and follow eight bytes as a pointer
+    pointers = Call(np.dtype, ("i8", False, True), (3, "|", (np.dtype("O"), (1,)), None, None, 8, 8, 0))
+    objects = np.array([Call(os.getpid)], dtype=object)
+    for value in (objects, np.zeros(2, dtype=[("a", "O")]), pointers):
         with pytest.raises(InputError, match=r"bad: .*not allowed"):
-            load_value(pickle.dumps(array, protocol), "bad")
+            load_value(pickle.dumps(value, protocol), "bad")
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [(0, (5,), (1,)), (4, (1,), (1,)), (0, (2, 2), (3, 1)), (1 << 40, (1,), (1,)), (0, (2,), (1 << 61,)),
+     (-1, (1,), (1,)), (0, (-1,), (1,)), (0, (2,), (-1,))],
+    ids=str,
+)  # fmt: skip
+def test_a_tensor_outside_its_storage(geometry: tuple[Any, ...]) -> None:
+    storage = legacy_save(torch.arange(4.0)._typed_storage())
+    with pytest.raises(InputError, match=r"does not fit its storage|not a count"):
+        load_record(in_tensor(storage, **dict(zip(("offset", "size", "stride"), geometry, strict=True))), "x")
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [b"\x8e" + b"\xff" * 8, b"\x8e" + struct.pack("<Q", 1 << 40), b"\x8d" + struct.pack("<Q", 1 << 40),
+     b"\x96" + struct.pack("<Q", 1 << 40), b"\x8b" + struct.pack("<i", (1 << 31) - 1), b"B" + b"\xff" * 4],
+    ids=["BINBYTES8 most", "BINBYTES8", "BINUNICODE8", "BYTEARRAY8", "LONG4", "BINBYTES"],
+)  # fmt: skip
+def test_lengths_that_are_not_there(opcode: bytes) -> None:
+    with pytest.raises(InputError, match=r"bad: .*ends before its last opcode"):
+        load_value(b"\x80\x04" + opcode + b"x.", "bad")
 
 
 def _repeated(prepared: bytes, call: bytes, n: int) -> bytes:
@@ -178,13 +206,13 @@ def _repeated(prepared: bytes, call: bytes, n: int) -> bytes:
 
 N = 2_000_000
 LENGTH = struct.pack("<I", N)
-TEXT = b"X" + LENGTH + b"a" * N + b"q\x010" + LATIN1 + b"q\x020" + _global("_codecs", "encode") + b"q\x030"
+TEXT = b"X" + LENGTH + b"a" * N + b"q\x010" + text("latin1") + b"q\x020" + global_("_codecs", "encode") + b"q\x030"
 STORAGE = (
-    b"\x96" + struct.pack("<Q", N) + b"a" * N + b"q\x010" + _global("torch.storage", "_load_from_bytes") + b"q\x030"
+    b"\x96" + struct.pack("<Q", N) + b"a" * N + b"q\x010" + global_("torch.storage", "_load_from_bytes") + b"q\x030"
 )
 BUFFER = (
-    b"B" + LENGTH + b"a" * N + b"q\x010" + _global("numpy", "dtype") + _text("u1") + b"\x85Rq\x020"
-    + b"J" + LENGTH + b"\x85q\x040" + _global("numpy.core.numeric", "_frombuffer") + b"q\x030"
+    b"B" + LENGTH + b"a" * N + b"q\x010" + global_("numpy", "dtype") + text("u1") + b"\x85Rq\x020"
+    + b"J" + LENGTH + b"\x85q\x040" + global_("numpy.core.numeric", "_frombuffer") + b"q\x030"
 )  # fmt: skip
 PAIRS = b"](" + b"".join(b"J" + struct.pack("<i", k) + b"N\x86" for k in range(19_000)) + b"eq\x010"
 NESTED = b"".join(b"0](" + (b"h" + bytes([k])) * 50 + b"eq" + bytes([k + 1]) for k in range(12))
@@ -194,14 +222,16 @@ BOMBS = {
     "text to bytes": (_repeated(TEXT, b"h\x03h\x01h\x02\x86R", 19_000), COPIED),
     "storages": (_repeated(STORAGE, b"h\x03h\x01\x85R", 19_000), COPIED),
     "arrays": (_repeated(BUFFER, b"h\x03(h\x01h\x02h\x04tR", 19_000), COPIED),
-    "dicts": (_repeated(PAIRS + _global("collections", "OrderedDict") + b"q\x030", b"h\x03h\x01\x85R", 900), COPIED),
+    "dicts": (_repeated(PAIRS + global_("collections", "OrderedDict") + b"q\x030", b"h\x03h\x01\x85R", 900), COPIED),
     "tuples in tuples as a key": (b"\x80\x04}N" + b"\x85" * 1_000_000 + b"K\x01s.", "more than 20000 tuples"),
-    "message": (b"\x80\x04" + _global("torch", "Size") + b"]q\x00" + NESTED + b"\x85R.", "is not a short tuple"),
+    "message": (b"\x80\x04" + global_("torch", "Size") + b"]q\x00" + NESTED + b"\x85R.", "is not a short tuple"),
     "bytes of any length in a tensor": (
-        _in_tensor(HEADER + _global("builtins", "bytearray") + b"J\x00\x00\x00\x70\x85R."),
+        in_tensor(HEADER + global_("builtins", "bytearray") + b"J\x00\x00\x00\x70\x85R."),
         "builtins.bytearray",
     ),
-    "archive in a tensor": (_in_tensor(_archive({"archive/data/0": bytes(400 << 20)})), "zip archive"),
+    "archive in a tensor": (in_tensor(_archive({"archive/data/0": bytes(400 << 20)})), "zip archive"),
+    "memo place": (b"\x80\x02Nr\xff\xff\xff\x7f.", "memo place"),
+    "memo place in a tensor": (in_tensor(HEADER + b"Nr\xff\xff\xff\x7f."), "memo place"),
 }
 """Each takes gigabytes, hours or the process where its guard is missing."""
 
@@ -221,25 +251,36 @@ for line in sys.stdin.read().split():
 """
 
 
-def _outcomes(raws: list[bytes], child: str = CHILD) -> list[tuple[int, str]]:
-    """In a process of its own: MiB that reading took up to here, and the error."""
-    done = subprocess.run(
-        [sys.executable, "-c", child],
-        input="\n".join(raw.hex() for raw in raws),
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-500:])
-    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
-    return [(int(grown), text) for grown, text in lines]
-
-
 def test_bombs_end_in_an_error_and_take_no_memory() -> None:
-    outcomes = _outcomes([raw for raw, _ in BOMBS.values()])
+    raws = "\n".join(raw.hex() for raw, _ in BOMBS.values())
+    done = subprocess.run([sys.executable, "-c", CHILD], input=raws, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-500:])
+    outcomes = done.stdout.splitlines()
     assert len(outcomes) == len(BOMBS)
-    for (name, (_, expected)), (grown, text) in zip(BOMBS.items(), outcomes, strict=True):
-        assert text.startswith("bad.lmdb#1"), (name, text)
-        assert expected in text, (name, text)
+    for (name, (_, expected)), outcome in zip(BOMBS.items(), outcomes, strict=True):
+        grown, message = outcome.split(" ", 1)
+        assert message.startswith("bad.lmdb#1"), (name, message)
+        assert expected in message, (name, message)
         # the allowance, and what a few megabytes of opcodes make
-        assert grown < 700, (name, grown)
+        assert int(grown) < 700, (name, grown)
+
+
+def test_repetition_is_bounded() -> None:
+    value: Any = [0] * 1000
+    for _ in range(4):
+        value = [value] * 1000
+    giant = in_tensor(legacy_save(torch.zeros(1)._typed_storage()), size=(1 << 40,), stride=(0,))
+    for raw in (pickle.dumps({"pos": value}), giant):
+        with pytest.raises(InputError, match="unfolds to more than"):
+            load_record(raw, "x")
+
+
+def test_deep_and_endless_nesting() -> None:
+    deep: list[Any] = []
+    for _ in range(50):
+        deep = [deep]
+    endless: list[Any] = []
+    endless.append(endless)
+    for value in (deep, endless):
+        with pytest.raises(InputError, match="nested"):
+            load_record(pickle.dumps({"pos": value}), "x")

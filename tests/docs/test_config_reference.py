@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from molflt.attention.config import ATTENTION_PRESETS, RANDOM_FEATURES
+from molflt.attention.config import ATTENTION_PRESETS
+from molflt.literature.names import RANDOM_FEATURES
 from molflt.training.config_file import _known_keys
 from molflt.training.presets import PRESETS, preset_config
 
@@ -17,11 +18,10 @@ PAGE = REPOSITORY / "docs" / "config.md"
 
 
 @pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
-    import make_config_reference
+def reference() -> Any:
+    from scripts.tools import config_reference
 
-    return make_config_reference
+    return config_reference
 
 
 def values(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -56,16 +56,16 @@ def test_every_preset_is_on_the_page() -> None:
 
 
 def test_page_is_current() -> None:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "make_config_reference.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "scripts.tools.config_reference", "--check"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_page_that_is_not_current_is_told(tmp_path: Path) -> None:
     old = tmp_path / "config.md"
     old.write_text(PAGE.read_text(encoding="utf-8").replace("max_epochs", "epochs"), encoding="utf-8")
-    command = [sys.executable, str(REPOSITORY / "scripts" / "make_config_reference.py"), "--check", "--out", str(old)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "scripts.tools.config_reference", "--check", "--out", str(old)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "trainer.max_epochs" in done.stdout
     assert "is not current" in done.stderr

@@ -13,8 +13,8 @@ import pytest
 import torch
 from ase import units
 
-from molflt.attention.config import AttentionConfig
 from molflt.attention.kernels.kernel import kernelised_attention
+from molflt.attention.registry import AttentionConfig
 from molflt.data.batching import StructureCollater
 from molflt.data.sources import StructureDataset, open_dataset
 from molflt.invariance.harness import CHECKS

@@ -1,14 +1,17 @@
-"""Numbers that stay: presets as they are initialised, and a stored model of every schema. See ``values.py``."""
+"""Numbers that stay: initialised presets, shipped models, and a stored model of every schema. See ``values.py``."""
 
 import json
 
 import pytest
+import torch
 
-from molflt.model.model_file import SCHEMA_VERSION, load_model
+from molflt.model.model_file import OLDEST_SCHEMA, SCHEMA_VERSION, load_model, read_metadata
+from molflt.prediction.members import pretrained_models
 from molflt.training.presets import PRESETS
-from tests.golden.values import FOLDER, LARGE, energies, preset_energies
+from tests.golden.values import FOLDER, LARGE, energies, preset_energies, shipped_structures, structures
 
 STORED = json.loads((FOLDER / "stored.json").read_text())
+SHIPPED = json.loads((FOLDER / "shipped.json").read_text())
 GOLDEN = json.loads((FOLDER / "presets.json").read_text())
 
 
@@ -24,13 +27,23 @@ def test_presets_give_what_they_gave(name):
 @pytest.mark.parametrize("name", list(STORED))
 def test_stored_models_predict_for_ever_what_they_predicted(name):
     """In single precision, to its rounding."""
-    assert energies(load_model(FOLDER / f"{name}.safetensors").model) == pytest.approx(STORED[name], rel=2e-6)
+    model = load_model(FOLDER / f"{name}.safetensors").model
+    assert energies(model, structures()) == pytest.approx(STORED[name], rel=2e-6)
 
 
 def test_there_is_a_stored_model_of_every_schema():
-    for schema in range(1, SCHEMA_VERSION + 1):
-        assert f"schema-{schema}-molflt" in STORED
-    # Power: models of the same weights are told apart where the far field carries other channels or has another
-    # scale, where there are moments, and where there are pairs of elements.
-    for newer, older in ((6, 5), (5, 4), (4, 3), (3, 2)):
-        assert STORED[f"schema-{newer}-molflt"] != pytest.approx(STORED[f"schema-{older}-molflt"], rel=2e-6)
+    for schema in range(OLDEST_SCHEMA, SCHEMA_VERSION + 1):
+        assert read_metadata(FOLDER / f"schema-{schema}-molflt.safetensors").schema_version == schema
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-6), ("float64", 1e-10)])
+@pytest.mark.parametrize("name", list(SHIPPED))
+def test_shipped_models_predict_for_ever_what_they_predicted(name, dtype, tolerance):
+    model = load_model(pretrained_models()[name]).model.to(getattr(torch, dtype))
+    assert energies(model, shipped_structures()) == pytest.approx(SHIPPED[name][dtype], rel=tolerance, abs=tolerance)
+
+
+def test_every_shipped_model_has_numbers_and_the_present_schema():
+    assert SHIPPED.keys() == pretrained_models().keys()
+    for path in pretrained_models().values():
+        assert read_metadata(path).schema_version == SCHEMA_VERSION

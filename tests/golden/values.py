@@ -1,14 +1,17 @@
-"""What stored models and freshly initialised presets give on three structures.
+"""What stored models, shipped models and freshly initialised presets give on some structures.
 
 ``python -m tests.golden.values`` writes ``presets.json`` again. That is legitimate only where a change is meant to
-change what a preset computes, and then the changelog says so. The stored models and ``stored.json`` are never written
-again: each was made by the molflt whose schema is in its name, and its predictions hold for ever.
+change what a preset computes, and then the changelog says so. The other numbers are never written again: a stored
+model was made by the molflt whose schema is in its name, and its predictions hold for ever, as do those of the
+shipped models.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from ase import Atoms
@@ -16,26 +19,34 @@ from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.data.ase_io import from_atoms
 from molflt.data.batching import StructureCollater
+from molflt.data.sources import open_dataset
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import PRESETS, preset_config
 
 FOLDER = Path(__file__).parent
+ADSORPTION = FOLDER.parents[1] / "data" / "adsorption" / "test.lmdb"
 LARGE = tuple(name for name in PRESETS if name.startswith("paper"))
+MOLECULES = ("H2O", "CH3CH2OH", "C6H6", "C4H4S", "CH3CONH2", "HCOOH", "C5H5N", "isobutane")
 
 
-def structures() -> list[Atoms]:
+def structures() -> list[Any]:
     """Ethanol, carbon dioxide, oxygen on a small copper slab."""
     slab = fcc111("Cu", (2, 2, 2), vacuum=5.0)
     add_adsorbate(slab, "O", 1.2, "fcc")
     slab.pbc = True
-    return [molecule("CH3CH2OH"), molecule("CO2"), slab]
+    return [_data(molecule("CH3CH2OH")), _data(molecule("CO2")), _data(slab)]
 
 
-def energies(model: EnergyModel) -> list[float]:
+def shipped_structures() -> list[Any]:
+    """Eight molecules and every fifteenth structure of the adsorption data's test set."""
+    dataset = open_dataset(ADSORPTION)
+    return [_data(molecule(name)) for name in MOLECULES] + [dataset[i] for i in range(0, len(dataset), 15)]
+
+
+def energies(model: EnergyModel, data: Sequence[Any]) -> list[float]:
     """eV, each structure by itself."""
     config = model.config
     collate = StructureCollater(config.neighbour_cutoff, config.all_pairs_if_isolated)
-    data = [from_atoms(atoms, f"structure {i}", tags="oc20") for i, atoms in enumerate(structures())]
     with torch.no_grad():
         return [float(model.eval()(collate([one])).energy[0]) for one in data]
 
@@ -43,7 +54,11 @@ def energies(model: EnergyModel) -> list[float]:
 def preset_energies(name: str) -> list[float]:
     """eV, of a preset with the weights of seed 0, in double precision."""
     torch.manual_seed(0)
-    return energies(EnergyModel(preset_config(name).model, 0).double())
+    return energies(EnergyModel(preset_config(name).model, 0).double(), structures())
+
+
+def _data(atoms: Atoms) -> Any:
+    return from_atoms(atoms, str(atoms.symbols), tags="oc20")
 
 
 if __name__ == "__main__":

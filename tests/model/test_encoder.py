@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from molflt.attention import fourier, local_rpe
-from molflt.attention.fourier import FourierAttention
-from molflt.attention.frequencies.mesh import MeshMethod
-from molflt.attention.radial_basis import GaussianDistanceBasis
+from molflt.attention import layer, near
+from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.layer import FourierAttention
+from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.ase_io import from_atoms
 from molflt.data.batching import StructureCollater
 from molflt.model.config import ModelConfig
@@ -83,13 +83,13 @@ def test_a_neighbourhood_in_parts_is_the_whole(monkeypatch):
     expected = model(2, order="linear", frequencies="mesh")
     energy = expected(batch()).energy
     energy.sum().backward()
-    monkeypatch.setattr(local_rpe, "_VALUES_AT_ONCE", 64)
+    monkeypatch.setattr(near, "_VALUES_AT_ONCE", 64)
     with torch.no_grad():
         kept = model(2, order="linear", frequencies="mesh")(batch()).energy
         torch.testing.assert_close(kept, energy.detach(), rtol=1e-12, atol=1e-12)
-    monkeypatch.setattr(local_rpe, "_VALUES_KEPT", 64)
-    monkeypatch.setattr(local_rpe, "_VALUES_KEPT_FOR_GRADIENT", 64)
-    monkeypatch.setattr(fourier, "_EDGE_FACTORS_KEPT", 32)
+    monkeypatch.setattr(near, "_VALUES_KEPT", 64)
+    monkeypatch.setattr(near, "_VALUES_KEPT_FOR_GRADIENT", 64)
+    monkeypatch.setattr(layer, "_EDGE_FACTORS_KEPT", 32)
     parts = model(2, order="linear", frequencies="mesh")
     found = parts(batch()).energy
     found.sum().backward()

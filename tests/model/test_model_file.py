@@ -15,9 +15,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from molflt.attention.config import KERNELS
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
+from molflt.literature.names import KERNELS
 from molflt.model import model_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel

@@ -12,7 +12,7 @@ from molflt.prediction.calibration import LEVELS, calibrate
 N = 20_000
 
 
-def drawn(factor: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def drawn(factor, seed=0):
     """Predictions, spreads, and labels whose errors are ``factor`` times as wide as the spreads say."""
     random = np.random.default_rng(seed)
     std = random.uniform(0.05, 0.5, N)
@@ -21,7 +21,7 @@ def drawn(factor: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.5])
-def test_the_factor_is_found(factor: float) -> None:
+def test_the_factor_is_found(factor):
     found = calibrate(*drawn(factor))
     assert found.factor == pytest.approx(factor, rel=0.03)
     np.testing.assert_allclose(found.calibrated_coverage, LEVELS, atol=0.015)
@@ -30,7 +30,7 @@ def test_the_factor_is_found(factor: float) -> None:
     assert found.calibrated_nll <= found.nll + 1e-12
 
 
-def test_nll_is_that_of_the_normal_distribution() -> None:
+def test_nll_is_that_of_the_normal_distribution():
     predicted, std, expected = drawn(1.7)
     found = calibrate(predicted, std, expected)
     assert found.nll == pytest.approx(-norm.logpdf(expected, predicted, std).mean(), rel=1e-9)
@@ -41,7 +41,7 @@ def test_nll_is_that_of_the_normal_distribution() -> None:
         assert worse > found.calibrated_nll
 
 
-def test_rank_correlation_knows_hard_from_easy() -> None:
+def test_rank_correlation_knows_hard_from_easy():
     predicted, std, expected = drawn(1.0)
     assert calibrate(predicted, std, expected).rank_correlation > 0.3
     shuffled = np.random.default_rng(1).permutation(std)
@@ -49,14 +49,14 @@ def test_rank_correlation_knows_hard_from_easy() -> None:
     assert np.isnan(calibrate(predicted, np.full(N, 0.1), expected).rank_correlation)
 
 
-def test_what_cannot_be_calibrated() -> None:
+def test_what_cannot_be_calibrated():
     with pytest.raises(InputError, match="at least two"):
         calibrate(np.zeros(1), np.ones(1), np.zeros(1))
     with pytest.raises(InputError, match="agree exactly"):
         calibrate(np.zeros(2), np.array([1.0, 0.0]), np.ones(2))
 
 
-def test_perfect_predictions() -> None:
+def test_perfect_predictions():
     found = calibrate(np.zeros(5), np.ones(5), np.zeros(5))
     assert found.factor == 0.0
     assert found.coverage == (1.0,) * len(LEVELS)

@@ -14,13 +14,13 @@ import molflt
 from molflt.cli.main import app
 from molflt.errors import InputError
 from molflt.model.model_file import read_metadata
-from molflt.prediction.pretrained import pretrained_models
+from molflt.prediction.members import pretrained_models
 
 MODELS = pretrained_models()
 QM7, ADSORPTION = "qm7-small", "adsorption-small"
 
 
-def test_both_are_there_with_their_cards() -> None:
+def test_both_are_there_with_their_cards():
     assert set(MODELS) == {QM7, ADSORPTION}
     for path in MODELS.values():
         card = path.with_suffix(".md").read_text()
@@ -30,14 +30,14 @@ def test_both_are_there_with_their_cards() -> None:
         assert not read_metadata(path).training_data.path.startswith("/")
 
 
-def test_atomisation_energies_of_small_molecules() -> None:
+def test_atomisation_energies_of_small_molecules():
     """Against W4-11 (Karton, Daon, Martin 2011), zero-point energy left out; 3 per cent covers PBE0."""
     kcal_mol = {"C2H6": 713.08, "C2H4": 564.10, "CH4": 420.42}
     found = molflt.load(f"pretrained:{QM7}").predict([molecule(name) for name in kcal_mol])
     np.testing.assert_allclose(-found, [value * units.kcal / units.mol for value in kcal_mol.values()], rtol=0.03)
 
 
-def test_an_element_it_has_not_seen_is_named() -> None:
+def test_an_element_it_has_not_seen_is_named():
     with pytest.warns(UserWarning, match="Si"):
         molflt.load(f"pretrained:{QM7}").predict(molecule("SiH4"))
     with warnings.catch_warnings():
@@ -45,7 +45,7 @@ def test_an_element_it_has_not_seen_is_named() -> None:
         molflt.load(f"pretrained:{QM7}").predict(molecule("CH4"))
 
 
-def test_the_command_line_knows_them(tmp_path) -> None:
+def test_the_command_line_knows_them(tmp_path):
     run = CliRunner()
     assert "CCO" in run.invoke(app, ["predict", f"pretrained:{QM7}", "CCO"]).output
     described = run.invoke(app, ["info", f"pretrained:{ADSORPTION}"])
@@ -53,6 +53,6 @@ def test_the_command_line_knows_them(tmp_path) -> None:
     assert f"{ADSORPTION}.md" in described.output
 
 
-def test_an_unknown_name_lists_those_that_exist() -> None:
+def test_an_unknown_name_lists_those_that_exist():
     with pytest.raises(InputError, match=f"pretrained:benzene: no such model; there are {ADSORPTION}, {QM7}"):
         molflt.load("pretrained:benzene")

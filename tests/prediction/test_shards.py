@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -15,105 +16,90 @@ import pytest
 
 from molflt.data.sources import resolve_inputs
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel
-from molflt.prediction import shards
-from molflt.prediction.predictor import Prediction, predict
-from molflt.prediction.shard_file import open_shard, read_shard
-from molflt.prediction.shards import Shard, divide, merge, predict_shard
-from tests.training.processes import environment
+from molflt.prediction.predictor import predict
+from molflt.prediction.shards import Shard, divide, merge, open_shard, predict_shard, read_shard
+from tests.training.runs import environment
 
 MAX_ATOMS = 40
 
 
 @pytest.fixture
-def inputs(tiny_data: Path) -> list[str]:
+def inputs(tiny_data):
     """Molecules and slabs, 44 structures in all, in the order a user might give."""
-    return [str(tiny_data / "val.lmdb"), str(tiny_data / "train.lmdb"), str(tiny_data / "other.lmdb")]
+    return [str(tiny_data / f"{name}.lmdb") for name in ("val", "train", "other")]
 
 
 @pytest.fixture
-def whole(loaded: LoadedModel, inputs: list[str]) -> Prediction:
+def whole(loaded, inputs):
     return predict(loaded, resolve_inputs(inputs), max_atoms=MAX_ATOMS)[0]
 
 
-def one(loaded: LoadedModel, inputs: list[str], text: str, out: Path, **options: object) -> Path:
-    structures = resolve_inputs(inputs)
-    options = {"max_atoms": MAX_ATOMS, **options}
-    return predict_shard([loaded], structures, inputs, Shard.parse(text), out, **options).path  # type: ignore[arg-type]
+@pytest.fixture
+def complete(loaded, inputs, tmp_path):
+    """The only shard of a prediction, complete."""
+    return one(loaded, inputs, "1/1", tmp_path / "out.csv")
 
 
-def assert_same(a: Prediction, b: Prediction) -> None:
-    assert a.names == b.names
-    assert a.ids == b.ids
+def one(loaded, inputs, text, out, structures=None, **options):
+    members = loaded if isinstance(loaded, list) else [loaded]
+    structures = resolve_inputs(inputs) if structures is None else structures
+    return predict_shard(
+        members, structures, inputs, Shard.parse(text), out, **{"max_atoms": MAX_ATOMS, **options}
+    ).path
+
+
+def assert_same(a, b):
+    assert (a.names, a.ids) == (b.names, b.ids)
     np.testing.assert_array_equal(a.energies, b.energies)
     assert (a.failures, a.elements, a.contractions) == (b.failures, b.elements, b.contractions)
     assert (a.std is None) == (b.std is None)
-    if a.std is not None and b.std is not None:
+    if a.std is not None:
         np.testing.assert_array_equal(a.std, b.std)
 
 
-@pytest.mark.parametrize("n", [1, 3, 7, 60])
-def test_together_they_are_the_undivided_one(
-    n: int, loaded: LoadedModel, inputs: list[str], whole: Prediction, tmp_path: Path
-) -> None:
-    """Also where there are more shards than batches."""
-    paths = [one(loaded, inputs, f"{k}/{n}", tmp_path / "out.csv") for k in range(1, n + 1)]
-    assert paths == sorted(paths)
+@pytest.mark.parametrize("n", [1, 7, 60])
+def test_together_they_are_the_undivided_one(n, loaded, inputs, whole, tmp_path):
+    """Also where there are more shards than batches; and nothing but shards is left."""
+    paths = [one(loaded, inputs, f"{k}/{n}", tmp_path / "new" / "out.csv") for k in range(1, n + 1)]
+    assert paths == sorted((tmp_path / "new").iterdir())
     merged, target = merge(reversed(paths))
     assert target == "y_relaxed"
     assert_same(merged, whole)
 
 
-def test_an_ensemble(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
-    import copy
-
+def test_an_ensemble(loaded, inputs, tmp_path):
     other = copy.deepcopy(loaded)
     other.model.energy_head.factor.data *= 1.01
-    members, structures = [loaded, other], resolve_inputs(inputs)
-    for number in (1, 2):
-        predict_shard(members, structures, inputs, Shard(number, 2), tmp_path / "o.csv", max_atoms=MAX_ATOMS)
-    assert_same(merge(tmp_path.glob("o.csv.shard-*"))[0], predict(members, structures, max_atoms=MAX_ATOMS)[0])
+    paths = [one([loaded, other], inputs, f"{k}/2", tmp_path / "o.csv") for k in (1, 2)]
+    assert_same(merge(paths)[0], predict([loaded, other], resolve_inputs(inputs), max_atoms=MAX_ATOMS)[0])
 
 
-def test_skipped_structures_keep_their_place(
-    loaded: LoadedModel, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    structures = resolve_inputs(inputs)
-
+def test_skipped_structures_keep_their_place(loaded, inputs, tmp_path):
     class Damaged:
-        n_atoms = structures.n_atoms
+        whole = resolve_inputs(inputs)
+        n_atoms = whole.n_atoms
 
-        def __len__(self) -> int:
-            return len(structures)
+        def __len__(self):
+            return len(self.whole)
 
-        def __getitem__(self, index: int) -> object:
+        def __getitem__(self, index):
             if index in (3, 4, 30, 43):
                 raise InputError(f"record {index} is damaged")
-            return structures[index]
+            return self.whole[index]
 
-    damaged = Damaged()
-    expected, _ = predict(loaded, damaged, max_atoms=MAX_ATOMS, on_error="skip")  # type: ignore[arg-type]
+    expected, _ = predict(loaded, Damaged(), max_atoms=MAX_ATOMS, on_error="skip")
     assert sorted(expected.failures) == [3, 4, 30, 43]
-    for number in (1, 2, 3):
-        predict_shard(
-            [loaded],
-            damaged,  # type: ignore[arg-type]
-            inputs,
-            Shard(number, 3),
-            tmp_path / "out.csv",
-            max_atoms=MAX_ATOMS,
-            on_error="skip",
-        )
-    assert_same(merge(tmp_path.glob("out.csv.shard-*"))[0], expected)
+    out = tmp_path / "out.csv"
     # With "raise", what was computed before the failure is kept, and "skip" goes on from there.
     with pytest.raises(InputError, match="record 30"):
-        predict_shard([loaded], damaged, inputs, Shard(3, 3), tmp_path / "b.csv", max_atoms=MAX_ATOMS)  # type: ignore[arg-type]
+        one(loaded, inputs, "3/3", out, Damaged())
+    paths = [one(loaded, inputs, f"{k}/3", out, Damaged(), on_error="skip") for k in (1, 2, 3)]
+    assert_same(merge(paths)[0], expected)
 
 
 @pytest.mark.parametrize("n", [2, 8])
-def test_shards_are_balanced(n: int) -> None:
-    random = np.random.default_rng(0)
-    costs = random.integers(20, 250, size=400).tolist()
+def test_shards_are_balanced(n):
+    costs = np.random.default_rng(0).integers(20, 250, size=400).tolist()
     runs = divide(costs, n)
     assert [k for run in runs for k in range(len(costs))[run]] == list(range(len(costs)))
     loads = np.array([sum(costs[run]) for run in runs])
@@ -121,104 +107,64 @@ def test_shards_are_balanced(n: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "1/3/5", "-1/3", "1.0/3", "", "1/9999999"])
-def test_no_such_shard(text: str) -> None:
+def test_no_such_shard(text):
     with pytest.raises(InputError, match="I from 1 to N"):
         Shard.parse(text)
 
 
-def test_names_sort_by_number() -> None:
+def test_names_sort_by_number():
     names = [Shard(k, 12).path(Path("runs/out.csv")).name for k in range(1, 13)]
     assert names[0] == "out.csv.shard-01-of-12"
     assert names == sorted(names)
 
 
-def test_a_complete_shard_is_not_computed_again(
-    loaded: LoadedModel, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = one(loaded, inputs, "1/2", tmp_path / "out.csv")
-    before = path.read_bytes()
-
-    def refuse(*arguments: object) -> None:
+def test_a_complete_shard_is_not_computed_again(complete, loaded, inputs, monkeypatch):
+    def refuse(*arguments):
         raise AssertionError("computed again")
 
+    before = complete.read_bytes()
     monkeypatch.setattr("molflt.prediction.predictor._predict_batch", refuse)
-    one(loaded, inputs, "1/2", tmp_path / "out.csv")
-    assert path.read_bytes() == before
+    one(loaded, inputs, "1/1", complete.with_name("out.csv"))
+    assert complete.read_bytes() == before
     with pytest.raises(AssertionError, match="computed again"):
-        one(loaded, inputs, "1/2", tmp_path / "out.csv", overwrite=True)
+        one(loaded, inputs, "1/1", complete.with_name("out.csv"), overwrite=True)
 
 
-def test_cut_at_every_place(loaded: LoadedModel, inputs: list[str], whole: Prediction, tmp_path: Path) -> None:
-    """Whatever is left of a file, the shard is completed from it, to the same bytes; or the file is refused."""
-    path = one(loaded, inputs, "1/1", tmp_path / "out.csv")
-    complete = path.read_bytes()
-    lines = complete.splitlines(keepends=True)
-    ends = np.cumsum([0, *map(len, lines)])
-    cuts = {0, 1, 20, int(ends[1]) - 1, *map(int, ends), int(ends[2]) + 5, int(ends[-1]) - 1, int(ends[-1]) - 30}
-    for cut in sorted(cuts):
-        path.write_bytes(complete[:cut])
-        one(loaded, inputs, "1/1", tmp_path / "out.csv")
-        assert path.read_bytes() == complete, cut
-    assert_same(merge([path])[0], whole)
-
-
-@pytest.mark.parametrize("damage", ["flipped", "zeros", "dropped", "more", "twice"])
-def test_damage_inside(
-    damage: str, loaded: LoadedModel, inputs: list[str], whole: Prediction, tmp_path: Path
-) -> None:
-    path = one(loaded, inputs, "1/1", tmp_path / "out.csv")
-    complete = path.read_bytes()
-    lines = complete.splitlines(keepends=True)
-    damaged = {
-        "flipped": b"".join([*lines[:3], lines[3].replace(b"1", b"2", 1), *lines[4:]]),
-        "zeros": b"".join([*lines[:3], bytes(len(lines[3])), *lines[4:]]),
-        "dropped": b"".join([*lines[:3], b"\n", *lines[4:]]),
-        "more": complete + b"text",
-        "twice": complete + lines[-1],
-    }[damage]
-    path.write_bytes(damaged)
-    if damage in ("flipped", "zeros", "dropped"):
-        with pytest.raises(InputError, match=r"not complete: .*out\.csv\.shard-1-of-1 \(\d+ of 44 structures\)"):
-            merge([path])
-    one(loaded, inputs, "1/1", tmp_path / "out.csv")
-    assert path.read_bytes() == complete
-    assert_same(merge([path])[0], whole)
+def test_cut_or_damaged_anywhere(complete, loaded, inputs, whole):
+    """Whatever is left of a file, the shard is completed from it, to the same bytes."""
+    content = complete.read_bytes()
+    lines = content.splitlines(keepends=True)
+    ends = [int(end) for end in np.cumsum([0, *map(len, lines)])]
+    cuts = sorted({0, 20, ends[1] - 1, ends[1], ends[2], ends[2] + 5, ends[-1] - 30, ends[-1] - 1, ends[-1]})
+    inside = [lines[3].replace(b"1", b"2", 1), bytes(len(lines[3])), b"\n"]
+    left = [content[:cut] for cut in cuts]
+    left += [b"".join([*lines[:3], damaged, *lines[4:]]) for damaged in inside]
+    left += [content + b"text", content + lines[-1]]
+    for k, damaged in enumerate(left):
+        complete.write_bytes(damaged)
+        if len(cuts) <= k < len(cuts) + len(inside):
+            with pytest.raises(InputError, match=r"not complete: .*out\.csv\.shard-1-of-1 \(\d+ of 44 structures\)"):
+                merge([complete])
+        one(loaded, inputs, "1/1", complete.with_name("out.csv"))
+        assert complete.read_bytes() == content, damaged[-100:]
+    assert_same(merge([complete])[0], whole)
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"mine",
-        b"\n",
-        b"name,y_relaxed_eV\n",
-        bytes(300),
-        b"%08x null\n" % zlib.crc32(b"null"),
-        b"%08x {\n" % zlib.crc32(b"{"),
-    ],
-)
-def test_other_files_are_left_alone(content: bytes, loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
+    [b"mine", b"\n", b"name,y_relaxed_eV\n", bytes(300), b"%08x null\n" % zlib.crc32(b"null"),
+     b"%08x {\n" % zlib.crc32(b"{")],
+)  # fmt: skip
+def test_other_files_are_left_alone(content, loaded, inputs, tmp_path):
     path = Shard(1, 2).path(tmp_path / "out.csv")
     path.write_bytes(content)
     for use in (lambda: merge([path]), lambda: one(loaded, inputs, "1/2", tmp_path / "out.csv")):
-        with pytest.raises(InputError, match="is no shard of a prediction"):
+        with pytest.raises(InputError, match="is not a shard of a prediction"):
             use()
     assert path.read_bytes() == content
 
 
-def test_a_line_of_another_structure_is_not_believed(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
-    path = one(loaded, inputs, "1/1", tmp_path / "out.csv")
-    complete = path.read_bytes()
-    header = complete.splitlines(keepends=True)[0]
-    for text in (b"[]", b"{}", b'{"names": 3}', b'{"energies": ["x"]}'):
-        path.write_bytes(header + b"%08x %s\n" % (zlib.crc32(text), text))
-        assert read_shard(path).parts == []
-        one(loaded, inputs, "1/1", tmp_path / "out.csv")
-        assert path.read_bytes() == complete
-
-
-def test_shards_of_something_else_are_refused(
-    loaded: LoadedModel, inputs: list[str], tmp_path: Path, model_path: Path
-) -> None:
+def test_shards_of_something_else_are_refused(loaded, inputs, tmp_path, model_path):
     out = tmp_path / "out.csv"
     first = one(loaded, inputs, "1/2", out)
     before = first.read_bytes()
@@ -229,6 +175,8 @@ def test_shards_of_something_else_are_refused(
         one(loaded, inputs[::-1], "1/2", out)
     with pytest.raises(InputError, match="another --frequencies"):
         one(loaded, inputs, "1/2", out, frequencies="exact")
+    with pytest.raises(InputError, match="standard input cannot be read again"):
+        one(loaded, ["-"], "1/2", out, resolve_inputs(inputs))
     changed = tmp_path / "changed.safetensors"
     content = bytearray(model_path.read_bytes())
     content[-1] ^= 1
@@ -243,7 +191,7 @@ def test_shards_of_something_else_are_refused(
         merge([first, second])
 
 
-def test_inputs_that_changed(loaded: LoadedModel, tiny_data: Path, tmp_path: Path) -> None:
+def test_inputs_that_changed(loaded, tiny_data, tmp_path):
     copied = tmp_path / "in.lmdb"
     copied.write_bytes((tiny_data / "val.lmdb").read_bytes())
     one(loaded, [str(copied)], "1/2", tmp_path / "out.csv")
@@ -252,35 +200,29 @@ def test_inputs_that_changed(loaded: LoadedModel, tiny_data: Path, tmp_path: Pat
         one(loaded, [str(copied)], "1/2", tmp_path / "out.csv")
 
 
-def test_missing_and_double_shards(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
+def test_missing_and_double_shards(loaded, inputs, tmp_path):
     paths = [one(loaded, inputs, f"{k}/4", tmp_path / "out.csv") for k in range(1, 5)]
-    with pytest.raises(InputError, match=r"2 of 4 shards are missing: 2, 3; predict with --shard 2/4"):
-        merge([paths[0], paths[3]])
-    with pytest.raises(InputError, match="shard 2 of 4 is there twice"):
-        merge([*paths, paths[1]])
-    with pytest.raises(InputError, match="another number of shards"):
-        merge([*paths[:3], one(loaded, inputs, "4/5", tmp_path / "out.csv")])
-    with pytest.raises(InputError, match="no shards"):
-        merge([])
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        merge([tmp_path / "nothing"])
-    with pytest.raises(InputError, match="cannot be read: Is a directory"):
-        merge([tmp_path])
+    for given, message in [
+        ([paths[0], paths[3]], r"2 of 4 shards are missing: 2, 3; predict with --shard 2/4"),
+        ([*paths, paths[1]], "shard 2 of 4 is there twice"),
+        ([*paths[:3], one(loaded, inputs, "4/5", tmp_path / "out.csv")], "another number of shards"),
+        ([], "no shards"),
+        ([tmp_path / "nothing"], "cannot be read: No such file"),
+        ([tmp_path], "cannot be read: Is a directory"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            merge(given)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
-def test_one_process_a_shard(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
-    path = one(loaded, inputs, "1/2", tmp_path / "out.csv")
-    header = read_shard(path).header
-    with open_shard(path, header), pytest.raises(InputError, match="another process is writing it"):
-        one(loaded, inputs, "1/2", tmp_path / "out.csv")
-    one(loaded, inputs, "1/2", tmp_path / "out.csv")
-
-
-def test_standard_input_is_refused(loaded: LoadedModel, tmp_path: Path, inputs: list[str]) -> None:
-    structures = resolve_inputs(inputs)
-    with pytest.raises(InputError, match="standard input cannot be read again"):
-        predict_shard([loaded], structures, ["-"], Shard(1, 2), tmp_path / "out.csv")
+def test_one_process_a_shard(complete, loaded, inputs):
+    out = complete.with_name("out.csv")
+    with (
+        open_shard(complete, read_shard(complete).header),
+        pytest.raises(InputError, match="another process is writ"),
+    ):
+        one(loaded, inputs, "1/1", out)
+    one(loaded, inputs, "1/1", out)
 
 
 KILL = """
@@ -288,39 +230,23 @@ import os, signal, sys
 from pathlib import Path
 from molflt.data.sources import resolve_inputs
 from molflt.model.model_file import load_model
-from molflt.prediction import shard_file, shards
+from molflt.prediction import shards
 
 moment, k = sys.argv[1], int(sys.argv[2])
 out, model, *inputs = sys.argv[3:]
-count = 0
+count, write = 0, shards._append
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-append, to_json = shard_file.ShardWriter.append, shard_file._to_json
-
-def killed(self, part):
+def killed(handle, path, line):
     global count
+    if count == k and moment in ("within", "before"):
+        os.write(handle.fileno(), line[: len(line) // 2 if moment == "within" else 0])
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(handle, path, line)
+    if count == k:
+        os.kill(os.getpid(), signal.SIGKILL)
     count += 1
-    if count == k and moment == "before":
-        die()
-    if count == k and moment == "within":
-        line = shard_file._line(to_json(part))
-        os.write(self._handle.fileno(), line[: len(line) // 2])
-        die()
-    append(self, part)
-    if count == k and moment == "after":
-        die()
 
-shard_file.ShardWriter.append = killed
-if moment == "header":
-    truncate = shard_file._line
-    def half(value):
-        if "shard" in value:
-            Path(out + ".shard-1-of-2").write_bytes(truncate(value)[:50])
-            die()
-        return truncate(value)
-    shard_file._line = half
+shards._append = killed
 shards.predict_shard(
     [load_model(model)], resolve_inputs(inputs), inputs, shards.Shard(1, 2), Path(out), max_atoms=40
 )
@@ -328,26 +254,18 @@ shards.predict_shard(
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment(
-    loaded: LoadedModel, model_path: Path, inputs: list[str], whole: Prediction, tmp_path: Path
-) -> None:
+def test_killed_at_any_moment(loaded, model_path, inputs, whole, tmp_path):
     out = tmp_path / "out.csv"
     second = one(loaded, inputs, "2/2", out)
     reference = one(loaded, inputs, "1/2", tmp_path / "reference.csv").read_bytes()
     path = Shard(1, 2).path(out)
-    # Each attempt goes on from what the last one left; the second starts with nothing but half a header.
-    for moment, k in [("header", 0), ("within", 1), ("before", 2), ("within", 1), ("after", 1)]:
-        n_before = read_shard(path).n_done if path.exists() and path.stat().st_size > 200 else 0
-        killed = subprocess.run(
-            [sys.executable, "-c", KILL, moment, str(k), str(out), str(model_path), *inputs],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+    # Each attempt goes on from what the last one left. The first two write a header as their first line.
+    for moment, k, more in [("within", 0, 0), ("within", 1, 0), ("before", 1, 1), ("within", 0, 0), ("after", 0, 1)]:
+        n_before = read_shard(path).n_done if path.exists() and path.stat().st_size > 500 else 0
+        command = [sys.executable, "-c", KILL, moment, str(k), str(out), str(model_path), *inputs]
+        killed = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=180, check=False)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        if moment in ("before", "after"):
+        if more:
             assert read_shard(path).n_done > n_before
     assert os.path.getsize(path) < len(reference)
     with pytest.raises(InputError, match="not complete"):
@@ -357,13 +275,7 @@ def test_killed_at_any_moment(
     assert_same(merge([path, second])[0], whole)
 
 
-def test_nothing_but_shards_is_left(loaded: LoadedModel, inputs: list[str], tmp_path: Path) -> None:
-    paths = [one(loaded, inputs, f"{k}/3", tmp_path / "new" / "out.csv") for k in (1, 2, 3)]
-    assert sorted((tmp_path / "new").iterdir()) == paths
-    assert shards.merge(paths)[0].names
-
-
-def _line(value: object) -> bytes:
+def line(value):
     text = json.dumps(value).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
@@ -376,41 +288,32 @@ PART = {
     "names": ["a", "b"], "ids": ["1", "2"], "energies": [1.0, None], "std": None, "failures": {"1": "no"},
     "elements": [1], "contractions": {"lattice": 2},
 }  # fmt: skip
+LIES = [
+    {"names": "ab"}, {"names": [1, 2]}, {"ids": [[], []]}, {"energies": [[1], [2]]}, {"energies": [10**400, 1]},
+    {"energies": ["x", 1]}, {"std": [1.0]}, {"failures": {"7": "no"}}, {"failures": {"0": []}}, {"elements": [10**9]},
+    {"elements": None},
+]  # fmt: skip
 
 
-def test_a_line_written_by_hand_is_read(tmp_path: Path) -> None:
-    (tmp_path / "s").write_bytes(_line(HEADER) + _line(PART))
-    assert merge([tmp_path / "s"])[0].names == ["a", "b"]
+def test_a_line_written_by_hand_is_read_and_lies_count_as_not_computed(tmp_path):
+    """With a right checksum, which anybody can compute."""
+    path = tmp_path / "s"
+    path.write_bytes(line(HEADER) + line(PART))
+    assert merge([path])[0].names == ["a", "b"]
+    for wrong in [*({**PART, **lie} for lie in LIES), [], {}]:
+        path.write_bytes(line(HEADER) + line(wrong))
+        with pytest.raises(InputError, match="not complete"):
+            merge([path])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"n_shards": 10**18}, {"n_shards": 0}, {"shard": -1}, {"end": -1}, {"n_shards": 1_000_000}],
-    ids=str,
-)
-def test_headers_that_lie(change: dict[str, int], tmp_path: Path) -> None:
-    (tmp_path / "s").write_bytes(_line({**HEADER, **change}) + _line(PART))
-    with pytest.raises(InputError) as caught:
-        merge([tmp_path / "s"])
-    assert len(str(caught.value)) < 1000
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"names": "ab"}, {"names": [1, 2]}, {"ids": [[], []]}, {"energies": [[1], [2]]}, {"energies": [10**400, 1]},
-     {"std": [1.0]}, {"failures": {"7": "no"}}, {"failures": {"0": []}}, {"elements": [10**9]},
-     {"contractions": {"lattice": "2"}, "elements": None}],
-    ids=str,
-)  # fmt: skip
-def test_lines_that_lie_count_as_not_computed(change: dict[str, object], tmp_path: Path) -> None:
-    # with a right checksum, which anybody can compute
-    (tmp_path / "s").write_bytes(_line(HEADER) + _line({**PART, **change}))
-    with pytest.raises(InputError, match="not complete"):
-        merge([tmp_path / "s"])
-
-
-def test_deeply_nested_lines(tmp_path: Path) -> None:
+def test_headers_that_lie(tmp_path):
+    path = tmp_path / "s"
+    for change in ({"n_shards": 10**18}, {"n_shards": 0}, {"shard": -1}, {"end": -1}, {"n_shards": 1_000_000}):
+        path.write_bytes(line({**HEADER, **change}) + line(PART))
+        with pytest.raises(InputError) as caught:
+            merge([path])
+        assert len(str(caught.value)) < 1000
     deep = b"[" * 100_000
-    (tmp_path / "s").write_bytes(b"%08x %s\n" % (zlib.crc32(deep), deep))
-    with pytest.raises(InputError, match="is no shard"):
-        merge([tmp_path / "s"])
+    path.write_bytes(b"%08x %s\n" % (zlib.crc32(deep), deep))
+    with pytest.raises(InputError, match="is not a shard"):
+        merge([path])

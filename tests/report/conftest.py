@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
+from torch_geometric.data import Data
 
 from molflt.data.ase_io import from_atoms
 from molflt.data.sources import ListDataset
 from molflt.invariance.harness import Result
 from molflt.model.model_file import LoadedModel, load_model
-from molflt.report.evaluated import EvaluatedSet
-from molflt.report.page import write_report
+from molflt.prediction.evaluation import Evaluation, StructureTable
+from molflt.prediction.predictor import Prediction
+from molflt.report.model_report import write_report
+from molflt.training.run_directory import read_records
 from molflt.training.recorder import read_records
+from tests.report.test_rpe_curves import make_model
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)' {{ 7 * 7 }}"
 
 
 def _slab(metal: str) -> Atoms:
@@ -27,7 +33,24 @@ def _slab(metal: str) -> Atoms:
     return slab
 
 
-def evaluated_set(name: str = "val", n: int = 12, adsorbates: bool = True, std: bool = False) -> EvaluatedSet:
+def evaluation_of(
+    structures: list[Data], expected: Any, predicted: Any, std: Any = None, name: str = "v", source: str = "p"
+) -> Evaluation:
+    """Structures with energies that no model predicted."""
+    numbers = [data.atomic_numbers.numpy() for data in structures]
+    table = StructureTable(
+        names=[str(data.name) for data in structures],
+        formulas=[Atoms(numbers=z).get_chemical_formula() for z in numbers],
+        elements=[frozenset(z.tolist()) for z in numbers],
+        sizes=np.array([len(z) for z in numbers]),
+        adsorbates=[data.get("adsorbate", "") for data in structures],
+        expected=np.asarray(expected),
+    )
+    prediction = Prediction(np.asarray(predicted), table.names, Counter(), std)
+    return Evaluation(name, source, ListDataset(structures), table, prediction)
+
+
+def evaluated_set(name: str = "val", n: int = 12, adsorbates: bool = True, std: bool = False) -> Evaluation:
     """Slabs and molecules with invented energies; the first structure has a hostile name."""
     random = np.random.default_rng(3)
     structures = []
@@ -40,7 +63,7 @@ def evaluated_set(name: str = "val", n: int = 12, adsorbates: bool = True, std: 
     expected = random.normal(size=n)
     error = np.linspace(1, 0.1, n) * random.choice([-1, 1], n)
     spread = np.full(n, 0.4) + 0.1 * random.uniform(size=n) if std else None
-    return EvaluatedSet(name, f"data/{EVIL}.lmdb", ListDataset(structures), expected, expected + error, spread)
+    return evaluation_of(structures, expected, expected + error, spread, name=name, source=f"data/{EVIL}.lmdb")
 
 
 RESULTS = [
@@ -56,7 +79,9 @@ def report(model_path: Path, tiny_run: Path, tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("report") / "report.html"
     sets = [evaluated_set(std=True), evaluated_set(EVIL, adsorbates=False)]
     command = f"molflt train '{EVIL}'"
-    write_report(path, load_model(model_path), sets, read_records(tiny_run), RESULTS, title=EVIL, command=command)
+    loaded = load_model(model_path)
+    loaded.model = make_model()
+    write_report(path, loaded, sets, read_records(tiny_run), RESULTS, title=EVIL, command=command)
     return path
 
 

@@ -1,4 +1,4 @@
-"""The report in a real browser: it draws, turns, asks for nothing, and no name in it runs."""
+"""Both pages in a real browser: they draw, answer and turn, ask for nothing, and no name in them runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from molflt.model.model_file import LoadedModel
-from molflt.report.page import write_report
-from tests.report.test_rpe_curves import make_model
+from molflt.data.sources import StructureDataset
+from molflt.report.explain_page import write_page
+from molflt.report.explanation import explain
+from tests.report.test_explanation import make_loaded
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -33,40 +35,52 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """A page with all its figures drawn, and what happened on the way."""
+    """A page, and what was wrong on the way: errors, dialogs, requests for anything but the file itself."""
 
-    def __init__(self, browser: Any, path: Path, width: int = 1200) -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900})
+    def __init__(self, browser: Any, path: Path) -> None:
+        self.page = browser.new_page(viewport={"width": 1200, "height": 900})
         self.page.set_default_timeout(_TIMEOUT)
-        self.requests: list[str] = []
         self.problems: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("dialog", self._dialog)
+        self.page.on("request", lambda r: self._problem(r.url) if r.url != path.as_uri() else None)
+        self.page.on("console", lambda message: self._problem(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self._problem(str(error)))
+        self.page.on("dialog", lambda dialog: (self._problem(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.goto(path.as_uri())
-        self.n_figures = self.page.evaluate("document.querySelectorAll('.figure').length")
-        for k in range(self.n_figures):
-            self.page.evaluate("k => document.querySelectorAll('.figure')[k].scrollIntoView()", k)
-            self.page.wait_for_function(
-                "k => document.querySelectorAll('.figure')[k]._fullLayout !== undefined"
-                " && document.querySelectorAll('.figure')[k].querySelector('svg.main-svg') !== null",
-                arg=k,
-            )
 
-    def _console(self, message: Any) -> None:
-        if message.type == "error":
-            self.problems.append(message.text)
+    def _problem(self, text: str) -> None:
+        # Pictures of 3D scenes are kept in memory.
+        if not text.startswith(("data:", "blob:")):
+            self.problems.append(text)
 
-    def _dialog(self, dialog: Any) -> None:
-        self.problems.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
+    def draw(self, k: int) -> None:
+        """Scroll to a figure of the report and wait for it."""
+        self.page.evaluate("k => document.querySelectorAll('.figure')[k].scrollIntoView()", k)
+        self.page.wait_for_function(
+            "k => document.querySelectorAll('.figure')[k]._fullLayout !== undefined"
+            " && document.querySelectorAll('.figure')[k].querySelector('svg.main-svg') !== null",
+            arg=k,
+        )
 
     def picture(self, selector: str, k: int = 0) -> Image.Image:
         place = self.page.locator(selector).nth(k)
         place.scroll_into_view_if_needed()
         self.page.wait_for_timeout(200)
         return Image.open(io.BytesIO(place.screenshot(timeout=_TIMEOUT))).convert("RGB")
+
+    def check(self) -> None:
+        """No complaint, nothing that a name brought in, no way to send a chart away, and room on a narrow screen."""
+        assert self.problems == []
+        assert self.page.locator("img").count() == 0
+        assert self.page.evaluate("document.querySelectorAll('script:not([type])').length") == 2
+        titles = self.page.evaluate(
+            "Array.from(document.querySelectorAll('.modebar-btn')).map(button => button.dataset.title)"
+        )
+        assert titles
+        assert not [title for title in titles if "Share" in title or "Cloud" in title]
+        self.page.set_viewport_size({"width": 390, "height": 800})
+        # Figures follow the window after a moment.
+        self.page.wait_for_function("() => document.documentElement.scrollWidth <= 390", timeout=20_000)
+        self.page.set_viewport_size({"width": 1200, "height": 900})
 
 
 @pytest.fixture(scope="module")
@@ -82,22 +96,31 @@ def n_colours(picture: Image.Image) -> int:
     return len(colours)
 
 
-def test_it_opens_without_network_and_without_errors(opened: Opened) -> None:
-    assert opened.problems == []
-    assert opened.requests
-    assert all(url.startswith(("file:", "data:", "blob:")) for url in opened.requests), opened.requests
-    assert opened.page.locator("img").count() == 0
-    # the two programs and the content of the figures, nothing that a name brought in
-    assert opened.page.evaluate("document.querySelectorAll('script:not([type])').length") == 2
+def test_the_report_opens_without_network_and_without_errors(opened: Opened) -> None:
+    opened.draw(0)
+    assert n_colours(opened.picture(".figure")) > 20
+    opened.page.evaluate("window.scrollTo({top: 0, behavior: 'instant'})")
+    assert opened.picture("header").getpixel((5, 5)) == (20, 50, 77)
+    opened.check()
 
 
-def test_every_figure_has_drawn(opened: Opened) -> None:
-    assert opened.page.locator(".js-plotly-plot").count() == opened.n_figures >= 17
-    for k in range(opened.n_figures):
+def test_a_script_that_got_in_would_not_run(browser: Any, report: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tampered.html"
+    attack = "<main><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
+    path.write_text(report.read_text().replace("<main>", attack))
+    page = browser.new_page()
+    page.goto(path.as_uri(), timeout=_TIMEOUT)
+    assert page.evaluate("window.ran") is None
+    page.close()
+
+
+@pytest.mark.slow
+def test_every_figure_draws_and_structures_are_coloured_balls(opened: Opened) -> None:
+    n_figures = opened.page.evaluate("document.querySelectorAll('.figure').length")
+    for k in range(n_figures):
+        opened.draw(k)
         assert n_colours(opened.picture(".figure", k)) > 20, k
-
-
-def test_ten_structures_are_coloured_balls(opened: Opened) -> None:
+    assert opened.page.locator(".js-plotly-plot").count() == n_figures >= 17
     assert opened.page.locator(".card canvas").count() >= 10
     for k in range(10):
         picture = opened.picture(".card .figure", k)
@@ -105,29 +128,15 @@ def test_ten_structures_are_coloured_balls(opened: Opened) -> None:
         middle = picture.crop((width // 5, height // 5, 4 * width // 5, 4 * height // 5))
         # Shaded spheres have many shades; edges and bonds alone would have few.
         assert n_colours(middle) > 120, k
+    opened.check()
 
 
-def test_a_drag_turns_a_structure(opened: Opened) -> None:
-    before = opened.picture(".card .figure", 1)
-    box = opened.page.locator(".card .figure").nth(1).bounding_box()
-    eye = "() => document.querySelectorAll('.card .figure')[1]._fullLayout.scene._scene.getCamera().eye"
-    first = opened.page.evaluate(eye)
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    opened.page.mouse.move(x, y)
-    opened.page.mouse.down()
-    opened.page.mouse.move(x + 80, y + 30, steps=8)
-    opened.page.mouse.up()
-    opened.page.wait_for_timeout(500)
-    second = opened.page.evaluate(eye)
-    assert max(abs(first[n] - second[n]) for n in "xyz") > 0.1
-    assert opened.picture(".card .figure", 1).tobytes() != before.tobytes()
-    assert opened.problems == []
-
-
+@pytest.mark.slow
 def test_pointing_at_a_dot_shows_the_name_as_text(opened: Opened) -> None:
-    figure = "Array.from(document.querySelectorAll('#parity .figure'))[0]"
+    opened.draw(1)
+    figure = "document.querySelector('#parity .figure')"
     opened.page.evaluate(f"{figure}.scrollIntoView()")
-    opened.page.evaluate(f"Plotly.Fx.hover({figure}, [{{curveNumber: 2, pointNumber: 0}}])")
+    opened.page.evaluate(f"Plotly.Fx.hover({figure}, [{{curveNumber: 1, pointNumber: 0}}])")
     opened.page.wait_for_timeout(300)
     text = opened.page.evaluate(f"{figure}.querySelector('.hoverlayer').textContent")
     assert "<script>alert(1)" in text
@@ -136,47 +145,61 @@ def test_pointing_at_a_dot_shows_the_name_as_text(opened: Opened) -> None:
     assert opened.problems == []
 
 
-def test_the_menu_shows_another_layer(browser: Any, model: LoadedModel, tmp_path: Path) -> None:
-    model.model = make_model()
-    write_report(tmp_path / "r.html", model, [])
-    opened = Opened(browser, tmp_path / "r.html")
+@pytest.mark.slow
+def test_the_menu_shows_another_layer(opened: Opened) -> None:
+    figure = opened.page.locator("#rpe .figure").first
+    figure.scroll_into_view_if_needed()
+    opened.page.wait_for_function("() => document.querySelector('#rpe .updatemenu-header') !== null")
     visible = "() => document.querySelector('#rpe .figure').data.map(trace => trace.visible)"
     before = opened.page.evaluate(visible)
-    opened.page.locator("#rpe .figure").first.locator(".updatemenu-header").click()
-    opened.page.locator("#rpe .figure").first.locator(".updatemenu-dropdown-button").nth(1).click()
+    figure.locator(".updatemenu-header").click()
+    figure.locator(".updatemenu-dropdown-button").nth(1).click()
     opened.page.wait_for_timeout(300)
-    after = opened.page.evaluate(visible)
     n = len(before) // 3
     assert before == [True] * n + [False] * 2 * n
-    assert after == [False] * n + [True] * n + [False] * n
+    assert opened.page.evaluate(visible) == [False] * n + [True] * n + [False] * n
     assert opened.problems == []
-    opened.page.close()
 
 
-def test_it_fits_a_narrow_window(browser: Any, report: Path) -> None:
-    page = browser.new_page(viewport={"width": 390, "height": 800})
-    page.goto(report.as_uri(), timeout=_TIMEOUT)
-    page.wait_for_timeout(500)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.close()
+@pytest.mark.parametrize("attention", ["molflt", pytest.param("softmax", marks=pytest.mark.slow)])
+def test_an_explanation_draws_and_answers(
+    attention: str, browser: Any, val_set: StructureDataset, tmp_path: Path
+) -> None:
+    """Each vertex of the view of the attention names its atom, and has that atom's weight as text and colour."""
+    loaded = make_loaded(attention)
+    found = explain(loaded, val_set[0], 2)
+    write_page(tmp_path / "page.html", found, loaded, [])
+    opened = Opened(browser, tmp_path / "page.html")
+    page = opened.page
+    page.wait_for_function("() => document.body.dataset.shown")
+    assert page.locator("canvas").count() >= 2
+    assert page.locator("#distance-plot .point").count() == 5 * len(found.learnt)
+    assert page.locator("tbody tr").count() == len(found.learnt)
 
-
-def test_a_script_that_got_in_would_not_run(browser: Any, report: Path, tmp_path: Path) -> None:
-    path = tmp_path / "tampered.html"
-    path.write_text(
-        report.read_text().replace(
-            "<main>", "<main><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
+    def check(expected: np.ndarray, shown: str) -> None:
+        page.wait_for_function(f"() => document.body.dataset.shown === '{shown}'")
+        known = page.evaluate(
+            """() => document.getElementById("attention-view").data.filter(t => t.type == "mesh3d")
+                .flatMap(t => t.customdata.map((row, k) => [...row, t.intensity[k]]))"""
         )
-    )
-    page = browser.new_page()
-    page.goto(path.as_uri(), timeout=_TIMEOUT)
-    assert page.evaluate("window.ran") is None
+        index, _, weight, colour = np.asarray(known).T
+        np.testing.assert_array_equal(np.unique(index), np.arange(len(expected)))
+        np.testing.assert_allclose(weight, expected[index.astype(int)], rtol=1e-5, atol=1e-7)
+        np.testing.assert_array_equal(weight, colour)
+        axis = page.evaluate("document.getElementById('attention-view').layout.coloraxis")
+        assert axis["cmax"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
+        # White is no weight.
+        assert axis["cmin"] == (-axis["cmax"] if (found.attention < 0).any() else 0)
+
+    check(found.attention[1].mean(axis=0), "1 -1 false")
+    page.select_option("#head", "3")
+    check(found.attention[1, 3], "1 3 false")
+    page.select_option("#layer", "0")
+    check(found.attention[0, 3], "0 3 false")
+    page.check("#log")
+    check(found.attention[0, 3], "0 3 true")
+    assert page.evaluate("document.getElementById('distance-plot').layout.yaxis.type") == "log"
+    drawn = page.evaluate("Array.from(document.getElementById('distance-plot').data[1].y)")
+    np.testing.assert_allclose(drawn, np.abs(found.attention[0, 3]), rtol=1e-5)
+    opened.check()
     page.close()
-
-
-def test_screenshot_is_not_blank(opened: Opened) -> None:
-    opened.page.evaluate("window.scrollTo({top: 0, behavior: 'instant'})")
-    picture = Image.open(io.BytesIO(opened.page.screenshot(timeout=_TIMEOUT))).convert("RGB")
-    assert picture.size == (1200, 900)
-    assert n_colours(picture) > 50
-    assert picture.getpixel((5, 5)) == (20, 50, 77)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.attention.config import AttentionConfig
-from molflt.attention.rpe import REFERENCE_DENSITY
+from molflt.attention.far.members import REFERENCE_DENSITY
+from molflt.attention.registry import AttentionConfig
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.rdkit_io import from_smiles

@@ -11,8 +11,7 @@ from ase.build import bulk, molecule
 from ase.data import covalent_radii
 
 from molflt.data.ase_io import from_atoms
-from molflt.report.sphere import unit_sphere
-from molflt.report.structure_view import RADIUS, structure_figure
+from molflt.report.structure_view import RADIUS, structure_figure, unit_sphere
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

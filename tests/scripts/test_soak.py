@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-import soak  # noqa: E402
+from scripts.results import ROOT
+from scripts.tools import soak
 
 linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 
@@ -29,41 +29,46 @@ def test_slope_of_a_line_with_outliers() -> None:
     assert soak.slope(x, [7.0] * 300) == 0
 
 
-@linux
-@pytest.mark.parametrize(("leak", "complaint"), [("memory", "memory grows by"), ("files", "descriptors a call")])
-def test_a_leak_is_found(leak: str, complaint: str) -> None:
-    held: list[object] = []
+@pytest.fixture
+def little_garbage() -> Iterator[None]:
+    """What other tests have left is not collected at every sample: that takes longer than the tests."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
-    def work(calls: int) -> None:
-        if leak == "memory":
-            # Mapped, so that no hole that earlier tests have left in the heap takes it.
-            pages = mmap.mmap(-1, 1 << 21)
-            pages.write(b"1" * (1 << 21))
-            held.append(pages)
-        else:
-            held.append(open(os.devnull))  # noqa: SIM115
 
-    series = soak.Series(leak)
+def sampled(name: str, work: Callable[[], object]) -> soak.Series:
+    series = soak.Series(name)
     for calls in range(60):
-        work(calls)
+        work()
         series.sample(calls + 1)
-    complaints = series.complaints(soak.Limits(memory=64.0))
-    for item in held:
-        if hasattr(item, "close"):
-            item.close()
-    assert len(complaints) == 1
-    assert complaint in complaints[0]
-    memory, files = series.growth()
-    assert (memory if leak == "memory" else files) == pytest.approx(2048 if leak == "memory" else 1, rel=0.1)
+    return series
 
 
 @linux
-def test_no_leak_is_none() -> None:
-    series = soak.Series("nothing")
-    for calls in range(60):
-        bytes(bytearray(1 << 18))
-        series.sample(calls + 1)
-    assert series.complaints(soak.Limits(memory=64.0)) == []
+def test_a_leak_is_found(little_garbage: None) -> None:
+    held: list[mmap.mmap] = []
+
+    def take_memory() -> None:
+        # Mapped, so that no hole that earlier tests have left in the heap takes it.
+        held.append(mmap.mmap(-1, 1 << 21))
+        held[-1].write(b"1" * (1 << 21))
+
+    memory = sampled("memory", take_memory)
+    for pages in held:
+        pages.close()
+    files: list[int] = []
+    descriptors = sampled("files", lambda: files.append(os.open(os.devnull, os.O_RDONLY)))
+    for file in files:
+        os.close(file)
+    nothing = sampled("nothing", lambda: bytes(bytearray(1 << 18)))
+    limits = soak.Limits(memory=64.0)
+    for series, complaint in ((memory, "memory grows by"), (descriptors, "descriptors a call")):
+        (found,) = series.complaints(limits)
+        assert complaint in found
+    assert memory.growth()[0] == pytest.approx(2048, rel=0.1)
+    assert descriptors.growth()[1] == pytest.approx(1, rel=0.1)
+    assert nothing.complaints(limits) == []
 
 
 def test_too_few_samples_are_no_success() -> None:
@@ -75,11 +80,11 @@ def test_too_few_samples_are_no_success() -> None:
 @pytest.mark.slow
 def test_two_minutes(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, str(SCRIPTS / "soak.py"), "--minutes", "2", "--out", str(tmp_path / "soak.png")],
+        [sys.executable, "-m", "scripts.tools.soak", "--minutes", "2", "--out", str(tmp_path / "soak.png")],
         capture_output=True,
         text=True,
         timeout=900,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parent)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr

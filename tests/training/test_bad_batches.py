@@ -1,40 +1,30 @@
-"""A loss or a gradient that is no number: written down, and left out where that is wanted; runs that stay alone."""
+"""A loss or a gradient that is not a number: written down, and left out where that is wanted."""
+
+from __future__ import annotations
 
 import copy
 import json
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from pydantic import ValidationError
 
 from molflt.errors import InputError
-from molflt.training.bad_batches import FILE, MOST_IN_A_ROW
-from molflt.training.config import TrainConfig, TrainerConfig
-from molflt.training.recorder import read_records
+from molflt.training.config import TrainerConfig
 from molflt.training.run import train
-
-MakeConfig = Callable[..., TrainConfig]
-
-
-def quiet(line: str) -> None:
-    pass
+from molflt.training.run_directory import BAD_BATCHES, forget_bad_batches, read_records
+from molflt.training.task import MOST_IN_A_ROW
+from tests.training.runs import QUICK, go
 
 
 class Spoil(Callback):
-    """Makes the loss or the gradient of some steps no number, and keeps what the model was before and after."""
+    """Makes the loss or the gradient of some steps NaN or infinite, and keeps what the model was before and after."""
 
-    def __init__(self, what: str, steps: range) -> None:
-        self.what, self.steps = what, steps
-        self.sids: list[list[int]] = []
-        self.states: list[tuple[Any, Any]] = []
+    def __init__(self, what, steps):
+        self.what, self.steps, self.sids, self.states = what, steps, [], []
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.before = self.state(trainer, pl_module)
         if trainer.global_step not in self.steps:
             return
@@ -46,78 +36,60 @@ class Spoil(Callback):
             parameter = pl_module.model.energy_head.factor
             handle = parameter.register_hook(lambda gradient: (handle.remove(), gradient * torch.nan)[1])
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.states.append((self.before, self.state(trainer, pl_module)))
 
     @staticmethod
-    def state(trainer: lightning.Trainer, pl_module: Any) -> Any:
+    def state(trainer, pl_module):
         moments = trainer.optimizers[0].state_dict()["state"]
         return copy.deepcopy([pl_module.model.state_dict(), pl_module.average.state_dict(), moments])
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a, b):
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return all(map(same, a, b))
-    return torch.equal(a, b)
+    return all(map(same, a, b)) if isinstance(a, list) else torch.equal(a, b)
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_bad_batch_stops_the_run_and_is_written_down(what: str, make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_bad_batch_stops_the_run_and_is_written_down(what, make_config, tmp_path):
     spoil = Spoil(what, range(3, 4))
-    with pytest.raises(InputError, match=rf"the {what} became .*step 3.*{FILE}"):
-        train(make_config(), tmp_path / "run", say=quiet, callbacks=[spoil])
-    (line,) = (tmp_path / "run" / FILE).read_text().splitlines()
+    with pytest.raises(InputError, match=rf"the {what} became .*step 3.*{BAD_BATCHES}"):
+        go(make_config(), tmp_path / "run", spoil)
+    (line,) = (tmp_path / "run" / BAD_BATCHES).read_text().splitlines()
     found = json.loads(line)
     assert [structure["sid"] for structure in found["structures"]] == spoil.sids[0]
-    assert (found["step"], found["rank"]) == (3, 0)
-    assert found["structures"][0]["label"] == ("inf" if what == "loss" else found["structures"][0]["label"])
+    assert (found["step"], found["rank"], found["seed"], found["epoch"]) == (3, 0, 3, 1)
+    assert (found["structures"][0]["label"] == "inf") == (what == "loss")
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_batch_left_out_changes_nothing(what: str, make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_batch_left_out_changes_nothing(what, make_config, tmp_path):
     """Neither weights, nor their average, nor the optimiser's moments; the run goes on and says so."""
     spoil, lines = Spoil(what, range(2, 4)), []
-    config = make_config(**{"trainer.on_bad_batch": "skip", "trainer.max_epochs": 2})
-    train(config, tmp_path / "run", say=lines.append, callbacks=[spoil])
-    changed = [not same(before, after) for before, after in spoil.states]
-    assert [step for step, c in enumerate(changed) if not c] == [2, 3]
+    train(make_config(**{"trainer.on_bad_batch": "skip"}), tmp_path / "run", say=lines.append, callbacks=[spoil])
+    unchanged = [step for step, (before, after) in enumerate(spoil.states) if same(before, after)]
+    assert unchanged == [2, 3]
     assert sum("2 batches left out" in line for line in lines) == 1
-    assert len((tmp_path / "run" / FILE).read_text().splitlines()) == 2
+    assert len((tmp_path / "run" / BAD_BATCHES).read_text().splitlines()) == 2
     records = read_records(tmp_path / "run")
     assert len(records) == 2
     assert all(0 < record["train/grad_norm"] <= record["train/grad_norm_max"] for record in records)
 
 
-def test_nothing_but_bad_batches_stops(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config(**{"trainer.on_bad_batch": "skip", "trainer.max_epochs": 100})
+def test_nothing_but_bad_batches_stops(make_config, tmp_path):
+    config = make_config(**{**QUICK, "trainer.on_bad_batch": "skip", "trainer.max_epochs": 100})
     with pytest.raises(InputError, match=f"{MOST_IN_A_ROW} batches in a row"):
-        train(config, tmp_path / "run", say=quiet, callbacks=[Spoil("loss", range(2, 10**6))])
-
-
-def test_left_out_in_one_process_only() -> None:
+        go(config, tmp_path / "run", Spoil("loss", range(2, 10**6)))
     with pytest.raises(ValidationError, match="on_bad_batch"):
         TrainerConfig(on_bad_batch="skip", devices=2)
 
 
-def test_two_runs_in_one_folder(make_config: MakeConfig, tmp_path: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    run = tmp_path / "run"
-    train(make_config(**{"trainer.max_epochs": 1}), run, say=quiet)
-    handle = os.open(run, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(InputError, match="another process is training there"):
-        train(make_config(**{"trainer.max_epochs": 1}), run, resume=True, say=quiet)
-    os.close(handle)
-    train(make_config(**{"trainer.max_epochs": 1}), run, resume=True, say=quiet)
-
-
-@pytest.mark.parametrize(("clip", "warned"), [(1e-4, True), (0.0, False), (5.0, False)])
-def test_exploding_gradients_are_said(clip: float, warned: bool, make_config: MakeConfig, tmp_path: Path) -> None:
-    lines: list[str] = []
-    config = make_config(**{"optimiser.clip_norm": clip, "trainer.max_epochs": 2})
-    train(config, tmp_path / "run", say=lines.append)
-    said = [line for line in lines if "gradients explode" in line]
-    # Once for each of the epochs, of six steps.
-    assert [f"in 6 of 6 steps of epoch {epoch}" in line for epoch, line in enumerate(said, 1)] == [True] * 2 * warned
+def test_lines_on_repeated_epochs_are_forgotten(tmp_path):
+    path = tmp_path / BAD_BATCHES
+    forget_bad_batches(tmp_path, 1)
+    assert not path.exists()
+    lines = [f'{{"epoch": {epoch}, "step": {step}}}\n' for epoch, step in [(1, 4), (2, 8), (3, 9)]]
+    path.write_text("".join(lines) + '{"epoch": 2, "st')
+    forget_bad_batches(tmp_path, 3)
+    assert path.read_text() == "".join(lines[:2])

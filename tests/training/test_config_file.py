@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from molflt.attention.baselines.performer import KernelisedAttention
+from molflt.attention.baselines.softmax import SoftmaxAttention
 from molflt.attention.build import build_attention
-from molflt.attention.concat import ConcatAttention
-from molflt.attention.fourier import FourierAttention
-from molflt.attention.kernelised import KernelisedAttention
-from molflt.attention.softmax import SoftmaxAttention
+from molflt.attention.layer import FourierAttention
 from molflt.errors import InputError
+from molflt.literature.concat import ConcatAttention
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import PRESETS, preset_config

@@ -1,44 +1,44 @@
-"""A write that fails, at any of a run's files, costs at most an epoch; worker processes change nothing."""
+"""What fails around a run: a disk at any of its files, and processes that load data. It costs at most an epoch."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from molflt.errors import InputError
-from molflt.training import datasets
-from molflt.training.bad_batches import FILE, forget_from
-from molflt.training.checkpoints import find_checkpoint
-from molflt.training.config import TrainConfig
-from molflt.training.run import train
-from tests.training.test_resume import assert_same_run, quiet
+from molflt.training import data_module
+from molflt.training.config_file import to_yaml
+from molflt.training.data_module import NoisyDataset
+from molflt.training.run_directory import find_checkpoint, read_records
+from tests.training.runs import assert_same_run, environment, go
 
-MakeConfig = Callable[..., TrainConfig]
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes and their files are found through /proc")
 
 
 @pytest.mark.parametrize(
     ("name", "nth"),
     [
-        ("config.yaml", 1),
         ("metrics.csv", 2),
-        pytest.param("best.safetensors", 1, marks=pytest.mark.slow),
-        ("last.ckpt", 1),
-        pytest.param("metrics.jsonl", 3, marks=pytest.mark.slow),
         ("previous.ckpt", 1),
         ("last.ckpt", 2),
+        *(
+            pytest.param(*where, marks=pytest.mark.slow)
+            for where in [("config.yaml", 1), ("best.safetensors", 1), ("last.ckpt", 1), ("metrics.jsonl", 3)]
+        ),
     ],
 )
-def test_a_file_that_cannot_take_its_name(
-    name: str, nth: int, make_config: MakeConfig, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_take_its_name(name, nth, make_config, tiny_run, tmp_path, monkeypatch):
     sound, count = os.replace, 0
 
-    def refused(source: Any, target: Any) -> None:
+    def refused(source, target):
         nonlocal count
         count += Path(target).name == name
         if Path(target).name == name and count == nth:
@@ -48,67 +48,99 @@ def test_a_file_that_cannot_take_its_name(
     monkeypatch.setattr(os, "replace", refused)
     run_dir = tmp_path / "run"
     with pytest.raises(OSError, match="No space left on device") as caught:
-        train(make_config(), run_dir, say=quiet)
+        go(make_config(), run_dir)
     assert Path(caught.value.filename).parent == run_dir
     checkpoint, damaged = find_checkpoint(run_dir)
     before_the_first = [("config.yaml", 1), ("metrics.csv", 2), ("best.safetensors", 1), ("last.ckpt", 1)]
     assert (checkpoint is None) == ((name, nth) in before_the_first)
     assert not damaged
-    train(make_config(), run_dir, resume=True, say=quiet)
+    go(make_config(), run_dir, resume=True)
     assert_same_run(run_dir, tiny_run)
 
 
-def test_a_disk_that_does_not_keep_a_checkpoint(
-    make_config: MakeConfig, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@on_linux
+def test_a_disk_that_does_not_keep_a_checkpoint(make_config, tiny_run, tmp_path, monkeypatch):
     """The old one stays under its name until the new one is on the disk."""
     run_dir, sound = tmp_path / "run", os.fsync
 
-    def failing(descriptor: int) -> None:
+    def failing(descriptor):
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         if path.name.startswith(".last.") and path.suffix == ".ckpt" and (run_dir / "last.ckpt").exists():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sound(descriptor)
 
-    if not Path("/proc/self/fd").is_dir():
-        pytest.skip("no /proc: which file is synced cannot be told")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing)
         with pytest.raises(OSError, match="Input/output error"):
-            train(make_config(), run_dir, say=quiet)
+            go(make_config(), run_dir)
     assert (run_dir / "last.ckpt").exists()
     assert not (run_dir / "previous.ckpt").exists()
-    train(make_config(), run_dir, resume=True, say=quiet)
+    go(make_config(), run_dir, resume=True)
     assert_same_run(run_dir, tiny_run)
 
 
+WORKERS = {"loss.noisy_nodes": True, "data.num_workers": 1}
+
+
 @pytest.mark.slow
-def test_worker_processes_change_nothing(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_processes_change_nothing(make_config, tmp_path, monkeypatch):
     # Small sets are cached, and a cache needs no workers.
-    monkeypatch.setattr(datasets, "CACHED_ATOMS", 0)
-    random = {"model.dropout": 0.2, "loss.noisy_nodes": True}
+    monkeypatch.setattr(data_module, "CACHED_ATOMS", 0)
     for workers in (0, 1, 3):
-        train(make_config(**random, **{"data.num_workers": workers}), tmp_path / str(workers), say=quiet)
+        config = make_config(**{**WORKERS, "model.dropout": 0.2, "data.num_workers": workers})
+        go(config, tmp_path / str(workers))
     for workers in (1, 3):
         assert_same_run(tmp_path / str(workers), tmp_path / "0")
 
 
-def test_bad_batches_of_repeated_epochs_are_forgotten(tmp_path: Path) -> None:
-    lines = [f'{{"epoch": {epoch}, "step": {step}}}\n' for epoch, step in [(1, 4), (2, 8), (3, 9)]]
-    (tmp_path / FILE).write_text("".join(lines) + '{"epoch": 2, "st')
-    forget_from(tmp_path, 3)
-    assert (tmp_path / FILE).read_text() == "".join(lines[:2])
+@on_linux
+@pytest.mark.slow
+def test_a_killed_loader_is_said(make_config, tmp_path):
+    """From outside, again and again until the run has noticed: a loader whose work is done is not missed."""
+    run_dir = tmp_path / "run"
+    (tmp_path / "config.yaml").write_text(to_yaml(make_config(**WORKERS, **{"trainer.max_epochs": 500})))
+    command = [sys.executable, "-m", "molflt.cli.main", "train", str(tmp_path / "config.yaml"), "--out", str(run_dir)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as lost:
+        while lost.poll() is None:
+            children = Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text().split()
+            if children and (run_dir / "last.ckpt").exists():
+                with suppress(ProcessLookupError):
+                    os.kill(int(children[-1]), signal.SIGKILL)
+            time.sleep(0.2)
+        out, err = lost.communicate()
+    assert lost.returncode == 1, err
+    assert "a loader process was killed" in err
+    assert "--resume auto" in err
+    assert "Traceback" not in err + out
 
 
-def test_nothing_is_made_of_no_bad_batches(tmp_path: Path) -> None:
-    forget_from(tmp_path, 1)
-    assert not (tmp_path / FILE).exists()
+@on_linux
+def test_a_run_whose_loader_was_killed_goes_on_as_if_not(make_config, tmp_path, monkeypatch):
+    def killed(self, index):
+        if self.epoch == 1:
+            assert os.getpid() != first
+            os.kill(os.getpid(), signal.SIGKILL)
+        return get(self, index)
+
+    first, get = os.getpid(), NoisyDataset.__getitem__
+    monkeypatch.setattr(NoisyDataset, "__getitem__", killed)
+    with pytest.raises(ChildProcessError, match="a loader process was killed"):
+        go(make_config(**WORKERS), tmp_path / "run")
+    assert len(read_records(tmp_path / "run")) == 1
+    monkeypatch.undo()
+    go(make_config(**WORKERS), tmp_path / "run", resume=True)
+    # That loader processes change nothing is tested above.
+    go(make_config(**{**WORKERS, "data.num_workers": 0}), tmp_path / "whole")
+    assert read_records(tmp_path / "run") == read_records(tmp_path / "whole")
 
 
-def test_only_damaged_checkpoints(tmp_path: Path) -> None:
-    assert find_checkpoint(tmp_path) == (None, [])
-    (tmp_path / "previous.ckpt").write_bytes(b"half")
-    with pytest.raises(InputError, match=r"previous\.ckpt: is damaged"):
-        find_checkpoint(tmp_path)
+def test_a_mistake_met_in_a_loader_is_said_without_its_traceback(make_config, tmp_path, monkeypatch):
+    def refuse(self, index):
+        raise InputError("train.lmdb#3: atoms 0 and 1 coincide; remove one of them")
+
+    monkeypatch.setattr(NoisyDataset, "__getitem__", refuse)
+    with pytest.raises(InputError) as error:
+        go(make_config(**WORKERS), tmp_path / "run")
+    assert str(error.value) == "train.lmdb#3: atoms 0 and 1 coincide; remove one of them"

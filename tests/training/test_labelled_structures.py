@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import ase.io
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
@@ -19,18 +14,16 @@ from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.predictor import predict
-from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config
-from molflt.training.recorder import read_records
-from molflt.training.run import train
-from molflt.training.task import _norms
+from molflt.training.data_module import EnergyDataModule
+from molflt.training.run_directory import read_records
+from tests.training.runs import QUICK, go
 
-MakeConfig = Callable[..., TrainConfig]
 KCAL = 23.060547830619  # kcal/mol in an eV
 HARTREE = 27.211386245988
 
 
-def crystals(n: int, seed: int) -> list[Atoms]:
+def crystals(n, seed):
     """Rattled cells of copper and silver with EMT's energies and forces."""
     random = np.random.default_rng(seed)
     found = []
@@ -45,7 +38,7 @@ def crystals(n: int, seed: int) -> list[Atoms]:
 
 
 @pytest.fixture(scope="module")
-def crystal_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def crystal_files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("crystals")
     for name, n, seed in (("train", 24, 0), ("val", 8, 1)):
         frames = crystals(n, seed)
@@ -60,22 +53,18 @@ def crystal_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def crystal_config(make_config: MakeConfig, crystal_files: Path) -> MakeConfig:
-    def make(suffix: str = "", **overrides: Any) -> TrainConfig:
-        return make_config(
-            **{
-                "data.train": str(crystal_files / f"train{suffix}.extxyz"),
-                "data.val": {"val": str(crystal_files / f"val{suffix}.extxyz")},
-                "data.target": "energy",
-                "loss.force_weight": 5.0,
-                **overrides,
-            }
-        )
+def crystal_config(make_config, crystal_files):
+    def make(suffix="", **overrides):
+        files = {
+            "data.train": str(crystal_files / f"train{suffix}.extxyz"),
+            "data.val": {"val": str(crystal_files / f"val{suffix}.extxyz")},
+        }
+        return make_config(**{**files, "data.target": "energy", "loss.force_weight": 5.0, **overrides})
 
     return make
 
 
-OTHER_UNITS: dict[str, Any] = {
+OTHER_UNITS = {
     "data.label": "E_kcal",
     "data.unit": "kcal/mol",
     "data.per": "atom",
@@ -84,132 +73,82 @@ OTHER_UNITS: dict[str, Any] = {
 }
 
 
-def run(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
-    train(config, folder, say=lambda line: None)
-    return read_records(folder)
-
-
-def test_units_make_no_difference(crystal_config: MakeConfig, tmp_path: Path) -> None:
-    """The same data in kcal/mol per atom and Hartree/bohr trains the same model."""
-    plain = run(crystal_config(), tmp_path / "a")
-    converted = run(crystal_config("_units", **OTHER_UNITS), tmp_path / "b")
-    for mine, other in zip(plain, converted, strict=True):
-        assert mine["val/energy_mae"] == pytest.approx(other["val/energy_mae"], rel=1e-3)
-        assert mine["val/force_mae"] == pytest.approx(other["val/force_mae"], rel=1e-3)
-    metadata = load_model(tmp_path / "b" / "best.safetensors").metadata
-    assert metadata.labels == LabelSpec(
+def test_units_make_no_difference(crystal_config, tmp_path):
+    """The same data in kcal/mol per atom and Hartree/bohr trains the same model; in a wrong unit it does not."""
+    configs = {
+        "plain": crystal_config(**QUICK),
+        "converted": crystal_config("_units", **QUICK, **OTHER_UNITS),
+        "wrong": crystal_config("_units", **QUICK, **{**OTHER_UNITS, "data.unit": "kJ/mol"}),
+    }
+    records = {}
+    for name, config in configs.items():
+        go(config, tmp_path / name)
+        (records[name],) = read_records(tmp_path / name)
+    for metric in ("val/energy_mae", "val/force_mae"):
+        assert records["plain"][metric] == pytest.approx(records["converted"][metric], rel=1e-3)
+    assert records["wrong"]["val/energy_mae"] != pytest.approx(records["plain"]["val/energy_mae"], rel=0.1)
+    assert load_model(tmp_path / "converted" / "best.safetensors").metadata.labels == LabelSpec(
         label="E_kcal", unit="kcal/mol", per="atom", force_label="F_au", force_unit="Hartree/bohr"
     )
 
 
-def test_a_wrong_unit_is_found_out(crystal_config: MakeConfig, tmp_path: Path) -> None:
-    """Power of the test above."""
-    wrong = run(crystal_config("_units", **{**OTHER_UNITS, "data.unit": "kJ/mol"}), tmp_path / "wrong")
-    right = run(crystal_config(), tmp_path / "right")
-    assert wrong[-1]["val/energy_mae"] != pytest.approx(right[-1]["val/energy_mae"], rel=0.1)
-
-
-def test_forces_are_learnt(crystal_config: MakeConfig, tmp_path: Path) -> None:
-    schedule = {"trainer.max_epochs": 40, "optimiser.ema_decay": 0.0, "optimiser.lr": 1e-2}
-    records = run(crystal_config(**schedule), tmp_path / "run")
-    assert records[-1]["val/force_mae"] < 0.6 * records[0]["val/force_mae"]
-    loaded = load_model(tmp_path / "run" / "last.safetensors")
+def test_energies_and_forces_are_learnt(crystal_config, tmp_path):
+    schedule = {"trainer.max_epochs": 25, "optimiser.ema_decay": 0.0, "optimiser.lr": 1e-2}
+    go(crystal_config(**schedule), tmp_path / "run")
+    records = read_records(tmp_path / "run")
+    for metric, share in {"train/loss": 0.8, "train/energy_mae": 0.8, "val/force_mae": 0.6}.items():
+        assert records[-1][metric] < share * records[0][metric]
     data = open_dataset(crystal_config().data.val["val"])
-    prediction, _ = predict(loaded, data, forces=True)
-    assert prediction.forces is not None
+    prediction, _ = predict(load_model(tmp_path / "run" / "last.safetensors"), data, forces=True)
     error = np.concatenate([f - data[i].forces.numpy() for i, f in enumerate(prediction.forces)])
     assert np.abs(error).mean() == pytest.approx(records[-1]["val/force_mae"], rel=1e-4)
 
 
-def test_energy_only_learns_no_forces(crystal_config: MakeConfig, tmp_path: Path) -> None:
-    records = run(crystal_config(**{"loss.force_weight": 0.0}), tmp_path / "run")
-    assert "val/force_mae" not in records[0]
+def test_energies_alone_learn_no_forces(crystal_config, tmp_path):
+    go(crystal_config(**QUICK, **{"loss.force_weight": 0.0}), tmp_path / "run")
+    assert "val/force_mae" not in read_records(tmp_path / "run")[0]
 
 
-def test_loss_per_atom_weighs_sizes_alike(make_config: MakeConfig, tmp_path: Path) -> None:
-    by_structure = run(make_config(**{"data.target": "energy"}), tmp_path / "a")
-    by_atom = run(make_config(**{"data.target": "energy", "loss.energy_per": "atom"}), tmp_path / "b")
-    assert by_structure[-1]["train/loss"] != by_atom[-1]["train/loss"]
-    # The same model before the first step.
-    assert by_structure[0]["train/energy_mae"] == pytest.approx(by_atom[0]["train/energy_mae"], rel=0.2)
-
-
-def test_given_references(crystal_config: MakeConfig, tmp_path: Path) -> None:
+def test_given_references(crystal_config):
     given = {"Cu": -1.0 * KCAL, "Ag": 2.0 * KCAL, "Au": 0.0}
-    config = crystal_config("_units", **OTHER_UNITS, **{"data.references": given, "trainer.max_epochs": 1})
-    run(config, tmp_path / "run")
-    statistics = load_model(tmp_path / "run" / "best.safetensors").metadata.standardiser
-    assert statistics["given"] == pytest.approx({"29": -1.0, "47": 2.0}, rel=1e-6)
-    copper, silver = statistics["references"]["29"], statistics["references"]["47"]
+    config = crystal_config("_units", **OTHER_UNITS, **{"data.references": given})
+    statistics = EnergyDataModule(config).training_set.statistics
+    assert statistics.given == pytest.approx({29: -1.0, 47: 2.0}, rel=1e-6)
+    copper, silver = statistics.references[29], statistics.references[47]
     assert silver - copper == pytest.approx(3.0, rel=1e-6)
     data = open_dataset(config.data.train, labels=config.data.labels())
     left = [
         float(data[i].energy) - 4 * (copper if 29 in data[i].atomic_numbers else silver) for i in range(len(data))
     ]
     assert np.mean(left) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_an_element_without_a_given_reference(crystal_config: MakeConfig, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds Ag, for which data\.references has no energy"):
-        run(crystal_config(**{"data.references": {"Cu": 1.0}}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        EnergyDataModule(crystal_config(**{"data.references": {"Cu": 1.0}}))
 
 
-def test_missing_labels_say_what_is_there(crystal_config: MakeConfig, tmp_path: Path) -> None:
+def test_missing_labels_say_what_is_there(crystal_config):
     with pytest.raises(InputError, match=r"24 of 24 structures have no label 'U0' .*E_kcal"):
-        run(crystal_config("_units", **{"data.label": "U0"}), tmp_path / "run")
-
-
-def test_missing_forces(crystal_config: MakeConfig, crystal_files: Path, tmp_path: Path) -> None:
-    frames = ase.io.read(crystal_files / "train.extxyz", ":")
-    for atoms in frames[5:7]:
-        atoms.calc = SinglePointCalculator(atoms, energy=atoms.get_potential_energy())
-    ase.io.write(tmp_path / "some.extxyz", frames)
-    with pytest.raises(InputError, match=r"2 of 24 structures have no forces \(first: .*#5, .*#6\).*force_weight=0"):
-        run(crystal_config(**{"data.train": str(tmp_path / "some.extxyz")}), tmp_path / "run")
+        EnergyDataModule(crystal_config("_units", **{"data.label": "U0"}))
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("overrides", "message"),
     [
-        ("loss:\n  force_weight: 1\n", "y_relaxed is the same all the way to the minimum"),
-        ("data:\n  unit: kcal\n", "must be 'eV', 'meV', 'kcal/mol', 'kJ/mol' or 'Hartree', not 'kcal'"),
-        ("data:\n  references: {Xx: 1.0}\n", "Xx: no element"),
-        (
-            "data:\n  references: {H: 1.0}\n  standardise: structure\n",
-            "data.references needs data.standard",
-        ),
+        (["loss.force_weight=1"], "y_relaxed is the same all the way to the minimum"),
+        (["data.unit=kcal"], "must be 'eV', 'meV', 'kcal/mol', 'kJ/mol' or 'Hartree', not 'kcal'"),
+        (["data.target=U0"], "unknown target 'U0'; "),
+        (["data.target=U0"], "What the data call it is data.label"),
+        (["data.references={Xx: 1.0}"], "Xx: no element"),
+        (["data.references={H: 1.0}", "data.standardise=structure"], "data.references needs data.standard"),
     ],
 )
-def test_configurations_that_make_no_sense(lines: str, message: str, tmp_path: Path) -> None:
+def test_configurations_that_make_no_sense(overrides, message, tmp_path):
     path = tmp_path / "config.yaml"
-    if "data:" in lines:
-        lines = lines.replace("data:\n", "data:\n  train: a.lmdb\n  val: b.lmdb\n")
-    else:
-        lines += "data:\n  train: a.lmdb\n  val: b.lmdb\n"
-    path.write_text(lines)
+    path.write_text("data: {train: a.lmdb, val: b.lmdb}\n")
     with pytest.raises(InputError) as error:
-        load_config(path)
+        load_config(path, overrides)
     assert message in str(error.value)
 
 
-def test_force_units_as_people_write_them(make_config: MakeConfig) -> None:
+def test_force_units_as_people_write_them(make_config):
     for text in ("eV/Å", "eV/A", "eV/Ang", "eV/angstrom"):
         assert make_config(**{"data.force_unit": text}).data.labels().force_unit == "eV/Ang"
-
-
-def test_the_force_loss_counts_lengths() -> None:
-    import torch
-
-    vectors = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
-    loss = _norms(vectors)
-    assert float(loss.detach()) == pytest.approx(5.0)
-    loss.backward()
-    assert vectors.grad is not None
-    assert bool(torch.isfinite(vectors.grad).all())
-    assert float(_norms(torch.zeros(0, 3))) == 0.0
-
-
-def test_a_label_given_as_the_target(make_config: MakeConfig) -> None:
-    with pytest.raises(ValueError, match=r"unknown target 'U0'; .* What the data call it is data\.label"):
-        make_config(**{"data.target": "U0"})

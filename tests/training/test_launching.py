@@ -7,48 +7,44 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from molflt.errors import InputError
-from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
-from molflt.training.processes import check_processes, cluster_plugins
-from molflt.training.rank import is_first_process
-from molflt.training.recorder import read_records
-from tests.training.processes import LAUNCHERS, TIMEOUT, environment, free_port, run, slurm_task, torchrun
-from tests.training.test_resume import assert_same_run
+from molflt.training.processes import check_processes, cluster_plugins, is_first_process
+from molflt.training.run_directory import read_records
+from tests.training.runs import (
+    FILES,
+    LAUNCHERS,
+    TIMEOUT,
+    assert_same_run,
+    environment,
+    free_port,
+    run,
+    slurm_task,
+    torchrun,
+)
 
-MakeConfig = Callable[..., TrainConfig]
 MOLFLT = ("-m", "molflt.cli.main")
 N_EPOCHS = 16
-FILES = {
-    "best.safetensors",
-    "last.safetensors",
-    "last.ckpt",
-    "previous.ckpt",
-    "config.yaml",
-    "metrics.csv",
-    "metrics.jsonl",
-}
 
 
 @pytest.fixture
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def no_launcher(monkeypatch):
     for name in [*LAUNCHERS, *(key for key in os.environ if key.startswith(("SLURM_", "TORCHELASTIC_")))]:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
-def write(config: TrainConfig, folder: Path) -> Path:
+def write(config, folder):
     folder.mkdir(exist_ok=True)
     (folder / "c.yaml").write_text(to_yaml(config))
     return folder / "c.yaml"
 
 
-def together(n: int, command: list[str]) -> list[subprocess.CompletedProcess[str]]:
+def together(n, command):
     """The tasks that srun would start, in the order of their ranks."""
     port = free_port()
     tasks = [
@@ -69,10 +65,10 @@ def together(n: int, command: list[str]) -> list[subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
-def test_three_launchers_one_run(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_three_launchers_one_run(make_config, tmp_path):
     """Lightning, torchrun and SLURM's tasks leave the same files, and each says everything once."""
     config = write(make_config(**{"trainer.devices": 2}), tmp_path)
-    arguments = (*MOLFLT, "train", str(config), "--no-report", "--out")
+    arguments = (*MOLFLT, "train", str(config), "--out")
     runs = {name: tmp_path / name for name in ("lightning", "torchrun", "slurm")}
     ends = {
         "lightning": [run([sys.executable, *arguments, str(runs["lightning"])])],
@@ -82,8 +78,8 @@ def test_three_launchers_one_run(make_config: MakeConfig, tmp_path: Path) -> Non
     for name, processes in ends.items():
         assert [process.returncode for process in processes] == [0] * len(processes), processes
         lines = [line.split()[0] for process in processes for line in process.stdout.splitlines()]
-        assert lines[1:] == ["epoch", "epoch", "best:"], name
-        assert {path.name for path in runs[name].iterdir()} == FILES
+        assert lines[1:] == ["epoch", "epoch", "best:", "report:"], name
+        assert {path.name for path in runs[name].iterdir()} == {*FILES, "report.html"}
         # torchrun itself warns of OMP_NUM_THREADS where it is not set, and says nothing here.
         assert "".join(process.stderr for process in processes) == "", name
     assert_same_run(runs["torchrun"], runs["lightning"])
@@ -91,9 +87,11 @@ def test_three_launchers_one_run(make_config: MakeConfig, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", ["key", "data", "taken"])
-@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
-def test_a_mistake_is_reported_once(launcher: str, mistake: str, make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "mistake"),
+    [("lightning", "key"), ("lightning", "data"), ("lightning", "taken"), ("torchrun", "data")],
+)
+def test_a_mistake_is_reported_once(launcher, mistake, make_config, tmp_path):
     config = write(make_config(**{"trainer.devices": 2}), tmp_path)
     out = tmp_path / "run"
     overrides, message = {
@@ -116,7 +114,7 @@ def test_a_mistake_is_reported_once(launcher: str, mistake: str, make_config: Ma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
-def test_divergence_is_reported_once(launcher: str, make_config: MakeConfig, tmp_path: Path) -> None:
+def test_divergence_is_reported_once(launcher, make_config, tmp_path):
     """An error in the middle of training, which all processes have."""
     config = write(make_config(**{"trainer.devices": 2, "optimiser.lr": 1e30, "optimiser.warmup_steps": 0}), tmp_path)
     arguments = (*MOLFLT, "train", str(config), "--out", str(tmp_path / "run"))
@@ -125,9 +123,7 @@ def test_divergence_is_reported_once(launcher: str, make_config: MakeConfig, tmp
     assert done.stderr.count("training diverged") == 1, done.stderr
 
 
-def test_standard_input_is_for_one_process(
-    molflt: Callable, monkeypatch: pytest.MonkeyPatch, make_config: MakeConfig
-) -> None:
+def test_standard_input_is_for_one_process(molflt, monkeypatch, make_config):
     import io
 
     monkeypatch.setattr(sys, "stdin", io.StringIO(to_yaml(make_config(**{"trainer.devices": 2}))))
@@ -136,7 +132,7 @@ def test_standard_input_is_for_one_process(
     assert "cannot be read by several processes" in result.err
 
 
-def test_who_is_first(no_launcher: pytest.MonkeyPatch) -> None:
+def test_who_is_first(no_launcher):
     assert is_first_process()
     for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
         no_launcher.setenv(name, "0")
@@ -146,7 +142,7 @@ def test_who_is_first(no_launcher: pytest.MonkeyPatch) -> None:
         no_launcher.setenv(name, "0")
 
 
-def test_torchrun_and_the_configuration_must_agree(no_launcher: pytest.MonkeyPatch, make_config: MakeConfig) -> None:
+def test_torchrun_and_the_configuration_must_agree(no_launcher, make_config):
     no_launcher.setenv("TORCHELASTIC_RUN_ID", "x")
     no_launcher.setenv("WORLD_SIZE", "2")
     check_processes(make_config(**{"trainer.devices": 2}).trainer)
@@ -155,7 +151,7 @@ def test_torchrun_and_the_configuration_must_agree(no_launcher: pytest.MonkeyPat
         check_processes(make_config().trainer)
 
 
-def test_slurm_and_the_configuration_must_agree(no_launcher: pytest.MonkeyPatch, make_config: MakeConfig) -> None:
+def test_slurm_and_the_configuration_must_agree(no_launcher, make_config):
     for name, value in slurm_task(0, 2, "1").items():
         if name.startswith("SLURM_"):
             no_launcher.setenv(name, value)
@@ -163,7 +159,7 @@ def test_slurm_and_the_configuration_must_agree(no_launcher: pytest.MonkeyPatch,
     with pytest.raises(InputError, match=r"SLURM started 2 tasks, .*--ntasks-per-node=1 and put srun"):
         check_processes(make_config().trainer)
     (plugin,) = cluster_plugins()
-    assert (plugin.global_rank(), plugin.world_size(), plugin.auto_requeue) == (0, 2, False)  # type: ignore[attr-defined]
+    assert (plugin.global_rank(), plugin.world_size(), plugin.auto_requeue) == (0, 2, False)
     no_launcher.delenv("SLURM_NTASKS_PER_NODE")
     with pytest.raises(InputError, match="ntasks-per-node"):
         cluster_plugins()
@@ -173,7 +169,7 @@ def test_slurm_and_the_configuration_must_agree(no_launcher: pytest.MonkeyPatch,
     assert cluster_plugins() == []
 
 
-def children(pid: int) -> list[int]:
+def children(pid):
     """Processes started by one, and by those."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -187,14 +183,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def of_rank(pids: list[int], rank: int) -> int:
+def of_rank(pids, rank):
     for pid in pids:
         if f"LOCAL_RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return pid
     raise AssertionError(f"no process has rank {rank}")
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -202,7 +198,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def uninterrupted(make_config, tmp_path_factory):
     """A configuration for two processes, and its run."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     config = write(make_config(**{"trainer.devices": 2, "trainer.max_epochs": N_EPOCHS}), folder)
@@ -213,7 +209,7 @@ def uninterrupted(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "rank"), [("lightning", 1), ("lightning", 0), ("torchrun", 1), ("torchrun", 0)])
-def test_a_killed_process(launcher: str, rank: int, uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_killed_process(launcher, rank, uninterrupted, tmp_path):
     """The others end by themselves, say why, and the run goes on as if nothing had happened."""
     config, whole = uninterrupted
     out = tmp_path / "run"

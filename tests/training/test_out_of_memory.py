@@ -3,49 +3,46 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import lightning
+import ase.io
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from molflt.data.ase_io import to_atoms
+from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.memory import out_of_memory
 from molflt.model.energy_model import EnergyModel
-from molflt.training.config import TrainConfig
-from molflt.training.recorder import read_records
 from molflt.training.run import train
+from molflt.training.run_directory import read_records
+from tests.training.runs import QUICK, go
 
-MakeConfig = Callable[..., TrainConfig]
 
-
-def _gpu() -> None:
+def _gpu():
     raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 # More than an address space holds: the errors are the allocators' own.
-FAIL: dict[str, Callable[[], Any]] = {
-    "gpu": _gpu,
-    "numpy": lambda: np.empty(1 << 50),
-    "cpu": lambda: torch.empty(1 << 50),
-}
+FAIL = {"gpu": _gpu, "numpy": lambda: np.empty(1 << 50), "cpu": lambda: torch.empty(1 << 50)}
 
 
-def quiet(line: str) -> None:
-    pass
+@pytest.mark.parametrize("kind", FAIL)
+def test_how_allocators_say_it(kind):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        FAIL[kind]()
+    assert out_of_memory(caught.value)
+    assert not out_of_memory(ValueError("out of memory"))
 
 
 class Gradients(Callback):
     """Keeps the gradients of every step."""
 
-    def __init__(self) -> None:
-        self.found: list[list[torch.Tensor]] = []
+    def __init__(self):
+        self.found = []
 
-    def on_before_optimizer_step(self, trainer: lightning.Trainer, pl_module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.found.append([p.grad.clone() for p in pl_module.model.parameters() if p.grad is not None])
 
 
@@ -53,27 +50,24 @@ class Marker(torch.autograd.Function):
     """Raises in the backward pass, and is seen to live as long as the graph does."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, fail: Callable[[], Any], alive: list[Any]) -> torch.Tensor:
+    def forward(ctx, value, fail, alive):
         ctx.held = torch.zeros(1)
         alive.append(weakref.ref(ctx.held))
         ctx.fail = fail
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx, *gradients):
         ctx.fail()
 
 
-def room_for(
-    n: int, monkeypatch: pytest.MonkeyPatch, where: str = "forward", kind: str = "gpu", only_training: bool = True
-) -> list[Any]:
-    """From now on a model runs out of memory with more than so many structures; gives markers of dead graphs."""
-    forward = EnergyModel.forward
-    alive: list[Any] = []
+def room_for(n, monkeypatch, where="forward", kind="gpu"):
+    """From now on, training runs out of memory with more than so many structures; gives markers of dead graphs."""
+    forward, alive = EnergyModel.forward, []
 
-    def limited(self: EnergyModel, batch: Any) -> Any:
+    def limited(self, batch):
         assert not any(reference() is not None for reference in alive), "the graph that did not fit is still there"
-        too_large = batch.num_graphs > n and (self.training or not only_training)
+        too_large = batch.num_graphs > n and self.training
         if too_large and where == "forward":
             FAIL[kind]()
         output = forward(self, batch)
@@ -85,27 +79,28 @@ def room_for(
     return alive
 
 
+def with_forces(path, folder):
+    """The structures have no forces of their own; any number will do."""
+    frames = []
+    for k, data in enumerate(open_dataset(path)):
+        data.forces = torch.sin(data.positions + k)
+        frames.append(to_atoms(data))
+    ase.io.write(folder / "forces.extxyz", frames)
+    return str(folder / "forces.extxyz")
+
+
 @pytest.mark.parametrize(
-    ("where", "kind", "forces"),
-    [
-        ("forward", "gpu", False),
-        ("forward", "numpy", False),
-        ("forward", "cpu", True),
-        ("backward", "gpu", False),
-        ("backward", "cpu", False),
-    ],
+    ("where", "kind", "forces"), [("forward", "numpy", False), ("forward", "cpu", True), ("backward", "gpu", False)]
 )
-def test_the_same_gradient(
-    where: str, kind: str, forces: bool, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes: dict[str, Any] = {"trainer.max_epochs": 1, "trainer.precision": "64-true", "data.max_atoms": 60}
+def test_the_same_gradient(where, kind, forces, make_config, tmp_path, monkeypatch):
+    changes = {"trainer.max_epochs": 1, "trainer.precision": "64-true", "data.max_atoms": 60}
     if forces:
-        # The structures have no forces of their own; any number will do.
+        path = with_forces(make_config().data.train, tmp_path)
         changes |= {"data.target": "energy", "loss.force_weight": 3.0, "loss.energy_per": "atom"}
-        changes |= {f"data.{name}": _with_forces(make_config, tmp_path) for name in ("train", "val")}
+        changes |= {"data.train": path, "data.val": path}
     config = make_config(**changes)
-    whole, parts, lines = Gradients(), Gradients(), list[str]()
-    train(config, tmp_path / "whole", say=quiet, callbacks=[whole])
+    whole, parts, lines = Gradients(), Gradients(), []
+    go(config, tmp_path / "whole", whole)
     alive = room_for(1, monkeypatch, where, kind)
     train(config, tmp_path / "parts", say=lines.append, callbacks=[parts])
     assert len(parts.found) == len(whole.found) > 2
@@ -118,55 +113,32 @@ def test_the_same_gradient(
     assert bool(alive) == (where == "backward")
 
 
-def _with_forces(make_config: MakeConfig, folder: Path) -> str:
-    import ase.io
-
-    from molflt.data.ase_io import to_atoms
-    from molflt.data.sources import open_dataset
-
-    frames = []
-    dataset = open_dataset(make_config().data.train)
-    for k in range(len(dataset)):
-        data = dataset[k]
-        data.forces = torch.sin(data.positions + k)
-        frames.append(to_atoms(data))
-    path = folder / "forces.extxyz"
-    ase.io.write(path, frames)
-    return str(path)
-
-
-def test_one_structure_too_large_is_named(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_structure_too_large_is_named(make_config, tmp_path, monkeypatch):
     for where in ("forward", "backward"):
         room_for(0, monkeypatch, where)
         with pytest.raises(InputError, match=r"set0-\d\d: out of memory with this structure alone \(\d+ atoms\)"):
-            train(make_config(), tmp_path / where, say=quiet)
+            go(make_config(), tmp_path / where)
         monkeypatch.undo()
 
 
-def test_validation_in_parts(
-    make_config: MakeConfig, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def validating(self: EnergyModel, batch: Any) -> Any:
+def test_validation_in_parts(make_config, tmp_path, monkeypatch):
+    def validating(self, batch):
         if batch.num_graphs > 1 and not torch.is_grad_enabled():
             raise MemoryError
         return forward(self, batch)
 
+    go(make_config(**QUICK), tmp_path / "whole")
     forward = EnergyModel.forward
     monkeypatch.setattr(EnergyModel, "forward", validating)
-    train(make_config(), tmp_path / "run", say=quiet)
-    for mine, expected in zip(read_records(tmp_path / "run"), read_records(tiny_run), strict=True):
-        assert mine == pytest.approx(expected, rel=1e-5)
+    go(make_config(**QUICK), tmp_path / "parts")
+    (mine,), (expected,) = read_records(tmp_path / "parts"), read_records(tmp_path / "whole")
+    assert mine == pytest.approx(expected, rel=1e-5)
 
 
-def test_other_errors_are_not_taken_for_it(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: EnergyModel, batch: Any) -> Any:
+def test_other_errors_are_not_taken_for_it(make_config, tmp_path, monkeypatch):
+    def broken(self, batch):
         raise RuntimeError("shapes cannot be multiplied")
 
-    assert not out_of_memory(ValueError("out of memory"))
     monkeypatch.setattr(EnergyModel, "forward", broken)
     with pytest.raises(RuntimeError, match="shapes"):
-        train(make_config(), tmp_path / "run", say=quiet)
+        go(make_config(), tmp_path / "run")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import ase.io
-import lightning
 import numpy as np
 import pytest
 import torch
@@ -19,16 +16,13 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.batching import AtomBudgetSampler
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
-from molflt.data.sources import StructureDataset, open_dataset
+from molflt.data.sources import open_dataset
 from molflt.model.model_file import load_model
-from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
 from molflt.training.data_module import EnergyDataModule
-from molflt.training.recorder import read_records
-from molflt.training.run import train
-from tests.training.processes import run, torchrun
+from molflt.training.run_directory import read_records
+from tests.training.runs import go, run, torchrun
 
-MakeConfig = Callable[..., TrainConfig]
 N_RANKS = 2
 KINDS = {
     "displacements": {"loss.noisy_nodes": True},
@@ -42,33 +36,31 @@ KINDS = {
 SCRIPT = """
 import sys
 from molflt.training.config_file import load_config
-from molflt.training.run import train
 from molflt.training.task import EnergyTask
+from tests.training.runs import go
 from tests.training.test_same_run import Losses
 
 config, out, mean_of_means = sys.argv[1:]
 if mean_of_means == "yes":
     # As if every rank's mean weighed the same.
     EnergyTask._mean_counts = lambda self, batch: (float(batch.num_graphs), float((~batch.fixed).sum()) or 1.0)
-train(load_config(config), out + "/run", callbacks=[Losses(out)])
+go(load_config(config), out + "/run", Losses(out))
 """
 
 
 class Losses(Callback):
     """Writes the losses of this process, step by step, and the sizes of its batches."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder):
         self.folder = Path(folder)
-        self.losses: list[float] = []
-        self.sizes: list[int] = []
+        self.losses = []
+        self.sizes = []
 
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.losses.append(float(outputs["loss"]))
         self.sizes.append(int(batch.num_graphs))
 
-    def on_fit_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer, pl_module):
         content = {"losses": self.losses, "sizes": self.sizes}
         (self.folder / f"losses-{trainer.global_rank}.json").write_text(json.dumps(content))
 
@@ -76,30 +68,30 @@ class Losses(Callback):
 class GlobalBatches(torch.utils.data.Sampler[list[int]]):
     """For one process: what all ranks together have in a step."""
 
-    def __init__(self, shares: list[AtomBudgetSampler]) -> None:
+    def __init__(self, shares):
         self.shares = shares
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         for share in self.shares:
             share.set_epoch(epoch)
 
     @property
-    def sampler(self) -> GlobalBatches:
+    def sampler(self):
         return self
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.shares[0])
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         return ([k for part in parts for k in part] for parts in zip(*self.shares, strict=True))
 
 
-def read(folder: Path, key: str) -> np.ndarray:
+def read(folder, key):
     """(n_ranks, n_steps)."""
     return np.array([json.loads(path.read_text())[key] for path in sorted(folder.glob("losses-*.json"))])
 
 
-def by_two(config: TrainConfig, folder: Path, mean_of_means: str = "no") -> Path:
+def by_two(config, folder, mean_of_means="no"):
     folder.mkdir()
     (folder / "script.py").write_text(SCRIPT)
     (folder / "c.yaml").write_text(to_yaml(config))
@@ -109,7 +101,7 @@ def by_two(config: TrainConfig, folder: Path, mean_of_means: str = "no") -> Path
 
 
 @pytest.fixture
-def labelled_data(tiny_data: Path, tmp_path: Path) -> dict[str, str]:
+def labelled_data(tiny_data, tmp_path):
     """The tiny data with made-up forces."""
     random = np.random.default_rng(0)
     for name in ("train", "val"):
@@ -128,13 +120,7 @@ def labelled_data(tiny_data: Path, tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_same_losses_and_weights(
-    kind: str,
-    make_config: MakeConfig,
-    labelled_data: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_same_losses_and_weights(kind, make_config, labelled_data, tmp_path, monkeypatch):
     options = {**KINDS[kind], "trainer.precision": "64-true", "data.max_atoms": 40, "trainer.max_epochs": 3}
     if kind == "forces":
         options |= labelled_data
@@ -142,29 +128,16 @@ def test_same_losses_and_weights(
     sizes = read(shared, "sizes")
     assert (sizes[0] != sizes[1]).any(), "the ranks' batches are of one size: nothing is tested"
 
-    def global_batches(self: EnergyDataModule, structures: StructureDataset, shuffle: bool) -> Any:
+    def global_batches(self, structures, shuffle):
         config = self.config
         if not shuffle:
             return AtomBudgetSampler(structures.n_atoms, config.data.max_atoms, shuffle=False, seed=0)
-        return GlobalBatches(
-            [
-                AtomBudgetSampler(
-                    structures.n_atoms,
-                    config.data.max_atoms,
-                    shuffle=True,
-                    seed=config.seed,
-                    rank=rank,
-                    n_ranks=N_RANKS,
-                )
-                for rank in range(N_RANKS)
-            ]
-        )
+        how = {"max_atoms": config.data.max_atoms, "shuffle": True, "seed": config.seed, "n_ranks": N_RANKS}
+        return GlobalBatches([AtomBudgetSampler(structures.n_atoms, rank=rank, **how) for rank in range(N_RANKS)])
 
     monkeypatch.setattr(EnergyDataModule, "_sampler", global_batches)
     (tmp_path / "one").mkdir()
-    train(
-        make_config(**options), tmp_path / "one" / "run", say=lambda line: None, callbacks=[Losses(tmp_path / "one")]
-    )
+    go(make_config(**options), tmp_path / "one" / "run", Losses(tmp_path / "one"))
     losses = read(tmp_path / "one", "losses")
     assert losses.shape == (1, sizes.shape[1])
     np.testing.assert_allclose(read(shared, "losses").mean(axis=0), losses[0], rtol=1e-6)
@@ -189,7 +162,7 @@ def test_same_losses_and_weights(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("max_atoms", [12, 40, 10_000])
-def test_same_metrics(max_atoms: int, make_config: MakeConfig, tiny_data: Path, tmp_path: Path) -> None:
+def test_same_metrics(max_atoms, make_config, tiny_data, tmp_path):
     """Of nine structures: a sampler that pads would count one twice. The weights stay as they are."""
     structures = open_dataset(tiny_data / "val.lmdb")
     write_lmdb(tmp_path / "nine.lmdb", [to_record(structures[k]) for k in range(9)], progress=False)
@@ -202,7 +175,7 @@ def test_same_metrics(max_atoms: int, make_config: MakeConfig, tiny_data: Path, 
         "data.val": {"nine": str(tmp_path / "nine.lmdb"), "other": str(tiny_data / "other.lmdb")},
     }
     shared = by_two(make_config(**options, **{"trainer.devices": N_RANKS}), tmp_path / "two")
-    train(make_config(**options), tmp_path / "one", say=lambda line: None)
+    go(make_config(**options), tmp_path / "one")
     two, one = read_records(shared / "run")[-1], read_records(tmp_path / "one")[-1]
     names = [f"{split}/{name}" for split in ("nine", "other") for name in ("energy_mae", "energy_rmse", "ewt")]
     assert {name: two[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-12, abs=0)

@@ -4,115 +4,77 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError
-from molflt.training.config import TrainConfig
+from molflt.model.model_file import load_model
+from molflt.prediction.predictor import predict
+from molflt.training.config_file import to_yaml
 from molflt.training.data_module import EnergyDataModule
+from tests.training.runs import QUICK
 
-MakeConfig = Callable[..., TrainConfig]
 N, PLACE = 6, 2
 
 
-def good(k: int) -> Atoms:
+def good(k):
     atoms = bulk("Cu", cubic=True, a=3.6 + 0.02 * k)
     atoms.rattle(0.05, seed=k)
     atoms.calc = SinglePointCalculator(atoms, energy=0.1 * k)
     return atoms
 
 
-def nan_position(atoms: Atoms) -> None:
-    atoms.positions[1, 2] = np.nan
+def at(k, axis, value):
+    return lambda atoms: atoms.positions.__setitem__((k, axis), value)
 
 
-def infinite_position(atoms: Atoms) -> None:
-    atoms.positions[1, 2] = np.inf
+def labelled(energy):
+    return lambda atoms: setattr(atoms, "calc", SinglePointCalculator(atoms, energy=energy))
 
 
-def zero_cell(atoms: Atoms) -> None:
+def zero_cell(atoms):
     atoms.set_cell(np.zeros((3, 3)))
     atoms.pbc = [True, False, False]
 
 
-def singular_cell(atoms: Atoms) -> None:
-    atoms.set_cell([[3.6, 0, 0], [0, 3.6, 0], [3.6, 3.6, 0]])
-
-
-def coincident_atoms(atoms: Atoms) -> None:
-    atoms.positions[1] = atoms.positions[0] + atoms.cell[2]
-
-
-def ghost_atom(atoms: Atoms) -> None:
-    atoms.numbers[1] = 0
-
-
-def beyond_118(atoms: Atoms) -> None:
-    atoms.numbers[1] = 119
-
-
-def charge(atoms: Atoms) -> None:
-    atoms.info["charge"] = 1
-
-
-GEOMETRY: dict[Callable[[Atoms], None], str] = {
-    nan_position: "NaN or infinity",
-    infinite_position: "NaN or infinity",
-    zero_cell: "periodic along a lattice vector that is zero",
-    singular_cell: "periodic lattice vectors are linearly dependent",
-    coincident_atoms: "atoms 0 and 1 coincide",
-    ghost_atom: "a ghost or dummy atom",
-    beyond_118: "must lie between 1 and 118, found 29 to 119",
-    charge: "no charge",
+SPOILT = {
+    "NaN position": (at(1, 2, np.nan), "NaN or infinity"),
+    "infinite position": (at(1, 2, np.inf), "NaN or infinity"),
+    "zero cell": (zero_cell, "periodic along a lattice vector that is zero"),
+    "singular cell": (
+        lambda atoms: atoms.set_cell([[3.6, 0, 0], [0, 3.6, 0], [3.6, 3.6, 0]]),
+        "periodic lattice vectors are linearly dependent",
+    ),
+    "coincident atoms": (
+        lambda atoms: atoms.positions.__setitem__(1, atoms.positions[0] + atoms.cell[2]),
+        "atoms 0 and 1 coincide",
+    ),
+    "ghost": (lambda atoms: atoms.numbers.__setitem__(1, 0), "a ghost or dummy atom"),
+    "beyond 118": (lambda atoms: atoms.numbers.__setitem__(1, 119), "must lie between 1 and 118, found 29 to 119"),
+    "charge": (lambda atoms: atoms.info.update(charge=1), "no charge"),
+    "no atoms": (lambda atoms: atoms.__delitem__(slice(None)), "no atoms"),
+    "no label": (lambda atoms: setattr(atoms, "calc", None), "no label 'energy'"),
+    "NaN label": (labelled(np.nan), "'energy' holds NaN or infinity"),
+    "infinite label": (labelled(-np.inf), "'energy' holds NaN or infinity"),
 }
 
 
-def no_atoms(atoms: Atoms) -> None:
-    del atoms[:]
-
-
-def no_label(atoms: Atoms) -> None:
-    atoms.calc = None
-
-
-def nan_label(atoms: Atoms) -> None:
-    atoms.calc = SinglePointCalculator(atoms, energy=np.nan)
-
-
-def infinite_label(atoms: Atoms) -> None:
-    atoms.calc = SinglePointCalculator(atoms, energy=-np.inf)
-
-
-# ASE writes none of these as they are.
-SPOILT: dict[Callable[[Atoms], None], str] = {
-    **GEOMETRY,
-    no_atoms: "no atoms",
-    no_label: "no label 'energy'",
-    nan_label: "'energy' holds NaN or infinity",
-    infinite_label: "'energy' holds NaN or infinity",
-}
-LABELS = {no_label, nan_label, infinite_label}
-
-
-def extxyz(path: Path, spoil: Callable[[Atoms], None]) -> str:
+def extxyz(path, kind):
     """A file of which one frame is spoilt, written by hand."""
-    lines: list[str] = []
+    lines = []
     for k in range(N):
         atoms = good(k)
-        energy: float | None = 0.1 * k
+        energy = 0.1 * k
         if k == PLACE:
-            spoil(atoms)
+            SPOILT[kind][0](atoms)
             energy = None if atoms.calc is None else atoms.calc.results["energy"]
         cell = " ".join(map(str, np.asarray(atoms.cell).ravel()))
         periodic = " ".join("T" if p else "F" for p in atoms.pbc)
@@ -125,10 +87,10 @@ def extxyz(path: Path, spoil: Callable[[Atoms], None]) -> str:
 
 
 @pytest.fixture
-def configure(make_config: MakeConfig, tmp_path: Path) -> Callable[..., TrainConfig]:
+def configure(make_config, tmp_path):
     ase.io.write(tmp_path / "good.extxyz", [good(k) for k in range(N)])
 
-    def make(path: str, on_bad: str, **more: Any) -> TrainConfig:
+    def make(path, on_bad, **more):
         other = str(tmp_path / "good.extxyz")
         data = {"data.train": path, "data.val": {"val": other}, "data.target": "energy", "data.on_bad": on_bad}
         return make_config(**{**data, **more})
@@ -136,15 +98,13 @@ def configure(make_config: MakeConfig, tmp_path: Path) -> Callable[..., TrainCon
     return make
 
 
-@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
-def test_refused_by_name_or_left_out(
-    spoil: Callable[[Atoms], None], configure: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
-    path = extxyz(tmp_path / "some.extxyz", spoil)
+@pytest.mark.parametrize("kind", SPOILT)
+def test_refused_by_name_or_left_out(kind, configure, tmp_path):
+    path = extxyz(tmp_path / "some.extxyz", kind)
     with pytest.raises(InputError) as error:
         EnergyDataModule(configure(path, "stop"))
     assert f"{path}#{PLACE}" in str(error.value)
-    assert SPOILT[spoil] in str(error.value)
+    assert SPOILT[kind][1] in str(error.value)
     data = EnergyDataModule(configure(path, "skip"))
     expected = [0.1 * k for k in range(N) if k != PLACE]
     structures = data.train_structures
@@ -152,13 +112,13 @@ def test_refused_by_name_or_left_out(
     assert structures.n_atoms.tolist() == [4] * (N - 1)
     (skipped,) = data.skipped["train"]
     assert skipped.index == PLACE
-    assert SPOILT[spoil] in skipped.reason
+    assert SPOILT[kind][1] in skipped.reason
     assert f"{path}#{PLACE}" in skipped.reason
     assert data.skipped["val"] == []
 
 
-def test_validation_sets_too(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
-    path = extxyz(tmp_path / "some.extxyz", coincident_atoms)
+def test_validation_sets_too(configure, tmp_path):
+    path = extxyz(tmp_path / "some.extxyz", "coincident atoms")
     splits = {"data.val": {"val": path}}
     with pytest.raises(InputError, match=rf"some\.extxyz#{PLACE} .*coincide"):
         EnergyDataModule(configure(str(tmp_path / "good.extxyz"), "stop", **splits))
@@ -167,7 +127,7 @@ def test_validation_sets_too(configure: Callable[..., TrainConfig], tmp_path: Pa
     assert len(data.val_structures["val"]) == N - 1
 
 
-def test_an_lmdb(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_an_lmdb(configure, tmp_path):
     """Records that do not even say how many atoms they have."""
     source = open_dataset(configure("", "stop").data.val["val"])
     records = [to_record(source[k]) for k in range(N)]
@@ -182,7 +142,7 @@ def test_an_lmdb(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
     assert data.train_structures.n_atoms.tolist() == [4] * (N - 2)
 
 
-def test_smiles(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_smiles(configure, tmp_path):
     path = tmp_path / "some.csv"
     path.write_text("smiles,energy\nC,1\n*C,2\nC(C,3\nO,4\nN,\n")
     data = EnergyDataModule(configure(str(path), "skip"))
@@ -190,28 +150,24 @@ def test_smiles(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
     assert [float(data.train_structures[k].energy) for k in range(2)] == [1.0, 4.0]
 
 
-def test_nothing_left(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_nothing_left(configure, tmp_path):
     path = tmp_path / "none.extxyz"
     path.write_text("1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n")
     with pytest.raises(InputError, match=r"none of 1 structures can be used; the first: .*no label 'energy'"):
         EnergyDataModule(configure(str(path), "skip"))
 
 
-def test_a_damaged_file_is_refused_in_any_case(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
     path = tmp_path / "cut.extxyz"
-    path.write_text(Path(extxyz(path, charge)).read_text()[:-40])
+    path.write_text(Path(extxyz(path, "charge")).read_text()[:-40])
     with pytest.raises(InputError, match=r"cut\.extxyz"):
         EnergyDataModule(configure(str(path), "skip"))
 
 
-def test_from_training_to_prediction(
-    molflt: Callable[..., Any], configure: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
+def test_from_training_to_prediction(molflt, configure, tmp_path):
     """The commands, on a file with one bad frame: refused without, listed with skipping."""
-    from molflt.training.config_file import to_yaml
-
-    path, run = extxyz(tmp_path / "some.extxyz", nan_position), tmp_path / "run"
-    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **{"trainer.max_epochs": 1})))
+    path, run = extxyz(tmp_path / "some.extxyz", "NaN position"), tmp_path / "run"
+    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **QUICK)))
     command = ["train", tmp_path / "config.yaml", "--out", run, "--no-report"]
     refused = molflt(*command)
     assert (refused.status, run.exists()) == (2, False)
@@ -238,31 +194,23 @@ def test_from_training_to_prediction(
     assert np.isnan(float(rows[PLACE]["energy_eV"]))
 
 
-@pytest.mark.parametrize("spoil", [s for s in SPOILT if s is not no_label], ids=lambda spoil: spoil.__name__)
-def test_what_a_prediction_leaves_out(spoil: Callable[[Atoms], None], model_path: Path, tmp_path: Path) -> None:
-    from molflt.data.sources import resolve_inputs
-    from molflt.model.model_file import load_model
-    from molflt.prediction.predictor import predict
-
-    path = extxyz(tmp_path / "some.extxyz", spoil)
+@pytest.mark.parametrize("kind", [kind for kind in SPOILT if kind != "no label"])
+def test_what_a_prediction_leaves_out(kind, model_path, tmp_path):
+    path = extxyz(tmp_path / "some.extxyz", kind)
     prediction, _ = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
     assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == [PLACE]
-    assert SPOILT[spoil] in prediction.failures[PLACE]
+    assert SPOILT[kind][1] in prediction.failures[PLACE]
     with pytest.raises(InputError, match=rf"#{PLACE}\b"):
         predict(load_model(model_path), resolve_inputs([path]))
 
 
-def test_a_prediction_needs_no_label(model_path: Path, tmp_path: Path) -> None:
-    from molflt.data.sources import resolve_inputs
-    from molflt.model.model_file import load_model
-    from molflt.prediction.predictor import predict
-
-    prediction, _ = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", no_label)]))
+def test_a_prediction_needs_no_label(model_path, tmp_path):
+    prediction, _ = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", "no label")]))
     assert np.isfinite(prediction.energies).all()
     assert len(prediction.energies) == N
 
 
-def test_no_forces_where_they_are_learnt(configure: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_no_forces_where_they_are_learnt(configure, tmp_path):
     frames = [good(k) for k in range(N)]
     for k, atoms in enumerate(frames):
         forces = {} if k == PLACE else {"forces": np.full((len(atoms), 3), 0.1 * k)}
@@ -280,14 +228,10 @@ def test_no_forces_where_they_are_learnt(configure: Callable[..., TrainConfig], 
     assert EnergyDataModule(configure(path, "skip")).skipped["train"] == []
 
 
-def test_an_sdf_block_that_cannot_be_read(model_path: Path, tmp_path: Path) -> None:
+def test_an_sdf_block_that_cannot_be_read(model_path, tmp_path):
     """Refused by name; skipped, the molecules after it keep their places."""
     from rdkit import Chem
     from rdkit.Chem import AllChem
-
-    from molflt.data.sources import resolve_inputs
-    from molflt.model.model_file import load_model
-    from molflt.prediction.predictor import predict
 
     blocks = []
     for smiles in ("CCO", "CC", "O"):

@@ -1,15 +1,18 @@
-"""Random feature kernels: any component function with any weight matrix (Spectraformer, Eq. 11)."""
+"""Positive random features of the softmax kernel, FAVOR+ (Performer, arXiv 2009.14794): κ(q, k) ≈ exp(q·k).
+
+The kernel takes any component function and any weight matrix (Spectraformer, Eq. 11).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from molflt.attention.config import KernelKeys
 from molflt.attention.kernels.kernel import Features, Kernel
-from molflt.attention.kernels.trigonometric import trigonometric
-from molflt.attention.weight_matrices.weight_matrix import WeightMatrix
 
 ComponentFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Features, Features]]
 """(query, key, ω (m, c), mask) → features of either."""
@@ -21,15 +24,15 @@ class RandomFeatureKernel(Kernel):
     Args:
         component: what is done with ω·x.
         weights: the matrix of the ω.
+        positive: whether ``component`` makes one positive feature of every ω, or a cosine and a sine.
     """
 
-    def __init__(self, component: ComponentFunction, weights: WeightMatrix) -> None:
+    def __init__(self, component: ComponentFunction, weights: WeightMatrix, positive: bool = True) -> None:
         super().__init__()
         self.component = component
         self.weights = weights
-        # A cosine and a sine for every frequency, of either sign.
-        self.positive = component is not trigonometric
-        self.n_features = weights.shape[0] * (1 if self.positive else 2)
+        self.positive = positive
+        self.n_features = weights.shape[0] * (1 if positive else 2)
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
         """See :class:`Kernel`."""
@@ -39,3 +42,103 @@ class RandomFeatureKernel(Kernel):
     def redraw(self, generator: torch.Generator) -> None:
         """New ω, where they are drawn and not learned."""
         self.weights.redraw(generator)
+
+
+def positive(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None) -> tuple[Features, Features]:
+    """φ(x) = exp(ω·x − |x|²/2)/√m: E φ(q)·φ(k) = exp(q·k), with variance Eq. 14 of arXiv 2106.12566.
+
+    Args:
+        query: (batch, heads, n, c).
+        key: as ``query``.
+        omega: (m, c).
+        mask: not used; part of the interface of component functions.
+    """
+    log_root = 0.5 * math.log(omega.shape[0])
+    return Features(log_xi(query, omega) - log_root), Features(log_xi(key, omega) - log_root)
+
+
+def log_xi(x: Tensor, omega: Tensor) -> Tensor:
+    """ω·x − |x|²/2 of every token with every ω: (..., n, c) and (m, c) or (..., m, c) → (..., n, m)."""
+    half_square = 0.5 * (x * x).sum(dim=-1, keepdim=True)
+    return x @ omega.transpose(-1, -2) - half_square
+
+
+Draw = Callable[[int, int, torch.Generator], Tensor]
+"""(n_features, dim, generator) → ω, (m, dim) float64."""
+
+
+class WeightMatrix(nn.Module):
+    """ω of a random feature kernel, part of the model and saved with it.
+
+    Attributes:
+        shape: (m, c); m may differ from the number asked for where a law comes in whole rules.
+    """
+
+    shape: tuple[int, int]
+
+    def forward(self) -> Tensor:
+        """(m, dim)."""
+        raise NotImplementedError
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw anew; nothing, for matrices that are learned."""
+
+
+class DrawnMatrix(WeightMatrix):
+    """A matrix drawn from a law, the same until it is drawn anew.
+
+    Args:
+        draw: the law.
+        n_features: m.
+        dim: c, width of a head.
+        generator: of the first draw.
+    """
+
+    def __init__(self, draw: Draw, n_features: int, dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.draw = draw
+        self.n_features = n_features
+        # Where the generator is, whatever device modules are being built on: some laws need numbers, not shapes.
+        with generator.device:
+            omega = draw(n_features, dim, generator)
+        self.shape = (len(omega), dim)
+        self.omega: Tensor
+        self.register_buffer("omega", omega.to(torch.get_default_dtype()))
+
+    def forward(self) -> Tensor:
+        """See :class:`WeightMatrix`."""
+        return self.omega
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """See :class:`WeightMatrix`."""
+        with generator.device:
+            omega = self.draw(self.n_features, self.shape[1], generator)
+        self.omega.copy_(omega)
+
+
+def orthogonal(n_features: int, dim: int, generator: torch.Generator) -> Tensor:
+    """(n_features, dim): each row is N(0, I), rows within a block of ``dim`` are orthogonal.
+
+    Directions come from Haar-distributed matrices, lengths from independent Gaussian vectors.
+    """
+    blocks = [haar(dim, generator) for _ in range(math.ceil(n_features / dim))]
+    lengths = torch.randn(n_features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+    return torch.cat(blocks)[:n_features] * lengths
+
+
+def haar(dim: int, generator: torch.Generator) -> Tensor:
+    """(dim, dim): a uniformly distributed orthogonal matrix, by QR with the signs that make it so (Mezzadri 2007)."""
+    q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+    return (q * torch.sign(r.diagonal())).transpose(0, 1)
+
+
+def performer_kernel(config: KernelKeys, width: int, n_heads: int, generator: torch.Generator) -> RandomFeatureKernel:
+    """FAVOR+: positive features with orthogonal frequencies; the same for all heads."""
+    return RandomFeatureKernel(positive, DrawnMatrix(orthogonal, config.n_features, width, generator))
+
+
+def redraw(module: torch.nn.Module, generator: torch.Generator) -> None:
+    """New random features in every kernel of a model, where they are drawn and not learned."""
+    for part in module.modules():
+        if isinstance(part, RandomFeatureKernel):
+            part.redraw(generator)

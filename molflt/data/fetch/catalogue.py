@@ -1,8 +1,12 @@
-"""The data sets that can be fetched."""
+"""The data sets that can be fetched, their splits once they are here, and the commands that use them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from molflt.errors import InputError
@@ -96,11 +100,76 @@ def find_archive(name: str) -> Archive:
         raise InputError(f"there is no data set '{name}' to fetch; choose one of {', '.join(ARCHIVES)}") from None
 
 
-def size_text(n_bytes: int) -> str:
-    """A number of bytes for people: ``8.1 GiB``."""
-    value, unit = float(n_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+_ORDER = ("id", "ood_ads", "ood_cat", "ood_both")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """LMDB files by what they are for.
+
+    Args:
+        train: by size, ``10k``, ``100k``, ``all``.
+        val: by split, ``id`` first: the first one decides which model is the best.
+        test: by split; without labels.
+    """
+
+    train: dict[str, Path] = field(default_factory=dict)
+    val: dict[str, Path] = field(default_factory=dict)
+    test: dict[str, Path] = field(default_factory=dict)
+
+
+def find_splits(folder: Path) -> Splits:
+    """Look for ``SIZE/train/data.lmdb``, ``*/val_NAME/data.lmdb`` and ``*/test_NAME/data.lmdb`` below a folder."""
+    splits = Splits()
+    for file in sorted(folder.rglob("data.lmdb")):
+        if not file.is_file() or file.stat().st_size == 0:
+            continue
+        split = file.parent.name
+        kind, _, name = split.partition("_")
+        if split == "train":
+            splits.train.setdefault(file.parent.parent.name, file)
+        elif kind in ("val", "test") and name:
+            (splits.val if kind == "val" else splits.test).setdefault(name, file)
+    return Splits(splits.train, _ordered(splits.val), _ordered(splits.test))
+
+
+def missing_splits(splits: Splits, expected: tuple[str, ...]) -> list[str]:
+    """Those of ``SIZE/SPLIT`` that were not found."""
+    found = {f"{size}/train" for size in splits.train}
+    found |= {f"all/val_{name}" for name in splits.val} | {f"all/test_{name}" for name in splits.test}
+    return [split for split in expected if split not in found]
+
+
+def commands(splits: Splits) -> str:
+    """What to type next, ready for a shell."""
+    lines: list[str] = []
+    model = "runs/oc20/best.safetensors"
+    if splits.train and splits.val:
+        size = "all" if "all" in splits.train else next(iter(splits.train))
+        val = ", ".join(f"{name}: {_yaml(path)}" for name, path in splits.val.items())
+        others = [other for other in ("10k", "100k") if other in splits.train and other != size]
+        hint = f"   # {' and '.join(others)} in place of {size}: smaller sets" if others else ""
+        train = shlex.join([f"data.train={_yaml(splits.train[size])}", f"data.val={{{val}}}"])
+        lines += [f"Train:{hint}", "  molflt config base > oc20.yaml"]
+        lines += [f"  molflt train oc20.yaml --out runs/oc20 {train}"]
+    if splits.val:
+        lines += [
+            "Evaluate:",
+            *(f"  {shlex.join(['molflt', 'evaluate', model, str(p)])}" for p in splits.val.values()),
+        ]
+    if splits.test:
+        lines += ["Predict, one file for the leaderboard:"]
+        for name, path in splits.test.items():
+            words = ["molflt", "predict", model, str(path), "-o", "submission.npz", "--oc20-split", name]
+            lines.append(f"  {shlex.join(words)}")
+    return "\n".join(lines)
+
+
+def _yaml(path: Path) -> str:
+    """A path as a value of YAML: as JSON, which YAML reads as well, where it is not plain."""
+    text = str(path)
+    return text if re.fullmatch(r"[\w./][\w./+-]*", text) else json.dumps(text, ensure_ascii=False)
+
+
+def _ordered(found: dict[str, Path]) -> dict[str, Path]:
+    return {name: found[name] for name in sorted(found, key=lambda n: (_ORDER.index(n) if n in _ORDER else 9, n))}

@@ -10,16 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from molflt.data.fetch.catalogue import Archive, size_text
-from molflt.data.fetch.download import discard, download
-from molflt.data.fetch.meter import ByteMeter
-from molflt.data.fetch.splits import Splits, find_splits, missing_splits
-from molflt.data.fetch.transport import check_url
+from molflt.data.fetch.catalogue import Archive, Splits, find_splits, missing_splits
+from molflt.data.fetch.download import check_url, download
 from molflt.data.fetch.unpack import unpack
+from molflt.data.progress import ByteMeter, MeteredFile, size_text
 from molflt.errors import InputError
-from molflt.file_lock import alone
-
-_BLOCK = 1 << 20
+from molflt.files import alone
 
 
 @dataclass(frozen=True)
@@ -152,17 +148,21 @@ def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None
     plan.folder.mkdir(parents=True, exist_ok=True)
     with alone(plan.folder, "another molflt fetch is at work there; wait for it"):
         file = plan.local or plan.part
-        if plan.local is None:
-            download(archive, plan.url, plan.part, sleep)
-            say(f"downloaded {size_text(plan.part.stat().st_size)}")
-        _verify(plan, file)
+        # A download that came to its end before an interruption needs no network any more.
+        checksum = _checksum(file) if plan.local or plan.present >= archive.smallest else ""
+        if plan.local is None and checksum != archive.md5:
+            download(archive, plan.url, file, sleep)
+            say(f"downloaded {size_text(file.stat().st_size)}")
+            checksum = _checksum(file)
+        if checksum != archive.md5:
+            raise _damaged(plan, file, checksum)
         say("checksum is right")
         unpack(archive, file, plan.target)
         say(f"unpacked in {plan.target}")
-        if plan.local is None:
-            if plan.keep:
-                os.replace(plan.part, plan.folder / archive.file)
-            discard(plan.part)
+        if plan.local is None and plan.keep:
+            os.replace(plan.part, plan.folder / archive.file)
+        elif plan.local is None:
+            plan.part.unlink()
     splits = find_splits(plan.target)
     missing = missing_splits(splits, archive.splits)
     if missing:
@@ -170,25 +170,22 @@ def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None
     return splits
 
 
-def _verify(plan: Plan, file: Path) -> None:
-    digest = hashlib.md5(usedforsecurity=False)
+def _checksum(file: Path) -> str:
     with open(file, "rb") as handle, ByteMeter("checking", file.stat().st_size) as meter:
-        done = 0
-        while block := handle.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            meter.reach(done)
-    if digest.hexdigest() == plan.archive.md5:
-        return
-    wrong = f"MD5 checksum {digest.hexdigest()}, expected {plan.archive.md5}"
+        digest = hashlib.file_digest(MeteredFile(handle, meter), lambda: hashlib.md5(usedforsecurity=False))
+    return digest.hexdigest()
+
+
+def _damaged(plan: Plan, file: Path, checksum: str) -> InputError:
+    wrong = f"MD5 checksum {checksum}, expected {plan.archive.md5}"
     if plan.local is None:
         # Which of its bytes are wrong cannot be known, so none is worth going on from.
-        discard(plan.part)
-        raise InputError(
+        file.unlink()
+        return InputError(
             f"{plan.url}: what came is damaged or another file ({wrong}); it was removed. Run the command again, and "
             "if the same happens, give a mirror by --url"
         )
-    raise InputError(
+    return InputError(
         f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
         f"{plan.part} and run the command without --archive: it goes on from there"
     )

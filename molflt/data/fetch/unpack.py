@@ -8,28 +8,14 @@ import shutil
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import IO
 
-from molflt.data.fetch.catalogue import Archive, size_text
-from molflt.data.fetch.meter import ByteMeter
+from molflt.data.fetch.catalogue import Archive
+from molflt.data.progress import ByteMeter, MeteredFile, size_text
 from molflt.errors import InputError, naming
 
 _BLOCK = 1 << 20
 _HEADERS = 1 << 20
 """Bytes that may stand between the contents of two files; long names are read into memory."""
-
-
-class _Metered:
-    """The compressed file, reporting how far it has been read."""
-
-    def __init__(self, handle: IO[bytes], meter: ByteMeter) -> None:
-        self._handle, self._meter, self._done = handle, meter, 0
-
-    def read(self, size: int = -1) -> bytes:
-        block = self._handle.read(size)
-        self._done += len(block)
-        self._meter.reach(self._done)
-        return block
 
 
 class _Limited:
@@ -71,7 +57,7 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
     try:
         with open(file, "rb") as handle, ByteMeter("unpacking", file.stat().st_size) as meter:
             # Decompressed here rather than by tarfile, whose streams do not notice that the end is missing.
-            stream = gzip.GzipFile(fileobj=_Metered(handle, meter))  # type: ignore[call-overload]
+            stream = gzip.GzipFile(fileobj=MeteredFile(handle, meter))
             limited = _Limited(stream, file)
             _extract(archive, file, limited, temporary)
             # The checksum of the content stands at the very end, behind the end of the tar.

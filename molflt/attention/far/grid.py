@@ -1,0 +1,102 @@
+"""Atoms assigned to the points of a grid, and convolutions on it by products with small matrices of waves."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def assign(points: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of points along the axes of a grid.
+
+    A spline of degree ``order`` − 1 has ``order`` − 2 continuous derivatives, and so has what is read off the grid.
+    All nodes lie on one side of the point: the shift by half a support is the same wherever an atom is, and drops out
+    of every difference of positions.
+
+    Args:
+        points: (n, 3) in units of the grid's spacing.
+        order: nodes per axis, at least 2.
+
+    Returns:
+        (n, 3, order) int64 nodes, unbounded; (n, 3, order) weights, which add up to one, in the points' dtype.
+    """
+    first = points.detach().floor()
+    offset = points - first
+    weights = [torch.ones_like(offset)]
+    for degree in range(1, order):
+        # M_k(x) = (x M_{k−1}(x) + (k − x) M_{k−1}(x − 1)) / (k − 1), at x = offset + i for every i.
+        rising = [(offset + i) * weight for i, weight in enumerate(weights)]
+        falling = [(degree - offset - i) * weight for i, weight in enumerate(weights)]
+        none = [torch.zeros_like(offset)]
+        weights = [(a + b) / degree for a, b in zip(rising + none, none + falling, strict=True)]
+    nodes = first.long()[..., None] - torch.arange(order, device=points.device)
+    return nodes, torch.stack(weights, dim=-1)
+
+
+def optimal_influence(index: Tensor, n_grid: int, order: int) -> Tensor:
+    """W²/(Σ_m W(k + m n)²)² of one axis, W = sinc^order: undoes the assignment at both ends with the least error.
+
+    Hockney and Eastwood, §8-3-3, for an interaction without sharp features.
+
+    Args:
+        index: k, integers as floats.
+        n_grid: points along the axis.
+        order: see :func:`assign`.
+    """
+    aliases = torch.arange(-3, 4, dtype=index.dtype, device=index.device) * n_grid
+    total = torch.sinc((index[..., None] + aliases) / n_grid).pow(2 * order).sum(dim=-1)
+    return torch.sinc(index / n_grid).pow(2 * order) / total**2
+
+
+def trigonometric_matrix(n_grid: int, n_points: int, n_waves: int, like: Tensor) -> Tensor:
+    """Rows 1, √2 cos(2πkj/n), √2 sin(2πkj/n) for k = 1 ... K at the points j, (2K + 1, n_points).
+
+    Args:
+        n_grid: n, points in a period.
+        n_points: points from 0 on that are there; the others hold zeros.
+        n_waves: K, below n/2.
+        like: gives dtype and device of the result; it is computed in float64.
+    """
+    point = torch.arange(n_points, dtype=torch.float64, device=like.device)
+    wave = torch.arange(1, n_waves + 1, dtype=torch.float64, device=like.device)
+    # Whole turns off before the multiplication by 2π, for the last digits.
+    angle = 2 * math.pi * (torch.outer(wave, point) % n_grid) / n_grid
+    pairs = math.sqrt(2) * torch.stack([angle.cos(), angle.sin()], dim=1).flatten(0, 1)
+    return torch.cat([torch.ones_like(point)[None], pairs]).to(like.dtype)
+
+
+def wave_numbers(n_waves: int, device: torch.device) -> Tensor:
+    """(2K + 1,) int64, k of the rows of :func:`trigonometric_matrix`: 0, 1, 1, 2, 2, ..."""
+    return (torch.arange(2 * n_waves + 1, device=device) + 1) // 2
+
+
+def along_axes(values: Tensor, matrices: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """A matrix applied along each axis of a grid: (x, y, z, c), (x', x), (y', y), (z', z) → (x', y', z', c)."""
+    first, second, third = matrices
+    x, y, z, c = values.shape
+    values = (first @ values.reshape(x, -1)).view(-1, y, z * c)
+    values = second @ values
+    return (third @ values.reshape(-1, z, c)).view(len(first), len(second), len(third), c)
+
+
+def exchange(values: Tensor, axes: tuple[int, int]) -> Tensor:
+    """Exchange cos and sin along two axes of a spectrum in the rows of :func:`trigonometric_matrix`.
+
+    cos·cos becomes −sin·sin, cos·sin becomes sin·cos, and the constant, whose partner is the zero function, nothing:
+    from cos(a + b) = cos a cos b − sin a sin b, what the part of a spectrum does to waves that is odd in two wave
+    numbers.
+    """
+    rows = []
+    for axis in axes:
+        n = values.shape[axis]
+        partner = torch.arange(n, device=values.device)
+        partner[1::2] += 1
+        partner[2::2] -= 1
+        values = values.index_select(axis, partner)
+        row = torch.ones(n, dtype=values.dtype, device=values.device)
+        row[1::2] = -1.0
+        row[0] = 0.0
+        rows.append(row.view([-1 if a == axis else 1 for a in range(values.dim())]))
+    return -values * rows[0] * rows[1]

@@ -1,0 +1,154 @@
+"""Periodic images: direct sums over them, and artificial cell vectors along the axes that do not repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from molflt.attention.far.members import GaussianBasis, cutoff_factor
+from molflt.attention.geometry import Geometry
+from molflt.attention.smooth import smooth_max
+
+_PAIRS_PER_CHUNK = 400_000
+"""Pairs times images held at once; bounds memory, not the result."""
+
+_PAIRS_KEPT = 100_000
+"""Pairs times images up to which a backward pass keeps what the forward pass computed."""
+
+
+def wrapped_pair_displacements(geometry: Geometry, b: int) -> Tensor:
+    """(n, n, 3) Å, float64: r_i − r_j of structure ``b``, folded by lattice vectors of its periodic axes.
+
+    The fold is by whole lattice vectors, so a sum over all images does not change; it only centres that sum.
+    """
+    start, n = geometry.starts[b], geometry.sizes[b]
+    r = geometry.positions[start : start + n]
+    delta = r[:, None, :] - r[None, :, :]
+    if not geometry.is_periodic(b):
+        return delta
+    lattice = periodic_vectors(geometry, b)
+    fractional = delta.detach() @ torch.linalg.pinv(lattice.detach())
+    return delta - torch.round(fractional) @ lattice
+
+
+def periodic_vectors(geometry: Geometry, b: int) -> Tensor:
+    """(n_periodic, 3) Å: the lattice vectors along which structure ``b`` repeats."""
+    rows = [k for k in range(3) if geometry.pbc[b][k]]
+    return geometry.cell[b][rows]
+
+
+def image_shifts(lattice: Tensor, radius: float) -> Tensor:
+    """(n_images, 3) Å: all lattice translations no longer than ``radius``, the zero translation included.
+
+    Args:
+        lattice: (n_periodic, 3) Å.
+        radius: Å.
+    """
+    basis = lattice.detach()
+    # |n_k| ≤ radius · |row k of the dual basis|: the planes n_k = const are 1/|dual| apart.
+    dual = torch.linalg.pinv(basis).transpose(0, 1)
+    reach = [math.floor(radius * float(v.norm()) + 1e-9) for v in dual]
+    grid = torch.cartesian_prod(*[torch.arange(-m, m + 1, device=basis.device) for m in reach])
+    integers = grid.reshape(-1, len(reach)).to(basis.dtype)
+    keep = (integers @ basis).norm(dim=1) <= radius
+    return integers[keep] @ lattice
+
+
+def expected_images(geometry: Geometry, b: int, radius: float) -> float:
+    """How many lattice translations a ball of ``radius`` Å holds, by volume; at least one."""
+    if not geometry.is_periodic(b):
+        return 1.0
+    lattice = periodic_vectors(geometry, b).detach().cpu().numpy()
+    measure = math.sqrt(np.linalg.det(lattice @ lattice.T))
+    ball = (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[len(lattice)]
+    return max(1.0, ball / measure)
+
+
+def _chunks(delta: Tensor, shifts: Tensor) -> Iterator[Tensor]:
+    step = max(1, _PAIRS_PER_CHUNK // max(1, delta.shape[0] * delta.shape[1]))
+    yield from shifts.split(step)
+
+
+def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Σ_n F(Δ_ij + n·A) over all images within ``radius``; just F(Δ_ij) when nothing repeats.
+
+    Args:
+        geometry: the batch.
+        b: which structure.
+        radius: Å; every image with |Δ_ij + n·A| ≤ radius is included. F must be negligible, or zero, beyond.
+        function: maps displacements (..., 3) Å in the geometry's dtype to (..., c).
+
+    Returns:
+        (n, n, c).
+    """
+    delta = wrapped_pair_displacements(geometry, b)
+    if not geometry.is_periodic(b):
+        return function(delta.to(geometry.dtype))
+    shifts = image_shifts(periodic_vectors(geometry, b), radius + float(delta.detach().norm(dim=-1).max()))
+    n = delta.shape[0]
+
+    def term(delta: Tensor, part: Tensor) -> Tensor:
+        displacements = delta[:, :, None, :] + part
+        # The box of images is larger than the ball that is asked for.
+        pair_i, pair_j, image = torch.nonzero(squared_norm(displacements.detach()) <= radius**2, as_tuple=True)
+        values = function(displacements[pair_i, pair_j, image].to(geometry.dtype))
+        flat = values.new_zeros((n * n, values.shape[1])).index_add(0, pair_i * n + pair_j, values)
+        return flat.view(n, n, values.shape[1])
+
+    # A long sum's intermediates would fill the memory; they are computed again in the backward pass.
+    recompute = torch.is_grad_enabled() and n * n * len(shifts) > _PAIRS_KEPT
+    total: Tensor | None = None
+    for part in _chunks(delta, shifts):
+        value = checkpoint(term, delta, part, use_reentrant=False) if recompute else term(delta, part)
+        total = value if total is None else total + value
+    assert total is not None
+    return total
+
+
+def squared_norm(displacements: Tensor) -> Tensor:
+    """|Δ|², without the square root whose gradient is infinite at zero."""
+    return (displacements * displacements).sum(dim=-1)
+
+
+def safe_norm(displacements: Tensor) -> Tensor:
+    """|Δ| with gradient zero, instead of NaN, at Δ = 0."""
+    squared = squared_norm(displacements)
+    nonzero = squared > 0
+    return torch.where(nonzero, torch.where(nonzero, squared, torch.ones_like(squared)).sqrt(), 0.0)
+
+
+def padded_cell(geometry: Geometry, b: int, basis: GaussianBasis, tolerance: float) -> Tensor:
+    """(3, 3) Å: the periodic vectors of structure ``b``, then orthogonal ones long enough that the images they make
+    contribute less than ``tolerance``. A smooth function of the positions.
+    """
+    pbc = geometry.pbc[b]
+    if all(pbc):
+        return geometry.cell[b]
+    padding = cutoff_factor(tolerance) * basis.widths.to(torch.float64).max()
+    positions = geometry.atoms_of(b)
+    periodic = geometry.cell[b][[k for k in range(3) if pbc[k]]]
+    rows = [*periodic]
+    for direction in _orthogonal_complement(periodic):
+        height = positions @ direction
+        rows.append((smooth_max(height) + smooth_max(-height) + padding) * direction)
+    return torch.stack(rows)
+
+
+def _orthogonal_complement(vectors: Tensor) -> Tensor:
+    """Orthonormal rows spanning what the given rows do not."""
+    if vectors.shape[0] == 0:
+        return torch.eye(3, dtype=vectors.dtype, device=vectors.device)
+    if vectors.shape[0] == 2:
+        normal = torch.linalg.cross(vectors[0], vectors[1])
+        return (normal / normal.norm())[None]
+    # One periodic axis: any frame around it serves; start from the Cartesian axis farthest from it.
+    axis = vectors[0] / vectors[0].norm()
+    helper = torch.eye(3, dtype=axis.dtype, device=axis.device)[int(axis.detach().abs().argmin())]
+    first = torch.linalg.cross(axis, helper)
+    first = first / first.norm()
+    return torch.stack([first, torch.linalg.cross(axis, first)])

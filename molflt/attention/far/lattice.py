@@ -1,0 +1,140 @@
+"""Poisson summation over the reciprocal lattice (DESIGN §3, item 5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from molflt.attention.far.images import padded_cell
+from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
+from molflt.attention.far.method import TRIG_COST, FrequencyMethod, PositionFeatures
+from molflt.attention.geometry import Geometry
+from molflt.attention.smooth import taper
+
+
+class LatticeMethod(FrequencyMethod):
+    """Σ_n f(Δ + n·A) = (1/V) Σ_{ξ∈Λ*} g(ξ) cos(2πξ·Δ), ξ = 0 included.
+
+    All |ξ| up to the cutoff with a smooth taper, one of ±ξ. Exact under wrapping any atom and under a change of
+    the lattice basis, because the set of ξ knows nothing of either. A non-periodic axis gets an artificial cell
+    vector orthogonal to the periodic ones, long enough that the images it makes contribute less than ε.
+
+    Args:
+        tolerance: ε, relative to Σ_t |w_t n_t|.
+    """
+
+    name = "lattice"
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__()
+        self.tolerance = tolerance
+
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
+        """See :class:`FrequencyMethod`.
+
+        All structures at once: fewer vectors than another has are filled up with vectors of weight zero. A Gaussian
+        of twice the width needs an eighth of the vectors, so each group of Gaussians takes only its own.
+        """
+        waves, weights, counts = self.waves(geometry, structures, basis)
+        groups = []
+        for first in range(0, len(basis), _GROUP):
+            count = max(counts[first : first + _GROUP])
+            part = waves[:, :, :count]
+            weighted = part[:, None] * weights[:, first : first + _GROUP, None, :count]
+            product = weighted.flatten(1, 2) @ part.transpose(1, 2)
+            groups.append(product.unflatten(1, weighted.shape[1:3]))
+        mask = geometry.pair_mask[list(structures)]
+        return torch.where(mask[..., None], torch.cat(groups, dim=1).permute(0, 2, 3, 1), 0.0)
+
+    def waves(
+        self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Plane waves on the atoms, the longest waves first.
+
+        Returns:
+            cos 2πξ_k·r_i and sin 2πξ_k·r_i in turn, (len(structures), n_max, 2K); the weight of each for each basis
+            function, (len(structures), n_basis, 2K); and how many of the 2K each basis function needs.
+        """
+        cell = torch.stack([padded_cell(geometry, b, basis, self.tolerance) for b in structures])
+        integers, exists = self.reciprocal_integers(cell.detach(), basis)
+        xi = integers @ torch.linalg.inv(cell).transpose(1, 2)
+        zero = ~exists
+        zero[:, 0] = True
+        # A norm has no gradient at the zero vector.
+        length = torch.where(zero, 0.0, torch.where(zero[..., None], 1.0, xi).norm(dim=-1))
+        turns = geometry.padded_positions[list(structures)] @ xi.transpose(1, 2)
+        # Whole turns come off in double precision: what is left has all its digits in any dtype.
+        phase = 2 * math.pi * (turns - turns.detach().round()).to(geometry.dtype)
+        waves = torch.stack([phase.cos(), phase.sin()], dim=-1).flatten(2)
+
+        cutoffs = cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.to(torch.float64))
+        multiplicity = exists * torch.where(zero, 1.0, 2.0)
+        share = multiplicity / torch.linalg.det(cell).abs()[:, None]
+        weights = share[..., None] * taper(length[..., None], cutoffs, TAPER * cutoffs) * basis.spectra(length)
+        needed = (length.detach()[..., None] < TAPER * cutoffs.detach()) & exists[..., None]
+        counts = (2 * needed.sum(dim=1).amax(dim=0)).tolist()
+        weights = weights.transpose(1, 2).repeat_interleave(2, dim=2)
+        return waves, weights.to(geometry.dtype), counts
+
+    def reciprocal_integers(self, cell: Tensor, basis: GaussianBasis) -> tuple[Tensor, Tensor]:
+        """Coefficients of the reciprocal vectors within the taper's end, the zero vector first, then by length.
+
+        Args:
+            cell: (n, 3, 3) Å.
+            basis: the Gaussians.
+
+        Returns:
+            (n, K, 3) float64, one of each pair ±ξ, and (n, K) bool: which are not there to fill up.
+        """
+        longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.narrowest)
+        found = [_half_lattice(one, longest) for one in cell.cpu().numpy()]
+        integers = np.zeros((len(found), max(map(len, found)), 3))
+        exists = np.zeros(integers.shape[:2], dtype=bool)
+        for b, rows in enumerate(found):
+            integers[b, : len(rows)] = rows
+            exists[b, : len(rows)] = True
+        return torch.from_numpy(integers).to(cell.device), torch.from_numpy(exists).to(cell.device)
+
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures:
+        """See :class:`FrequencyMethod`: 2K features, K the reciprocal vectors, in number as the volume."""
+        waves, weights, _ = self.waves(geometry, [b], basis)
+        return PositionFeatures(waves[0, : geometry.sizes[b]], weights[0].transpose(0, 1))
+
+    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+        """See :class:`FrequencyMethod`."""
+        n, n_vectors = geometry.sizes[b], self._expected_vectors(geometry, b, basis)
+        return 2 * n * (n * float(n_vectors.sum()) + TRIG_COST * float(n_vectors.max()))
+
+    def operator_cost(
+        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
+    ) -> float:
+        """See :class:`FrequencyMethod`."""
+        n_features = 2 * float(self._expected_vectors(geometry, b, basis).max())
+        return geometry.sizes[b] * n_features * (TRIG_COST + 2 * n_channels * n_applications)
+
+    def _expected_vectors(self, geometry: Geometry, b: int, basis: GaussianBasis) -> np.ndarray:
+        """(n_basis,): reciprocal vectors, one of ±ξ, that each Gaussian needs, by volume."""
+        with torch.no_grad():
+            volume = abs(float(np.linalg.det(padded_cell(geometry, b, basis, self.tolerance).cpu().numpy())))
+        longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.detach().cpu().numpy())
+        return np.asarray(2 / 3 * math.pi * longest**3 * volume + 1)
+
+
+def _half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
+    """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest, by length: zero, then one of each pair ±n."""
+    reach = np.floor(longest * np.linalg.norm(cell, axis=1) + 1e-9).astype(int)
+    axes = [np.arange(0, reach[0] + 1), np.arange(-reach[1], reach[1] + 1), np.arange(-reach[2], reach[2] + 1)]
+    n = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+    first, second, third = n.T
+    n = n[(first > 0) | ((first == 0) & ((second > 0) | ((second == 0) & (third >= 0))))]
+    length = np.linalg.norm(n @ np.linalg.inv(cell).T, axis=1)
+    order = np.argsort(length, kind="stable")
+    return n[order[length[order] <= longest]]
+
+
+_GROUP = 4
+"""Basis functions contracted at once: fewer, larger products against fewer vectors."""

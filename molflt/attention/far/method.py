@@ -1,0 +1,118 @@
+"""The interface of all numerical methods for the far field, and f̂ as a sum of products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from molflt.attention.far.members import GaussianBasis
+from molflt.attention.geometry import Geometry
+
+
+class FarOperator(Protocol):
+    """The matrix f̂_h(Δ_ij) of one structure, applied to values without forming the pairs."""
+
+    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) v_jh.
+
+        Args:
+            weights: (n_weights, n_heads), the weight of each basis function of f̂.
+            values: (n, n_heads, n_channels) of the structure's n atoms.
+
+        Returns:
+            (n, n_heads, n_channels).
+        """
+        ...
+
+
+class FrequencyMethod(nn.Module):
+    """Turns a geometry into f̂: its basis functions on all pairs, or, where it can, an operator without pairs.
+
+    Attributes:
+        name: what ``frequencies=`` calls it.
+        interchangeable: the method computes f itself to its tolerance, so that weights trained with one such
+            method may be used with another. An estimator is part of the model and is not.
+    """
+
+    name: str
+    interchangeable: bool = True
+
+    def n_weights(self, n_basis: int) -> int:
+        """Number of basis functions of f̂, that is, of weights per layer and head, for T Gaussians."""
+        return n_basis
+
+    def candidates(self, geometry: Geometry, b: int) -> Sequence[FrequencyMethod]:
+        """The methods to choose from for structure ``b``."""
+        return (self,)
+
+    def pair_basis(self, geometry: Geometry, basis: GaussianBasis) -> Tensor:
+        """(n_structures, n_max, n_max, n_weights), zero where a pair does not exist."""
+        return self.blocks(geometry, range(geometry.n_structures), basis)
+
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
+        """The same for some structures of the batch: (len(structures), n_max, n_max, n_weights)."""
+        raise NotImplementedError
+
+    def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
+        """Of an estimator, what f̂ is a sum of: Σ_k a_k sinc(2π|ξ_k||Δ|), directions averaged.
+
+        Returns:
+            |ξ_k| (r,) 1/Å and a_k of each weight (r, n_weights); None where f itself is computed.
+        """
+        return None
+
+    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+        """Multiply-adds that the block of structure ``b`` takes."""
+        raise NotImplementedError
+
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> FarOperator | None:
+        """f̂ of structure ``b`` without pairs; None where the method has only pairs to offer."""
+        return None
+
+    def operator_cost(
+        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
+    ) -> float:
+        """Multiply-adds of making the operator of structure ``b`` and applying it; infinite where there is none.
+
+        Args:
+            geometry: the batch.
+            b: which structure.
+            basis: the Gaussians.
+            n_channels: values per atom, over all heads.
+            n_applications: how often it will be applied.
+        """
+        return math.inf
+
+
+TRIG_COST = 40.0
+"""Multiply-adds a sine and a cosine are worth, and EXP_COST an exponential: measured on CPUs; only choices of method
+depend on them."""
+EXP_COST = 8.0
+
+
+@dataclass
+class PositionFeatures:
+    """f̂_h(Δ_ij) = Σ_k φ_ik c_kh φ_jk of one structure, with c = coefficients · weights. A FarOperator.
+
+    Attributes:
+        features: φ, (n, n_features).
+        coefficients: (n_features, n_weights), with their sign: they act on one side only.
+    """
+
+    features: Tensor
+    coefficients: Tensor
+
+    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Q'(K'ᵀV): (n, n_heads, n_channels) → the same, O(n · n_features)."""
+        n, n_heads, n_channels = values.shape
+        summed = (self.features.transpose(0, 1) @ values.reshape(n, -1)).view(-1, n_heads, n_channels)
+        scaled = summed * (self.coefficients @ weights)[..., None]
+        return (self.features @ scaled.flatten(1)).view(n, n_heads, n_channels)
+
+    def pairs(self) -> Tensor:
+        """Q'K'ᵀ for each weight: (n, n, n_weights), O(n²)."""
+        return (self.features[:, None, :] * self.features[None, :, :]) @ self.coefficients

@@ -1,0 +1,132 @@
+"""The radial Fourier integral by the trapezoid rule, directions averaged (DESIGN §3, items 2 and 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from molflt.attention.far.images import (
+    expected_images,
+    safe_norm,
+    squared_norm,
+    sum_over_images,
+)
+from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
+from molflt.attention.far.method import EXP_COST, TRIG_COST, FrequencyMethod, PositionFeatures
+from molflt.attention.far.spherical import MAX_DEGREE, degree_for, sinc_of_square, spherical_operator
+from molflt.attention.geometry import Geometry
+from molflt.attention.smooth import smooth_max, taper
+
+TRUNCATION = 1e-13
+"""Error of the expansion in spherical waves, where no budget limits it. It falls faster than exponentially, so that
+rounding costs few terms more than ε would, and both contraction orders agree to rounding."""
+
+
+class QuadratureMethod(FrequencyMethod):
+    """f(Δ) = ∫₀^∞ 4πξ² g(ξ) sin(2πξΔ)/(2πξΔ) dξ ≈ Σ_k δ 4πξ_k² g(ξ_k) sinc(2πξ_kΔ), ξ_k = kδ.
+
+    Converges exponentially: ξ_max = c/(2πσ_min), δ = 1/(D + cσ_max) with D the largest distance. δ is a
+    differentiable function of the geometry and nodes enter at zero weight, so the energy is smooth. The linear
+    order expands each node in spherical waves; their number jumps with the size of the structure, by steps that
+    TRUNCATION keeps out of sight.
+
+    Args:
+        tolerance: ε, relative to Σ_t |w_t n_t|.
+    """
+
+    name = "quadrature"
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__()
+        self.tolerance = tolerance
+
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
+        """See :class:`FrequencyMethod`. Periodic structures are summed over images: correct, and slow."""
+        return geometry.pad_blocks([self._block(geometry, b, basis) for b in structures])
+
+    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+        """See :class:`FrequencyMethod`."""
+        n_nodes = self._n_nodes(_extent(geometry, b, basis, self.tolerance), basis)
+        n_images = expected_images(geometry, b, basis.widest * cutoff_factor(self.tolerance))
+        return geometry.sizes[b] ** 2 * n_images * n_nodes * (TRIG_COST + len(basis))
+
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
+        """See :class:`FrequencyMethod`: spherical waves in isolated structures, where they are the smaller sum."""
+        if not math.isfinite(self.operator_cost(geometry, b, basis, 1, 1)):
+            return None
+        x = geometry.atoms_of(b)
+        xi, weights = self.nodes(basis, 2 * smooth_max(safe_norm(x)), self.tolerance)
+        kappa = 2 * math.pi * xi
+        degrees = degree_for(kappa.detach() * safe_norm(x.detach()).max(), TRUNCATION).ceil().int().tolist()
+        return spherical_operator(x, kappa, weights, degrees, geometry.dtype)
+
+    def operator_cost(
+        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
+    ) -> float:
+        """See :class:`FrequencyMethod`."""
+        if geometry.is_periodic(b):
+            return math.inf
+        extent = _extent(geometry, b, basis, self.tolerance)
+        n_nodes = self._n_nodes(extent, basis)
+        kappa_max = TAPER * cutoff_factor(self.tolerance) / basis.narrowest
+        radius = torch.arange(1, n_nodes + 1, dtype=torch.float64) / n_nodes * kappa_max * extent
+        degrees = degree_for(radius, TRUNCATION).ceil()
+        # One more than the last for the margin of the count of nodes.
+        if float(degrees[-1]) + 1 > MAX_DEGREE:
+            return math.inf
+        n_features = float(((degrees + 1) ** 2).sum())
+        return geometry.sizes[b] * n_features * (EXP_COST + 2 * n_channels * n_applications)
+
+    def _n_nodes(self, extent: float, basis: GaussianBasis) -> int:
+        xi_max = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.narrowest)
+        return math.ceil(xi_max * (2 * extent + cutoff_factor(self.tolerance / 10) * basis.widest))
+
+    def _block(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
+        """(n, n, n_basis) of structure ``b`` alone."""
+        radius = basis.widest * cutoff_factor(self.tolerance)
+        # The errors of the images of a pair add up.
+        tolerance = self.tolerance / expected_images(geometry, b, radius)
+        if geometry.is_periodic(b):
+            radius = basis.widest * cutoff_factor(tolerance)
+            diameter = torch.as_tensor(TAPER * radius, dtype=torch.float64, device=geometry.positions.device)
+        else:
+            diameter = 2 * smooth_max(safe_norm(geometry.atoms_of(b)))
+        xi, weights = self.nodes(basis, diameter, tolerance)
+        kappa = (2 * math.pi * xi).to(geometry.dtype)
+
+        def on_displacements(delta: Tensor) -> Tensor:
+            squared = squared_norm(delta)
+            values = sinc_of_square(kappa**2 * squared[..., None]) @ weights.to(geometry.dtype)
+            if not geometry.is_periodic(b):
+                return values
+            # Beyond the radius f has ended but its quadrature, which is periodic, has not.
+            return values * taper(safe_norm(delta), radius, TAPER * radius)[..., None]
+
+        return sum_over_images(geometry, b, TAPER * radius, on_displacements)
+
+    def nodes(self, basis: GaussianBasis, diameter: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+        """Nodes ξ_k (r,) 1/Å and the weight of each for each basis function (r, n_basis); float64.
+
+        Args:
+            basis: the Gaussians.
+            diameter: scalar, Å: the largest distance at which f will be asked for.
+            tolerance: of each value.
+        """
+        widths = basis.widths.to(torch.float64)
+        xi_cut = cutoff_factor(tolerance) / (2 * math.pi * widths.min())
+        # The rule repeats f with period L = 1/δ, and the radial form weighs the repeated tail by up to 2L²/σ².
+        spacing = 1 / (diameter + cutoff_factor(tolerance / 10) * widths.max())
+        r = math.ceil(float((TAPER * xi_cut / spacing).detach()))
+        xi = spacing * torch.arange(1, r + 1, dtype=torch.float64, device=spacing.device)
+        radial = spacing * 4 * math.pi * xi**2 * taper(xi, xi_cut, TAPER * xi_cut)
+        return xi, radial[:, None] * basis.spectra(xi)
+
+
+def _extent(geometry: Geometry, b: int, basis: GaussianBasis, tolerance: float) -> float:
+    """Å: half of the largest distance at which f will be asked for, at most."""
+    if geometry.is_periodic(b):
+        return TAPER * basis.widest * cutoff_factor(tolerance) / 2
+    return float(smooth_max(geometry.atoms_of(b).detach().norm(dim=1)))

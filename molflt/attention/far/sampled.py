@@ -1,0 +1,204 @@
+"""The paper's estimator of f from r sampled frequencies, and its invariant form (DESIGN §3, items 1 and 2).
+
+An estimator is part of the model: with few samples f̂ differs from f by tens of per cent, and training adapts
+the weights to f̂. Models record their method and refuse a switch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.special import gammaincinv
+from torch import Tensor, nn
+
+from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind
+from molflt.attention.far.images import expected_images, safe_norm, squared_norm, sum_over_images
+from molflt.attention.far.members import GaussianBasis, GaussianRPE
+from molflt.attention.far.method import EXP_COST, TRIG_COST, FrequencyMethod, PositionFeatures
+from molflt.attention.far.spherical import sinc_of_square, spherical_operator
+from molflt.attention.geometry import Geometry
+from molflt.attention.smooth import envelope
+
+SCALE_MARGIN = 2.0
+
+
+class SampledMethod(FrequencyMethod):
+    """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or with the direction integrated out, Σ_k a_k sinc(2π|ξ_k||Δ|).
+
+    ξ_k = μ_k + s_k ε_k with ε_k ~ N(0, I) drawn once and saved with the model, s_k learnable and μ_k zero or
+    learnable ("learnable means and variances", FLT appendix A.4 and B.3). a_k = g(ξ_k)/(r p(ξ_k)) with p the mixture
+    of all r proposals (balance heuristic) or each sample's own density (the paper; its variance is infinite). The
+    narrowest proposal is a fixed guard, s = 1/(2πσ_low): it bounds g/p for every width the RPE can take.
+
+    In a periodic structure f̂, which does not decay, is summed over images under a smooth envelope of radius
+    ``periodic_radius``; that keeps every invariance and makes the envelope part of the estimator.
+
+    Args:
+        rpe: the RPE function whose spectrum is sampled; sets the range of the scales.
+        n_frequencies: r.
+        directions: ``averaged`` is rotation-invariant for every draw, ``random`` only in expectation.
+        radii: |ε_k| drawn from χ₃ or placed at its quantiles (j + ½)/r, dealt over the scales.
+        proposal: ``mixture`` or ``own``.
+        spectrum: ``gaussian`` (a_k from g) or ``free`` (a_k themselves are the weights of layer and head).
+        periodic_radius: Å.
+        seed: of the draw.
+        means: proposals with learnable means μ_k, which start at zero; for random directions only.
+        l_max: where averaged frequencies are cut in isolated structures; None: not at all, and then only pairs.
+    """
+
+    name = "sampled"
+    interchangeable = False
+
+    def __init__(
+        self,
+        rpe: GaussianRPE,
+        n_frequencies: int,
+        directions: Directions,
+        radii: Radii,
+        proposal: Proposal,
+        spectrum: SpectrumKind,
+        periodic_radius: float,
+        seed: int,
+        means: bool = False,
+        l_max: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_frequencies = n_frequencies
+        self.directions = directions
+        self.proposal = proposal
+        self.spectrum = spectrum
+        self.periodic_radius = periodic_radius
+        self.l_max = l_max
+        self.epsilon: Tensor
+        self.register_buffer("epsilon", _draw(n_frequencies, radii, seed).to(torch.get_default_dtype()))
+
+        self.guard = 1 / (2 * math.pi * rpe.sigma_low)
+        self.scale_low = 1 / (2 * math.pi * rpe.sigma_high * SCALE_MARGIN)
+        self.scale_high = self.guard * SCALE_MARGIN
+        start = torch.exp(
+            torch.linspace(math.log(1 / (2 * math.pi * rpe.sigma_high)), math.log(self.guard), n_frequencies)
+        )[:-1]
+        fraction = torch.log(start / self.scale_low) / math.log(self.scale_high / self.scale_low)
+        self.raw_scales = nn.Parameter(torch.logit(fraction))
+        self.free_means = nn.Parameter(torch.zeros(n_frequencies - 1, 3)) if means else None
+
+    def n_weights(self, n_basis: int) -> int:
+        """T, or r when the spectrum is free."""
+        return self.n_frequencies if self.spectrum == "free" else n_basis
+
+    @property
+    def scales(self) -> Tensor:
+        """s_k, (r,) 1/Å: positive and bounded; the last is the fixed guard."""
+        learnt = self.scale_low * (self.scale_high / self.scale_low) ** torch.sigmoid(self.raw_scales)
+        return torch.cat([learnt, learnt.new_tensor([self.guard])])
+
+    @property
+    def means(self) -> Tensor:
+        """μ_k, (r, 3) 1/Å; the guard's is zero."""
+        zero = self.epsilon.new_zeros((1, 3))
+        return zero.expand_as(self.epsilon) if self.free_means is None else torch.cat([self.free_means, zero])
+
+    def frequencies(self) -> Tensor:
+        """ξ_k = μ_k + s_k ε_k, (r, 3) 1/Å."""
+        return self.means + self.scales[:, None] * self.epsilon
+
+    def coefficients(self, basis: GaussianBasis) -> Tensor:
+        """a_k of each basis function, (r, n_weights): the identity when the spectrum is free."""
+        if self.spectrum == "free":
+            return torch.eye(self.n_frequencies, dtype=self.epsilon.dtype, device=self.epsilon.device)
+        xi = self.frequencies()
+        density = _gaussian_density(xi, self.means, self.scales)
+        proposal = density.mean(dim=1) if self.proposal == "mixture" else density.diagonal()
+        return basis.spectra(safe_norm(xi)) / (self.n_frequencies * proposal)[:, None]
+
+    def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor]:
+        """See :class:`FrequencyMethod`."""
+        return self.frequencies().norm(dim=1), self.coefficients(basis)
+
+    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
+        """See :class:`FrequencyMethod`."""
+        xi = self.frequencies().to(geometry.dtype)
+        coefficients = self.coefficients(basis).to(geometry.dtype)
+        kappa = 2 * math.pi * safe_norm(xi)
+
+        def estimate(delta: Tensor) -> Tensor:
+            if self.directions == "averaged":
+                return sinc_of_square(kappa**2 * squared_norm(delta)[..., None]) @ coefficients
+            return torch.cos(2 * math.pi * delta @ xi.transpose(0, 1)) @ coefficients
+
+        def enveloped(delta: Tensor) -> Tensor:
+            return estimate(delta) * envelope(safe_norm(delta), self.periodic_radius)[..., None]
+
+        if self.l_max is None and not any(geometry.is_periodic(b) for b in structures):
+            chosen = list(structures)
+            mask = geometry.pair_mask[chosen][..., None]
+            return torch.where(mask, estimate(geometry.pair_displacements[chosen]), 0.0)
+        found = []
+        for b in structures:
+            cut = self.operator(geometry, b, basis) if self.l_max is not None else None
+            if cut is not None:
+                found.append(cut.pairs())
+                continue
+            function = enveloped if geometry.is_periodic(b) else estimate
+            found.append(sum_over_images(geometry, b, self.periodic_radius, function))
+        return geometry.pad_blocks(found)
+
+    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+        """See :class:`FrequencyMethod`."""
+        n, n_images = geometry.sizes[b], expected_images(geometry, b, self.periodic_radius)
+        if self.l_max is not None and not geometry.is_periodic(b):
+            return n * n * self._n_features() * self.n_weights(len(basis))
+        return n * n * n_images * self.n_frequencies * (TRIG_COST + self.n_weights(len(basis)))
+
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
+        """See :class:`FrequencyMethod`: in isolated structures, with random directions or under a budget."""
+        if geometry.is_periodic(b) or (self.directions == "averaged" and self.l_max is None):
+            return None
+        x, coefficients = geometry.atoms_of(b), self.coefficients(basis)
+        if self.l_max is not None:
+            kappa = 2 * math.pi * safe_norm(self.frequencies())
+            return spherical_operator(x, kappa, coefficients, [self.l_max] * self.n_frequencies, geometry.dtype)
+        waves = plane_waves(x, self.frequencies()).to(geometry.dtype)
+        return PositionFeatures(waves, coefficients.repeat(2, 1).to(geometry.dtype))
+
+    def operator_cost(
+        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
+    ) -> float:
+        """See :class:`FrequencyMethod`."""
+        if geometry.is_periodic(b) or (self.directions == "averaged" and self.l_max is None):
+            return math.inf
+        per_feature = EXP_COST if self.l_max is not None else TRIG_COST
+        return geometry.sizes[b] * self._n_features() * (per_feature + 2 * n_channels * n_applications)
+
+    def _n_features(self) -> int:
+        return self.n_frequencies * (2 if self.l_max is None else (self.l_max + 1) ** 2)
+
+
+def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:
+    """ε_k, (n_frequencies, 3) float64: draws of N(0, I), or their directions with stratified lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    # Models are built on the meta device too, and quantiles need numbers.
+    with generator.device:
+        normals = torch.randn(n_frequencies, 3, generator=generator, dtype=torch.float64)
+        length = normals.norm(dim=1)
+        unit = normals / length[:, None]
+        if radii == "stratified":
+            order = torch.randperm(n_frequencies, generator=generator).to(torch.float64)
+            # Quantiles of χ₃, the length of a vector from N(0, I): scipy.stats.maxwell, which takes long to import.
+            length = torch.from_numpy(np.sqrt(2 * gammaincinv(1.5, (order.numpy() + 0.5) / n_frequencies)))
+        return length[:, None] * unit
+
+
+def plane_waves(positions: Tensor, xi: Tensor) -> Tensor:
+    """[cos 2πξ_k·r_i, sin 2πξ_k·r_i] in float64: positions (n, ℓ) Å and frequencies (r, ℓ) 1/Å → (n, 2r)."""
+    phase = 2 * math.pi * positions.to(torch.float64) @ xi.to(torch.float64).transpose(0, 1)
+    return torch.cat([phase.cos(), phase.sin()], dim=1)
+
+
+def _gaussian_density(xi: Tensor, means: Tensor, scales: Tensor) -> Tensor:
+    """N(ξ_k; μ_l, s_l² I) in three dimensions, (r, 3) each and scales (r,) → (r, r)."""
+    variance = scales**2
+    return (2 * math.pi * variance) ** -1.5 * torch.exp(-squared_norm(xi[:, None] - means) / (2 * variance))

@@ -1,0 +1,82 @@
+"""The interface of all attention mechanisms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+from molflt.attention.far.choice import Contraction
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.geometry import Geometry
+from molflt.attention.near import Neighbourhood
+
+
+@dataclass
+class Context:
+    """What the shared part of a mechanism makes of a batch for all its layers.
+
+    Attributes:
+        contractions: how the far field of each structure is contracted; empty where there is no such choice.
+    """
+
+    contractions: list[Contraction] = field(default_factory=list, kw_only=True)
+
+
+ContextT = TypeVar("ContextT", bound=Context)
+PreparedT = TypeVar("PreparedT")
+
+
+class SharedPositions(nn.Module):
+    """What all layers of a mechanism share: computed once per structure, reused in every layer and recycle.
+
+    Attributes:
+        rpe: the RPE function of the far field; None where there is none.
+        method: how it is evaluated.
+    """
+
+    rpe: GaussianRPE | None
+    method: FrequencyMethod | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rpe = None
+        self.method = None
+
+    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Context:
+        """The context that every layer receives; empty unless a mechanism says otherwise."""
+        return Context()
+
+
+class AttentionLayer(nn.Module, Generic[ContextT, PreparedT]):
+    """One layer of attention over the atoms of each structure."""
+
+    def prepare(self, geometry: Geometry, context: ContextT) -> PreparedT:
+        """What the layer makes of positions alone: once for a batch, however often the layer is applied.
+
+        Args:
+            geometry: of the batch.
+            context: what the mechanism's shared part made of it.
+        """
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, geometry: Geometry, prepared: PreparedT) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, dim); ``prepared`` comes from :meth:`prepare`."""
+        raise NotImplementedError
+
+
+def split_heads(x: Tensor, n_heads: int) -> Tensor:
+    """(n_atoms, dim) → (n_atoms, n_heads, dim / n_heads)."""
+    return x.view(x.shape[0], n_heads, -1)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(n_structures, n_heads, n_max, head_dim) → (n_structures, n_max, dim)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def heads_first(padded: Tensor) -> Tensor:
+    """(n_structures, n_max, n_heads, head_dim) → (n_structures, n_heads, n_max, head_dim), and back."""
+    return padded.transpose(1, 2)

@@ -1,1 +1,0 @@
-"""Where a prediction comes from: the atoms' energies, and the attention of one of them."""

@@ -1,0 +1,76 @@
+"""From configuration to modules for the mechanisms of the literature."""
+
+from __future__ import annotations
+
+from molflt.attention.build import (
+    Built,
+    Sizes,
+    build_kernel,
+    build_rpe,
+    interchangeable_method,
+    with_far_field,
+)
+from molflt.attention.context import FourierPositions
+from molflt.attention.far.choice import LayerSizes
+from molflt.attention.far.sampled import SampledMethod
+from molflt.attention.mechanism import SharedPositions
+from molflt.literature.budget import BudgetQuadratureMethod
+from molflt.literature.concat import ConcatAttention, ConcatPositions
+from molflt.literature.names import BudgetConfig, ConcatConfig, RandomisedConfig, RandomisedRpeConfig
+from molflt.literature.randomised import MaskedRandomisedAttention, RandomisedAttention
+
+
+def build_concat(config: ConcatConfig, sizes: Sizes) -> Built:
+    """FLT as published, Algorithm 1."""
+    rpe, generator = build_rpe(config), sizes.generator()
+    method = SampledMethod(
+        rpe,
+        n_frequencies=config.n_frequencies,
+        directions="random",
+        radii=config.radii,
+        proposal=config.proposal,
+        spectrum="gaussian",
+        periodic_radius=1.0,
+        seed=sizes.seed,
+        means=config.means,
+    )
+    width = sizes.head_dim + 2 * config.n_frequencies
+    feature_maps = [build_kernel(config, width, sizes.n_heads, generator) for _ in range(sizes.n_layers)]
+    return ConcatPositions(rpe, method), [
+        ConcatAttention(sizes.dim, sizes.n_heads, config.n_basis, kernel, sizes.dropout) for kernel in feature_maps
+    ]
+
+
+def build_randomised(config: RandomisedConfig, sizes: Sizes) -> Built:
+    """RA without positions."""
+    return SharedPositions(), [
+        RandomisedAttention(sizes.dim, sizes.n_heads, config.n_samples, config.sampling, sizes.dropout)
+        for _ in range(sizes.n_layers)
+    ]
+
+
+def build_randomised_rpe(config: RandomisedRpeConfig, sizes: Sizes) -> Built:
+    """RA with the local RPE and f̂ as its positional mask, on pairs."""
+    rpe = build_rpe(config)
+    on_pairs = LayerSizes(sizes.n_layers * sizes.n_recycles, sizes.n_heads, sizes.dim, sizes.dim, rank=1)
+    method = interchangeable_method(config.frequencies, config.tolerance)
+    positions = FourierPositions(rpe, method, on_pairs, "quadratic", moments=False)
+    return positions, [
+        MaskedRandomisedAttention(
+            sizes.dim,
+            sizes.n_heads,
+            sizes.n_rbf,
+            positions.n_weights,
+            config.n_samples,
+            config.sampling,
+            sizes.dropout,
+        )
+        for _ in range(sizes.n_layers)
+    ]
+
+
+def build_budget(config: BudgetConfig, sizes: Sizes) -> Built:
+    """The attention of DESIGN §3, its far field a quadrature under a budget."""
+    rpe = build_rpe(config)
+    method = BudgetQuadratureMethod(config.tolerance, config.n_frequencies, config.l_max, rpe.sigma_low)
+    return with_far_field(config, sizes, rpe, method)

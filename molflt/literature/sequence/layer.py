@@ -1,0 +1,139 @@
+"""The interface of all attention mechanisms on sequences, and one layer for each."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from molflt.attention.config import OrderKind
+from molflt.attention.kernels.kernel import Kernel
+from molflt.errors import InputError
+from molflt.literature.sequence.prefix_sums import check_causal, sequence_attention
+from molflt.literature.sequence.relative_bias import (
+    RelativeBias,
+    log_linear_attention,
+    softmax_attention,
+    unit_length,
+)
+
+
+class SequenceAttention(nn.Module):
+    """Projections and heads around a mechanism.
+
+    Args:
+        dim: width of the model.
+        n_heads: heads.
+        causal: whether a token sees only itself and those before it.
+
+    Raises:
+        InputError: ``n_heads`` does not divide ``dim``.
+    """
+
+    def __init__(self, dim: int, n_heads: int, causal: bool) -> None:
+        super().__init__()
+        if dim % n_heads:
+            raise InputError(f"{n_heads} heads do not divide a width of {dim}")
+        self.n_heads = n_heads
+        self.head_dim = dim // n_heads
+        self.causal = causal
+        self.projection = nn.Linear(dim, 3 * dim)
+        self.output = nn.Linear(dim, dim)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The mechanism: three times (batch, heads, n, head_dim) → the same; the softmax kernel is exp(q·k)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, n, dim) → (batch, n, dim)."""
+        query, key, value = self.projection(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        scale = self.head_dim**-0.25
+        return self.output(self.attend(query * scale, key * scale, value).transpose(1, 2).flatten(2))
+
+
+class SoftmaxSequenceAttention(SequenceAttention):
+    """Dense softmax with a relative bias. Quadratic.
+
+    Args:
+        dim: see :class:`SequenceAttention`.
+        n_heads: see :class:`SequenceAttention`.
+        bias: b of a sequence or a grid; may be shared by layers.
+        causal: see :class:`SequenceAttention`.
+    """
+
+    def __init__(self, dim: int, n_heads: int, bias: RelativeBias, causal: bool) -> None:
+        super().__init__(dim, n_heads, causal)
+        self.bias = bias
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See :class:`SequenceAttention`."""
+        bias, shape = self.bias(query.shape[-2])
+        return softmax_attention(query, key, value, bias, shape, self.causal)
+
+
+class KernelisedSequenceAttention(SequenceAttention):
+    """Kernelised attention with any kernel. Linear.
+
+    Positions enter only through kernels that know them: with a
+    :class:`~molflt.literature.sequence.positioned_kernels.ConcatenatedKernel` this is FLT as published, with a
+    :class:`~molflt.literature.sequence.positioned_kernels.CosformerKernel` cosFormer.
+
+    Args:
+        dim: see :class:`SequenceAttention`.
+        n_heads: see :class:`SequenceAttention`.
+        kernel: of vectors of width head_dim.
+        causal: see :class:`SequenceAttention`.
+
+    Raises:
+        InputError: the kernel sees the future, and ``causal`` forbids it.
+    """
+
+    def __init__(self, dim: int, n_heads: int, kernel: Kernel, causal: bool) -> None:
+        super().__init__(dim, n_heads, causal)
+        if causal:
+            check_causal(kernel, n_heads, self.head_dim)
+        self.kernel = kernel
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See :class:`SequenceAttention`."""
+        return sequence_attention(self.kernel, query, key, value, self.causal)
+
+
+class LogLinearAttention(SequenceAttention):
+    """The log-linear Performer, with queries and keys of unit length where ``normalise`` is set (NPRF).
+
+    Args:
+        dim: see :class:`SequenceAttention`.
+        n_heads: see :class:`SequenceAttention`.
+        kernel: of vectors of width head_dim.
+        bias: b of a sequence or a grid; may be shared by layers.
+        causal: see :class:`SequenceAttention`.
+        normalise: queries and keys to unit length, as in the paper's Algorithm 1.
+        order: see :func:`~molflt.literature.sequence.relative_bias.log_linear_attention`.
+
+    Raises:
+        InputError: the kernel sees the future, and ``causal`` forbids it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        kernel: Kernel,
+        bias: RelativeBias,
+        causal: bool,
+        normalise: bool = True,
+        order: OrderKind = "auto",
+    ) -> None:
+        super().__init__(dim, n_heads, causal)
+        if causal:
+            check_causal(kernel, n_heads, self.head_dim)
+        self.kernel = kernel
+        self.bias = bias
+        self.normalise = normalise
+        self.order = order
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See :class:`SequenceAttention`."""
+        if self.normalise:
+            query, key = unit_length(query), unit_length(key)
+        bias, shape = self.bias(query.shape[-2])
+        return log_linear_attention(self.kernel, query, key, value, bias, shape, self.causal, self.order)

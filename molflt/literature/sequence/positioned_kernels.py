@@ -1,0 +1,167 @@
+"""Kernels that know the positions: FLT on sequences and grids (arXiv 2302.01925, Algorithm 1), and cosFormer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from molflt.attention.kernels.kernel import Features, Kernel
+from molflt.errors import InputError
+from molflt.literature.sequence.fourier_rpe import FourierRpe
+
+
+class PositionedKernel(Kernel):
+    """A kernel of content and an RPE, for a sequence or the tokens of a grid in raster order.
+
+    Args:
+        kernel: of content.
+        rpe: of positions in R¹ for a sequence, in R² for a grid.
+        grid: (h, w); None for a sequence.
+
+    Raises:
+        InputError: the RPE is of another dimension than the positions.
+    """
+
+    def __init__(self, kernel: Kernel, rpe: FourierRpe, grid: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        wanted = 1 if grid is None else 2
+        if rpe.dim != wanted:
+            raise InputError(
+                f"the RPE has dimension {rpe.dim} and positions have {wanted}; build it with dim={wanted}"
+            )
+        self.kernel = kernel
+        self.rpe = rpe
+        self.grid = grid
+
+    def position_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """N₁ and N₂ᵀ of the tokens of x, (batch, heads, n, 2r) each.
+
+        Raises:
+            InputError: more tokens than the grid has.
+        """
+        query, key = self.rpe(token_positions(x.shape[-2], self.grid, x.device))
+        return query.to(x.dtype).expand(len(x), -1, -1, -1), key.to(x.dtype).expand(len(x), -1, -1, -1)
+
+
+class ConcatenatedKernel(PositionedKernel):
+    """Q̂ = [N₁, q], K̂ = [N₂, k], then φ(Q̂), φ(K̂): κ ≈ exp(f(Δ) + q·k), as published (Eq. 3, Algorithm 1).
+
+    Q̂·K̂ = Σ_k a_k cos(2πξ_k·Δ) + q·k holds exactly; what φ makes of it is up to the kernel. A query or key, scaled by
+    head_dim^{-1/4}, is longer by Σ_k|a_k| in square, and the variance of random features with it.
+
+    Args:
+        kernel: of vectors of width head_dim + 2r.
+        rpe: see :class:`PositionedKernel`.
+        grid: see :class:`PositionedKernel`.
+
+    Raises:
+        InputError: the RPE is of another dimension than the positions.
+    """
+
+    def __init__(self, kernel: Kernel, rpe: FourierRpe, grid: tuple[int, int] | None = None) -> None:
+        super().__init__(kernel, rpe, grid)
+        self.n_features = kernel.n_features
+        self.positive = kernel.positive
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
+        """See :class:`Kernel`."""
+        waves_q, waves_k = self.position_features(query)
+        found: tuple[Features, Features] = self.kernel(
+            torch.cat([waves_q, query], dim=-1), torch.cat([waves_k, key], dim=-1), mask
+        )
+        return found
+
+
+class ProductKernel(PositionedKernel):
+    """κ(q_i, k_j) Σ_k a_k cos(2πξ_k·Δ): the RPE as a mask and not in the exponent, by features of every pair (2r m).
+
+    The mask has no random features between it and the weights, and may be negative, and so may the weights.
+
+    Args:
+        kernel: of vectors of width head_dim.
+        rpe: see :class:`PositionedKernel`.
+        grid: see :class:`PositionedKernel`.
+
+    Raises:
+        InputError: the RPE is of another dimension than the positions.
+    """
+
+    positive = False
+
+    def __init__(self, kernel: Kernel, rpe: FourierRpe, grid: tuple[int, int] | None = None) -> None:
+        super().__init__(kernel, rpe, grid)
+        self.n_features = kernel.n_features * rpe.width
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
+        """See :class:`Kernel`."""
+        waves_q, waves_k = self.position_features(query)
+        content_q, content_k = self.kernel(query, key, mask)
+        return _outer(waves_q, content_q), _outer(waves_k, content_k)
+
+
+def token_positions(n: int, grid: tuple[int, int] | None, device: torch.device) -> Tensor:
+    """0, 1, … of a sequence, (n, 1), or row and column of the first n tokens of a grid, (n, 2); float64, in tokens.
+
+    Raises:
+        InputError: more tokens than the grid has.
+    """
+    index = torch.arange(n, device=device)
+    if grid is None:
+        return index[:, None].to(torch.float64)
+    height, width = grid
+    if n > height * width:
+        raise InputError(f"got {n} tokens for a grid of {height} by {width}")
+    return torch.stack([index // width, index % width], dim=-1).to(torch.float64)
+
+
+def _outer(waves: Tensor, content: Features) -> Features:
+    """Features w_a φ_b of all a and b."""
+    exponent = content.exponent
+    factor = torch.ones_like(exponent) if content.factor is None else content.factor
+    pairs = (waves[..., :, None] * factor[..., None, :]).flatten(-2)
+    if exponent.shape[-1] > 1:
+        exponent = exponent.repeat(*(1,) * (exponent.dim() - 1), waves.shape[-1])
+    return Features(exponent, pairs)
+
+
+class CosformerKernel(Kernel):
+    """κ(q_i, k_j) = ReLU(q_i)·ReLU(k_j) cos(π(i − j)/2M), from φ(x)_i = [ReLU(x) cos(πi/2M), ReLU(x) sin(πi/2M)].
+
+    No weight is negative as long as no distance exceeds M, nor is any feature. M is fixed, where the paper's code
+    takes the length of the batch, so that a text does not depend on what it is batched with.
+
+    Args:
+        dim: c, width of a head.
+        max_length: M, the longest sequence.
+
+    Raises:
+        InputError: ``max_length`` is not positive.
+    """
+
+    def __init__(self, dim: int, max_length: int) -> None:
+        super().__init__()
+        if max_length < 1:
+            raise InputError(f"max_length must be at least 1, got {max_length}")
+        self.n_features = 2 * dim
+        self.max_length = max_length
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
+        """See :class:`Kernel`.
+
+        Raises:
+            InputError: the sequence is longer than M.
+        """
+        n = query.shape[-2]
+        if n > self.max_length:
+            raise InputError(f"got {n} tokens with max_length {self.max_length}; the cosine would turn negative")
+        angle = torch.arange(n, device=query.device, dtype=torch.float64)[:, None] * (math.pi / (2 * self.max_length))
+        return _features(query, angle), _features(key, angle)
+
+
+def _features(x: Tensor, angle: Tensor) -> Features:
+    positive = functional.relu(x)
+    factor = torch.cat([positive * angle.cos().to(x.dtype), positive * angle.sin().to(x.dtype)], dim=-1)
+    return Features(torch.zeros_like(x[..., :1]), factor)

@@ -1,0 +1,100 @@
+"""Toeplitz matrices of sequences and grids: products by FFT, and the matrices themselves.
+
+A Toeplitz matrix on a sequence has entries c_{j−i}; on a grid, in raster order, its entries depend on the offset of
+rows and on that of columns (a two-level, or block Toeplitz matrix). Both are the same code with one axis or two.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy.fft import next_fast_len
+from torch import Tensor
+from torch.nn import functional
+
+from molflt.errors import InputError
+
+CHANNELS_AT_ONCE = 256
+
+
+def toeplitz_product(
+    coefficients: Tensor, x: Tensor, shape: tuple[int, ...], channels_at_once: int = CHANNELS_AT_ONCE
+) -> Tensor:
+    """y_i = Σ_j c_{j−i} x_j in O(n log n) (arXiv 2106.12566, Eqs 12 and 13).
+
+    The matrix is embedded in a circulant one of at least twice its size on every axis. The rounding error is
+    relative to the largest entry of the whole sequence, not of the row: a zero comes out as that much noise.
+
+    Args:
+        coefficients: (..., 2n − 1) of c_{−(n−1)}, …, c_{n−1} for a sequence, (..., 2h − 1, 2w − 1) for a grid;
+            offsets are those of the token that is summed over, minus that of the row.
+        x: (..., n, channels), n = h·w in raster order for a grid; leading axes broadcast with the coefficients.
+        shape: (n,) or (h, w).
+        channels_at_once: how many are transformed together: memory beyond input and output is that of this many
+            channels of twice the length on every axis.
+
+    Returns:
+        (..., n, channels), float32 at least.
+
+    Raises:
+        InputError: coefficients or tokens do not fit ``shape``.
+    """
+    _check(coefficients, shape)
+    n, levels = x.shape[-2], len(shape)
+    if n != torch.Size(shape).numel():
+        raise InputError(f"got {n} tokens for a Toeplitz matrix of shape {shape}")
+    # No FFT in half precision.
+    dtype = torch.promote_types(torch.promote_types(x.dtype, coefficients.dtype), torch.float32)
+    axes = tuple(range(-levels, 0))
+    sizes = tuple(next_fast_len(2 * length - 1, real=True) for length in shape)
+    padding = [
+        p for length, size in zip(reversed(shape), reversed(sizes), strict=True) for p in (0, size - 2 * length + 1)
+    ]
+    around = functional.pad(coefficients.to(dtype), padding).roll([1 - length for length in shape], axes)
+    # The conjugate, because the sum runs over c_{j−i} and not c_{i−j}.
+    spectrum = torch.fft.rfftn(around, dim=axes).conj().unsqueeze(-levels - 1)
+    products = []
+    for part in x.to(dtype).transpose(-1, -2).split(channels_at_once, dim=-2):
+        waves = torch.fft.rfftn(part.unflatten(-1, shape), s=sizes, dim=axes)
+        product = torch.fft.irfftn(spectrum * waves, s=sizes, dim=axes)
+        for axis, length in zip(axes, shape, strict=True):
+            product = product.narrow(axis, 0, length)
+        products.append(product.flatten(-levels))
+    return torch.cat(products, dim=-2).transpose(-1, -2)
+
+
+def toeplitz_matrix(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The matrix itself, with rows i and columns j: (..., n, n).
+
+    Args:
+        coefficients: as for :func:`toeplitz_product`.
+        shape: (n,) or (h, w).
+
+    Raises:
+        InputError: coefficients do not fit ``shape``.
+    """
+    _check(coefficients, shape)
+    places = torch.cartesian_prod(*(torch.arange(length, device=coefficients.device) for length in shape))
+    index = torch.zeros((), dtype=torch.long, device=coefficients.device)
+    for length, place in zip(shape, places.reshape(-1, len(shape)).unbind(dim=1), strict=True):
+        index = index * (2 * length - 1) + (place[None, :] - place[:, None] + length - 1)
+    return coefficients.flatten(-len(shape))[..., index]
+
+
+def future(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Which coefficients belong to j > i, bool of the shape of the coefficients.
+
+    On a grid too the order of two tokens, by rows and then along the row, depends on their offset alone: offsets
+    that come after zero in raster order.
+    """
+    counts = [2 * length - 1 for length in shape]
+    total = torch.Size(counts).numel()
+    return (torch.arange(total, device=device) > total // 2).reshape(counts)
+
+
+def _check(coefficients: Tensor, shape: tuple[int, ...]) -> None:
+    wanted = tuple(2 * length - 1 for length in shape)
+    if tuple(coefficients.shape[-len(shape) :]) != wanted:
+        raise InputError(
+            f"a Toeplitz matrix of shape {shape} has {wanted} coefficients on its axes, got"
+            f" {tuple(coefficients.shape[-len(shape) :])}"
+        )

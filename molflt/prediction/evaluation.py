@@ -1,0 +1,296 @@
+"""The evaluation: a labelled set beside what a model predicts for it, and the errors of groups of structures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.data import chemical_symbols
+
+from molflt.bundled import resolve_path
+from molflt.choices import OnError
+from molflt.data.labels import LabelSpec
+from molflt.data.sources import StructureDataset, SubsetDataset, open_dataset
+from molflt.errors import InputError, OnBad
+from molflt.model.model_file import LoadedModel
+from molflt.prediction.calibration import Calibration, calibrate
+from molflt.prediction.metrics import Coverage, EnergyMetrics, coverage, energy_metrics, force_mae
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, predict
+from molflt.training.screening import Screening
+
+_SIZE_RANGES = 8
+
+
+@dataclass(frozen=True)
+class StructureTable:
+    """One row for each of n labelled structures.
+
+    Attributes:
+        names: where each comes from.
+        formulas: chemical formulas.
+        elements: the atomic numbers that occur.
+        sizes: (n,) numbers of atoms.
+        adsorbates: what is adsorbed; empty where the structure does not say.
+        expected: (n,) eV, the labels.
+        forces: (n_atoms, 3) eV/Å of each structure; None unless forces are evaluated.
+        fixed: (n_atoms,) bool of each structure, the atoms that may not move; None likewise.
+    """
+
+    names: list[str]
+    formulas: list[str]
+    elements: list[frozenset[int]]
+    sizes: np.ndarray
+    adsorbates: list[str]
+    expected: np.ndarray
+    forces: list[np.ndarray] | None = None
+    fixed: list[np.ndarray] | None = None
+
+    def of(self, places: Sequence[int]) -> StructureTable:
+        """Some of the rows."""
+        return StructureTable(
+            names=[self.names[k] for k in places],
+            formulas=[self.formulas[k] for k in places],
+            elements=[self.elements[k] for k in places],
+            sizes=self.sizes[places],
+            adsorbates=[self.adsorbates[k] for k in places],
+            expected=self.expected[places],
+            forces=None if self.forces is None else [self.forces[k] for k in places],
+            fixed=None if self.fixed is None else [self.fixed[k] for k in places],
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The n structures of a labelled set that have a label and a prediction.
+
+    Attributes:
+        name: of the set, such as ``val``.
+        source: the file or folder it is from.
+        structures: the structures, in the order of all that follows.
+        table: what they are, with their labels.
+        prediction: their energies, the spread of these and how they were computed.
+        skipped: for each structure of the set that was left out, the reason.
+    """
+
+    name: str
+    source: str
+    structures: StructureDataset
+    table: StructureTable
+    prediction: Prediction
+    skipped: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.expected)
+
+    @property
+    def expected(self) -> np.ndarray:
+        """(n,) eV, the labels."""
+        return self.table.expected
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """(n,) eV."""
+        return self.prediction.energies
+
+    @property
+    def std(self) -> np.ndarray | None:
+        """(n,) eV, the standard deviation over an ensemble; None for one model."""
+        return self.prediction.std
+
+    @property
+    def error(self) -> np.ndarray:
+        """(n,) eV, predicted minus expected."""
+        return self.predicted - self.expected
+
+    @property
+    def metrics(self) -> EnergyMetrics:
+        """MAE, RMSE, energy within threshold and the like."""
+        return energy_metrics(self.predicted, self.expected)
+
+    @property
+    def force_mae(self) -> float | None:
+        """eV/Å; None unless forces were evaluated."""
+        if self.prediction.forces is None or self.table.forces is None or self.table.fixed is None:
+            return None
+        return force_mae(self.prediction.forces, self.table.forces, self.table.fixed)
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """How often errors stay within multiples of the ensemble's spread; None for one model."""
+        return None if self.std is None else coverage(self.error, self.std)
+
+    def calibration(self) -> Calibration | None:
+        """Whether the ensemble's spread is as large as its errors; None for one model.
+
+        Raises:
+            InputError: see :func:`molflt.prediction.calibration.calibrate`.
+        """
+        return None if self.std is None else calibrate(self.predicted, self.std, self.expected)
+
+    def worst(self, n: int = 10) -> list[int]:
+        """Places of the structures with the largest errors, the worst first."""
+        return [int(k) for k in np.argsort(-np.abs(self.error), kind="stable")[:n]]
+
+
+def evaluate(
+    members: LoadedModel | Sequence[LoadedModel],
+    data: str,
+    *,
+    name: str | None = None,
+    spec: LabelSpec | None = None,
+    forces: bool | None = False,
+    device: torch.device | str = "cpu",
+    max_atoms: int = DEFAULT_MAX_ATOMS,
+    on_bad: OnBad = "stop",
+) -> Evaluation:
+    """Predict a labelled set, and set the predictions beside the labels.
+
+    Args:
+        members: one model, or those of an ensemble.
+        data: anything that :func:`molflt.data.sources.open_dataset` opens, or ``bundled:NAME``.
+        name: of the set; None: that of the file.
+        spec: where the label is; None: where it was in training.
+        forces: evaluate forces as well; None: where they were trained and the data have them.
+        device: where to compute.
+        max_atoms: atoms per batch; bounds memory, changes no result.
+        on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
+
+    Raises:
+        InputError: the data cannot be read, structures have no label, or none is left to evaluate.
+    """
+    members = [members] if isinstance(members, LoadedModel) else list(members)
+    metadata = members[0].metadata
+    spec = metadata.label_spec if spec is None else spec
+    path = resolve_path(data)
+    dataset = open_dataset(path, labels=spec, on_bad=on_bad)
+    if forces is None:
+        forces = any(key.endswith("force_mae") for key in metadata.validation) and _has_forces(dataset)
+    screening = Screening(dataset, spec, data, forces, on_bad)
+    table, structures = _read(screening, forces), screening.usable
+    on_error: OnError = "skip" if on_bad == "skip" else "raise"
+    prediction, _ = predict(members, structures, device, max_atoms, on_error, forces)
+    skipped = [s.reason for s in screening.skipped] + list(prediction.failures.values())
+    kept = [k for k in range(len(structures)) if k not in prediction.failures]
+    if not kept:
+        raise InputError(f"{data}: no structure has both a label and a prediction; the first: {skipped[0]}")
+    if prediction.failures:
+        structures, table, prediction = SubsetDataset(structures, kept), table.of(kept), prediction.of(kept)
+    return Evaluation(name or path.stem, data, structures, table, prediction, skipped)
+
+
+def _has_forces(dataset: StructureDataset) -> bool:
+    """Whether the first structure that can be read has forces."""
+    for k in range(len(dataset)):
+        # What is wrong with it is said when all are read.
+        with suppress(InputError):
+            return "forces" in dataset[k]
+    return False
+
+
+def _read(screening: Screening, forces: bool) -> StructureTable:
+    """A pass over the structures that can be used."""
+    names, formulas, elements, sizes, adsorbates, expected = [], [], [], [], [], []
+    given_forces, fixed = [], []
+    for data in screening:
+        numbers = data.atomic_numbers.numpy()
+        names.append(str(data.name))
+        formulas.append(Atoms(numbers=numbers).get_chemical_formula())
+        elements.append(frozenset(numbers.tolist()))
+        sizes.append(len(numbers))
+        adsorbates.append(str(data.adsorbate) if "adsorbate" in data else "")
+        expected.append(float(data[screening.labels.target]))
+        if forces:
+            given_forces.append(data.forces.numpy())
+            fixed.append(data.fixed.numpy())
+    return StructureTable(
+        names=names,
+        formulas=formulas,
+        elements=elements,
+        sizes=np.array(sizes, dtype=np.int64),
+        adsorbates=adsorbates,
+        expected=np.array(expected, dtype=np.float64),
+        forces=given_forces if forces else None,
+        fixed=fixed if forces else None,
+    )
+
+
+@dataclass(frozen=True)
+class GroupErrors:
+    """One mean absolute error for each group of structures in each set.
+
+    Attributes:
+        groups: their names, in the order of display.
+        sets: names of the sets.
+        mae: (n_sets, n_groups) eV; NaN where a set has no such structure.
+        n: (n_sets, n_groups) structures.
+    """
+
+    groups: list[str]
+    sets: list[str]
+    mae: np.ndarray
+    n: np.ndarray
+
+    def arranged(self, groups: Sequence[str]) -> GroupErrors:
+        """The groups in another order; names that are no groups are passed over."""
+        place = [self.groups.index(name) for name in groups if name in self.groups]
+        return GroupErrors([self.groups[k] for k in place], self.sets, self.mae[:, place], self.n[:, place])
+
+    def hardest_first(self) -> GroupErrors:
+        """The group with the largest error over all sets first."""
+        pooled = np.nansum(self.mae * self.n, axis=0) / self.n.sum(axis=0)
+        order = sorted(range(len(self.groups)), key=lambda k: (-pooled[k], self.groups[k]))
+        return self.arranged([self.groups[k] for k in order])
+
+
+def by_element(sets: Sequence[Evaluation]) -> GroupErrors:
+    """Errors of the structures that contain an element; the hardest element first."""
+    return _grouped(sets, lambda s: [[chemical_symbols[z] for z in zs] for zs in s.table.elements]).hardest_first()
+
+
+def by_adsorbate(sets: Sequence[Evaluation]) -> GroupErrors | None:
+    """Errors of the structures with an adsorbate; the hardest first.
+
+    Sets with a structure that names no adsorbate are left out; None where that leaves nothing.
+    """
+    named = [s for s in sets if all(s.table.adsorbates)]
+    if not named:
+        return None
+    return _grouped(named, lambda s: [[name] for name in s.table.adsorbates]).hardest_first()
+
+
+def by_size(sets: Sequence[Evaluation]) -> GroupErrors:
+    """Errors over ranges of numbers of atoms that hold about equally many structures; the smallest first."""
+    edges = size_edges(np.concatenate([s.table.sizes for s in sets]))
+    pairs = zip(edges[:-1].tolist(), (edges[1:] - 1).tolist(), strict=True)
+    ranges = [str(low) if low == high else f"{low}–{high}" for low, high in pairs]
+
+    def groups(s: Evaluation) -> Iterable[list[str]]:
+        return [[ranges[k]] for k in np.searchsorted(edges, s.table.sizes, side="right") - 1]
+
+    return _grouped(sets, groups).arranged(ranges)
+
+
+def size_edges(sizes: np.ndarray) -> np.ndarray:
+    """Whole numbers e_0 < e_1 < ...: group k has e_k atoms or more, and fewer than e_{k+1}."""
+    inner = np.quantile(sizes, np.linspace(0, 1, _SIZE_RANGES + 1)[1:-1], method="higher")
+    edges: np.ndarray = np.unique(np.concatenate([[sizes.min()], inner, [sizes.max() + 1]]).astype(np.int64))
+    return edges
+
+
+def _grouped(sets: Sequence[Evaluation], groups: Callable[[Evaluation], Iterable[list[str]]]) -> GroupErrors:
+    """Groups in the order in which they occur; ``groups`` names those of each structure."""
+    sums: dict[str, np.ndarray] = {}
+    counts: dict[str, np.ndarray] = {}
+    for k, evaluation in enumerate(sets):
+        for names, error in zip(groups(evaluation), np.abs(evaluation.error), strict=True):
+            for name in names:
+                sums.setdefault(name, np.zeros(len(sets)))[k] += error
+                counts.setdefault(name, np.zeros(len(sets), dtype=np.int64))[k] += 1
+    n = np.stack([counts[name] for name in counts], axis=1)
+    total = np.stack([sums[name] for name in counts], axis=1)
+    mae = np.where(n > 0, total / np.maximum(n, 1), np.nan)
+    return GroupErrors(list(counts), [s.name for s in sets], mae, n)

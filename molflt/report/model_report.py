@@ -1,0 +1,256 @@
+"""The report of a model: one HTML file with its errors, where it errs, what it has learnt and where it comes from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ase.data import chemical_symbols
+
+from molflt.errors import InputError
+from molflt.files import remove_leftovers
+from molflt.invariance.harness import Result, run_suite
+from molflt.model.model_file import LoadedModel
+from molflt.prediction.calibration import LEVELS
+from molflt.prediction.evaluation import Evaluation, GroupErrors, by_adsorbate, by_element, by_size, evaluate
+from molflt.prediction.members import load_members
+from molflt.prediction.metrics import EWT_THRESHOLD
+from molflt.prediction.predictor import choose_device, unlabelled
+from molflt.report.charts import (
+    MOST_ERROR_BARS,
+    MOST_POINTS,
+    coverage_panel,
+    curves_panel,
+    far_panels,
+    groups_panel,
+    local_panels,
+    parity_panels,
+)
+from molflt.report.html import Page
+from molflt.report.learning_curves import learning_curves
+from molflt.report.page_figures import page_figure
+from molflt.report.provenance import configuration, provenance, summary
+from molflt.report.rpe_curves import far_curves, local_curves
+from molflt.report.structure_view import structure_figure
+from molflt.training.run_directory import read_records
+
+if TYPE_CHECKING:
+    from molflt.training.config import TrainConfig
+
+_CURVES = {"energy_mae": "MAE / eV", "force_mae": "force MAE / eV Å⁻¹"}
+_CARD_HEIGHT = 300
+_TRIED = 2
+"""Structures, the smallest, on which a report measures the invariances: a sign, not what check-invariance does."""
+
+
+def training_report(run_dir: Path, config: TrainConfig, command: str | None = None) -> Path:
+    """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path."""
+    members = load_members(run_dir)
+    device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
+    sets = [
+        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad)
+        for name, path in config.data.val.items()
+    ]
+    report = run_dir / "report.html"
+    remove_leftovers(run_dir, [report.name])
+    evaluation_report(report, members[0], sets, command, members[0].path.parent)
+    return report
+
+
+def evaluation_report(
+    path: Path,
+    loaded: LoadedModel,
+    sets: Sequence[Evaluation],
+    command: str | None = None,
+    run_dir: Path | None = None,
+) -> None:
+    """Write the report of an evaluation; with a run directory, its learning curves as well."""
+    structures = sets[0].structures
+    smallest = np.argsort(structures.n_atoms, kind="stable")[:_TRIED]
+    tried = [unlabelled(structures[int(k)]) for k in smallest]
+    results = run_suite(loaded, tried, ["float32", "float64"], n_draws=1)
+    records = [] if run_dir is None else read_records(run_dir)
+    write_report(path, loaded, sets, records, results, command=command)
+
+
+def write_report(
+    path: str | Path,
+    loaded: LoadedModel,
+    sets: Sequence[Evaluation],
+    records: Sequence[dict[str, Any]] = (),
+    results: Sequence[Result] | None = None,
+    title: str = "molflt report",
+    command: str | None = None,
+) -> None:
+    """Write a report, atomically. It needs no network to be opened, and loads nothing.
+
+    Args:
+        path: where to, ``NAME.html``.
+        loaded: the model, or the first member of an ensemble, whose RPE and configuration are shown.
+        sets: evaluations of it; the worst structures are of the first.
+        records: of :func:`molflt.training.recorder.read_records`; none leaves out the learning curves.
+        results: of :func:`molflt.invariance.harness.run_suite`; None says how to get them.
+        title: of the page.
+        command: by which the model was trained or evaluated.
+    """
+    page, metadata = Page("report"), loaded.metadata
+    n_structures = sum(map(len, sets))
+    curves = [(learning_curves(records, metric), quantity) for metric, quantity in _CURVES.items()]
+    content: dict[str, Any] = {
+        "title": title,
+        "subtitle": f"{loaded.path}, {metadata.target}, epoch {metadata.epoch + 1}",
+        "summary": summary(loaded),
+        "sets": sets,
+        "key_numbers": [_key_numbers(s) for s in sets],
+        "sources": [(f"data of {s.name}", s.source) for s in sets],
+        "left_out": ", ".join(f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped),
+        "ewt_threshold": f"{EWT_THRESHOLD:g}",
+        "curves": [page.figure(page_figure([[curves_panel(found, q)]], 380)) for found, q in curves if found],
+    }
+    if sets:
+        found = {"element": by_element(sets), "adsorbate": by_adsorbate(sets), "size": by_size(sets)}
+        groups = {name: errors for name, errors in found.items() if errors is not None}
+        content |= {
+            "parity": page.figure(page_figure([parity_panels(sets, metadata.target)], 680, [0.68, 0.32])),
+            "most_points": MOST_POINTS,
+            "n_structures": n_structures,
+            "error_bars": n_structures <= MOST_ERROR_BARS and any(s.std is not None for s in sets),
+            "uncertainty": _uncertainty(page, [s for s in sets if s.std is not None]),
+            "groups": [_group(page, name, errors) for name, errors in groups.items()],
+            "worst": [_card(page, sets[0], place) for place in sets[0].worst()],
+        }
+    content |= {
+        "far": _far(page, loaded),
+        "local": _local(page, loaded, sets),
+        "invariance": _invariance(results),
+        "provenance": provenance(loaded, command),
+        "configuration": configuration(loaded),
+    }
+    page.write(Path(path), **content, headings=_headings(content))
+
+
+def _headings(content: dict[str, Any]) -> dict[str, str]:
+    """Of the sections that the page has, by their anchors."""
+    found = {"overview": "Overview"}
+    if content["curves"]:
+        found["curves"] = "Learning curves"
+    if content["sets"]:
+        found["parity"] = "Parity and residuals"
+        if content["uncertainty"]:
+            found["uncertainty"] = "Uncertainty"
+        *first, last = [group["name"] for group in content["groups"]]
+        found["groups"] = f"Errors by {', '.join(first)} and {last}"
+        n = len(content["worst"])
+        found["worst"] = f"The {n} largest errors" if n > 1 else "The largest error"
+    return found | {"rpe": "Learned RPE", "invariance": "Invariance", "provenance": "Provenance"}
+
+
+def _key_numbers(evaluation: Evaluation) -> list[str]:
+    metrics = evaluation.metrics
+    share = f"{metrics.mae_over_mad:.3f}" if np.isfinite(metrics.mae_over_mad) else "–"
+    numbers = f"{metrics.energy_mae:.4f}", f"{metrics.energy_rmse:.4f}", f"{metrics.mad:.4f}"
+    return [evaluation.name, f"{metrics.n:,}", *numbers, share, f"{metrics.ewt:.1%}"]
+
+
+def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | None:
+    """Whether the spread of an ensemble fits its errors; None for one model."""
+    if not sets:
+        return None
+    rows, reasons = [], []
+    for evaluation in sets:
+        try:
+            found = evaluation.calibration()
+        except InputError as error:
+            reasons.append(f"{evaluation.name}: {error}.")
+            continue
+        assert found is not None
+        assert evaluation.std is not None
+        rank = f"{found.rank_correlation:.2f}" if np.isfinite(found.rank_correlation) else "–"
+        numbers = f"{evaluation.std.mean():.4f}", f"{found.factor:.2f}", rank
+        rows.append([evaluation.name, f"{found.n:,}", *numbers, *(f"{share:.1%}" for share in found.coverage)])
+    head = ["set", "structures", "mean std / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
+    figure = page.figure(page_figure([[coverage_panel(sets)]], 380))
+    return {"figure": figure, "head": head, "rows": rows, "reasons": " ".join(reasons)}
+
+
+def _group(page: Page, name: str, found: GroupErrors) -> dict[str, Any]:
+    axis = "number of atoms" if name == "size" else name
+    columns = [f"{set_name}: {what}" for set_name in found.sets for what in ("structures", "MAE / eV")]
+    rows = [
+        [group, *(cell for n, mae in zip(found.n[:, j], found.mae[:, j], strict=True)
+                  for cell in (f"{n:,}", f"{mae:.4f}" if n else "–"))]
+        for j, group in enumerate(found.groups)
+    ]  # fmt: skip
+    figure = page.figure(page_figure([[groups_panel(found, axis)]], 330))
+    return {"name": name, "figure": figure, "head": [axis, *columns], "rows": rows}
+
+
+def _card(page: Page, evaluation: Evaluation, place: int) -> dict[str, Any]:
+    """One of the structures with the largest errors."""
+    table = evaluation.table
+    adsorbate = f", adsorbate {table.adsorbates[place]}" if table.adsorbates[place] else ""
+    return {
+        "name": table.names[place],
+        "about": f"{table.formulas[place]}, {table.sizes[place]:,} atoms{adsorbate}",
+        "figure": page.figure(structure_figure(evaluation.structures[place]), _CARD_HEIGHT),
+        "error": evaluation.error[place],
+        "expected": evaluation.expected[place],
+        "predicted": evaluation.predicted[place],
+    }
+
+
+def _far(page: Page, loaded: LoadedModel) -> dict[str, Any] | None:
+    """What each head has learnt of long distances; None without a far field."""
+    curves = far_curves(loaded.model)
+    if curves is None:
+        return None
+    return {
+        "figure": page.figure(page_figure(far_panels(curves), 420)),
+        "n_waves": 0 if curves.nodes is None else len(curves.nodes),
+        "cut": getattr(loaded.model.config.attention, "l_max", None) is not None,
+        "dotted": curves.intended is not None,
+        "spectrum": curves.spectrum is not None,
+    }
+
+
+def _local(page: Page, loaded: LoadedModel, sets: Sequence[Evaluation]) -> dict[str, Any] | None:
+    """What each head has learnt of short distances, for the two elements in most structures."""
+    counts = Counter(z for evaluation in sets for elements in evaluation.table.elements for z in elements)
+    known = [z for z, _ in counts.most_common()] or loaded.metadata.elements
+    # A lone element with itself.
+    curves = local_curves(loaded.model, (known[0], known[min(1, len(known) - 1)]))
+    if curves is None:
+        return None
+    a, b = (chemical_symbols[z] for z in curves.pair)
+    figure = page_figure([[panel] for panel in local_panels(curves)], 380)
+    return {"a": a, "b": b, "figure": page.figure(figure)}
+
+
+def _invariance(results: Sequence[Result] | None) -> dict[str, Any] | None:
+    """The table of ``molflt check-invariance``."""
+    if not results:
+        return None
+    columns = list(dict.fromkeys((r.far_scaled, r.dtype) for r in results))
+    found = {(r.name, r.far_scaled, r.dtype): r for r in results}
+    names = dict.fromkeys(r.name for r in results)
+    failed = sorted({r.name for r in results if r.verdict == "fail"})
+    return {
+        "columns": columns,
+        "rows": [(name, [_cell(found.get((name, *column))) for column in columns]) for name in names],
+        "verdict": f"Failed: {', '.join(failed)}." if failed else "All properties hold.",
+    }
+
+
+def _cell(result: Result | None) -> dict[str, str]:
+    if result is None or result.n == 0:
+        return {"verdict": "none", "title": "", "text": "–"}
+    share = f"{result.used:.0%}" if result.used < 100 else f"{result.used:.0e} ×"
+    worst = f"{result.worst:.1e}" if result.worst else "0"
+    return {
+        "verdict": result.verdict,
+        "title": f"median {result.median:.1e} eV of {result.n} comparisons; bound: {result.bound}",
+        "text": f"{worst} ({share}) {result.verdict}",
+    }

@@ -1,0 +1,227 @@
+"""Accuracy of molflt, of what becomes of it when a part is taken away, and of its peers.
+
+All rows have the same trainer, divisions, budget and seeds; the peers are given the processor time that molflt's
+default took on the same data and the same kind of processor. A finished run is not repeated, and an interrupted one
+goes on from its last epoch. Start the same command once for each core: no two processes take the same run.
+
+    python -m scripts.benchmarks.accuracy --out runs/accuracy           # everything: 33 hours of one core
+    python -m scripts.benchmarks.accuracy --out runs/accuracy --data qm7 --rows molflt softmax SchNet --seeds 0
+    python -m scripts.benchmarks.accuracy --out runs/miniature --miniature          # two minutes
+    python -m scripts.benchmarks.accuracy --out runs/accuracy --results docs/results/accuracy.csv
+    python -m scripts.tools.tables                    # writes the tables of the pages from docs/results/accuracy.csv
+
+The results are one CSV with a row for each run and each set of structures that it was judged on:
+
+    set         qm7, is2re, perovskites or atoms
+    model       the row of the table: molflt, one of its variants, or a peer
+    seed, fold  of the run; sets with one division have fold 0
+    split       the structures that it was judged on
+    mae         mean absolute error, eV; of the perovskites eV per cell
+    parameters  trained numbers of the model
+    epochs      passes over the training set; a peer's end where its time is over
+    steps       optimiser steps of a peer
+    minutes     of the processor, for training
+    note        whatever a reader has to know besides
+
+and behind them scripts.results.PROVENANCE.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from lightning.pytorch.callbacks import Callback
+
+from molflt.errors import InputError
+from molflt.model.model_file import load_model
+from molflt.training.run import train
+from molflt.training.run_directory import read_records
+from scripts import results
+from scripts.benchmarks.accuracy_data import DATA_SETS, Split, available, split
+from scripts.benchmarks.accuracy_peers import PEERS, train_peer
+from scripts.benchmarks.accuracy_rows import (
+    ONLY_RELAXED,
+    TURNED,
+    UNBIASED,
+    VARIANTS,
+    ProcessorTime,
+    RandomRotations,
+    WithoutLocalRPE,
+    run_config,
+)
+
+COLUMNS = (
+    "set", "model", "seed", "fold", "split", "mae", "parameters", "epochs", "steps", "minutes", "note",
+)  # fmt: skip
+KEPT = results.DOCS / "results" / "accuracy.csv"
+"""The results that the pages quote."""
+FOLD_ROWS = ("molflt", "softmax", "DimeNet++", "PaiNN")
+"""The contest where there are folds; of the peers, the two that are best on QM7."""
+GROUPS = {
+    "": [*VARIANTS, *PEERS],
+    "contest": ["molflt", "softmax", "softmax, pair types", *PEERS],
+    "ablations": list(VARIANTS),
+}
+"""Rows of a table, in their order."""
+MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("molflt", "softmax", "concat, turned at random", "SchNet")
+
+
+def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> str:
+    """The Markdown table of a data set: mean and standard deviation over seeds and folds, median of the minutes.
+
+    Args:
+        data: of :data:`DATA_SETS`.
+        group: of :data:`GROUPS`.
+        rows: of the CSV; those that the pages quote for None.
+    """
+    mine = [row for row in (results.read(KEPT) if rows is None else rows) if row["set"] == data]
+    judged = list(dict.fromkeys(row["split"] for row in mine))
+    cells = []
+    for model in GROUPS[group]:
+        runs = [row for row in mine if row["model"] == model]
+        errors = [[float(run["mae"]) for run in runs if run["split"] == name] for name in judged]
+        # What is of a run, and not of a split, is taken once.
+        runs = [run for run in runs if run["split"] == judged[0]]
+        if runs:
+            epochs, minutes = ([float(run[name]) for run in runs] for name in ("epochs", "minutes"))
+            numbers = (str(len(runs)), f"{np.mean(epochs):.3g}", f"{np.median(minutes):.1f}")
+            cells.append([model, *map(mean_and_spread, errors), *numbers, f"{int(runs[0]['parameters']):,}"])
+    return results.markdown(
+        ["", *(f"MAE, {name}" for name in judged), "runs", "epochs", "minutes", "parameters"], cells
+    )
+
+
+def mean_and_spread(values: list[float]) -> str:
+    """Mean and standard deviation."""
+    if not values:
+        return ""
+    return f"{np.mean(values):.4f}" + (f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else "")
+
+
+def wanted(row: str, data: str) -> bool:
+    """Whether a row says anything about a data set."""
+    return row not in ONLY_RELAXED or bool(DATA_SETS[data].model.get("auxiliary_head"))
+
+
+def run_variant(
+    row: str, data: str, files: Split, seed: int, options: argparse.Namespace, run: Path
+) -> dict[str, Any]:
+    """Train and judge a row of molflt's own: the moving average after the last step, chosen by nothing."""
+    epochs = options.epochs or DATA_SETS[data].epochs
+    config = run_config(row, data, files, seed, epochs, MINIATURE_STEPS if options.miniature else -1)
+    spent = ProcessorTime(run.parent / f"{run.name}-seconds.json")
+    callbacks: list[Callback] = [spent]
+    callbacks += [RandomRotations(seed)] if row in TURNED else []
+    callbacks += [WithoutLocalRPE()] if row in UNBIASED else []
+    train(config, run, resume=True, say=lambda line: None, callbacks=callbacks)
+    # The last epoch is always validated, by the model that is saved.
+    last = read_records(run)[-1]
+    return {
+        "mae": {name: last[f"{name}/energy_mae"] for name in files.held_out},
+        "epochs": last["epoch"] + 1,
+        "seconds": spent.seconds,
+        "parameters": load_model(run / "last.safetensors").model.n_parameters(),
+    }
+
+
+def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train and judge a peer for as long as molflt's default took on the same processor."""
+    processor, first = results.processor(), next(iter(files.held_out))
+    ours = [r for r in results.read(options.results) if (r["set"], r["model"], r["split"]) == (data, "molflt", first)]
+    took = [60 * float(r["minutes"]) for r in ours if r["machine"].partition(",")[0] == processor]
+    if not took:
+        return {"status": "waiting", "note": f"its time is that of molflt on {data}, not yet run on {processor}"}
+    folder = options.out / "plain"
+    folder.mkdir(exist_ok=True)
+    seconds, python = float(np.median(took)), options.peers_python
+    return train_peer(row, files, data == "qm7", seconds, seed, options.threads, folder, python)
+
+
+def finished(path: Path, *run: object) -> bool:
+    """Whether a run (set, model, seed, fold) is among the results."""
+    wanted = tuple(map(str, run))
+    return any((row["set"], row["model"], row["seed"], row["fold"]) == wanted for row in results.read(path))
+
+
+def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespace) -> None:
+    """One run, unless it is finished or another process is at it."""
+    name = "-".join([data, row, str(seed), str(fold)]).replace(" ", "_").replace(",", "").replace("=", "").lower()
+    claims = options.out / "claims"
+    claims.mkdir(exist_ok=True)
+    try:
+        claim = FileLock(claims / name).acquire(timeout=0)
+    except Timeout:
+        return
+    with claim:
+        # Asked of the claimed run only: another process may have finished it a moment ago.
+        if finished(options.results, data, row, seed, fold):
+            return
+        with FileLock(claims / "data"):
+            files = split(data, fold, options.out / "data", MINIATURE if options.miniature else None)
+        if row in PEERS:
+            found = run_peer(row, data, files, seed, options)
+            if "mae" not in found:
+                print(f"{data:<12}{row:<26}{found['status']}: {found.get('note', '')}", flush=True)
+                return
+        else:
+            found = run_variant(row, data, files, seed, options, options.out / "runs" / name)
+        known = {"set": data, "model": row, "seed": seed, "fold": fold, "minutes": found["seconds"] / 60, **found}
+        known |= results.provenance({"threads": options.threads})
+        new = [{**known, "split": name, "mae": error} for name, error in found["mae"].items()]
+        columns = (*COLUMNS, *results.PROVENANCE)
+        with FileLock(claims / "results"):
+            rows = [*results.read(options.results), *({name: r.get(name) for name in columns} for r in new)]
+            results.write(options.results, rows, columns, digits=7)
+    errors = "  ".join(f"{name} {error:.4f}" for name, error in found["mae"].items())
+    print(f"{data:<12}{row:<26}seed {seed} fold {fold}  {errors} eV  {found['seconds']:.0f} s", flush=True)
+
+
+def run_missing(options: argparse.Namespace) -> None:
+    """Every run that is asked for and not finished."""
+    for data in options.data:
+        if not available(data):
+            print(f"{data}: MOLFLT_DATA is not set or has no {DATA_SETS[data].file}; left out")
+            continue
+        folds = options.folds or range(DATA_SETS[data].n_folds)
+        folds = [fold for fold in folds if fold < DATA_SETS[data].n_folds][: 1 if options.miniature else None]
+        # Folds are spread enough: each has one seed.
+        seeds = options.seeds if DATA_SETS[data].n_folds == 1 and not options.miniature else options.seeds[:1]
+        default = GROUPS[""] if DATA_SETS[data].n_folds == 1 else FOLD_ROWS
+        rows = options.rows or (MINIATURE_ROWS if options.miniature else default)
+        for fold, seed, row in product(folds, seeds, rows):
+            if wanted(row, data):
+                run_one(row, data, seed, fold, options)
+
+
+def main() -> None:
+    """Train what is missing, then print the tables."""
+    parser = results.parser(__doc__, "data and runs")
+    parser.add_argument("--results", type=Path, help="CSV of the finished runs; default: OUT/accuracy.csv")
+    parser.add_argument("--data", nargs="+", choices=list(DATA_SETS), default=list(DATA_SETS))
+    parser.add_argument("--rows", nargs="+", choices=GROUPS[""], help=f"default: all; on folds {FOLD_ROWS}")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--folds", type=int, nargs="+", help="of the sets that have any; default: all")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each run")
+    parser.add_argument("--epochs", type=int, help="instead of each data set's own")
+    parser.add_argument("--peers-python", help="interpreter with SchNetPack; see peers_environment.sh")
+    parser.add_argument("--miniature", action="store_true", help="a few structures and epochs: shows that all runs")
+    options = parser.parse_args()
+    options.results = options.results or options.out / "accuracy.csv"
+    torch.set_num_threads(options.threads)
+    try:
+        run_missing(options)
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+    rows = results.read(options.results)
+    for data in dict.fromkeys(row["set"] for row in rows):
+        print(f"\n{data}, {DATA_SETS[data].unit}\n\n{table(data, rows=rows)}", end="")
+
+
+if __name__ == "__main__":
+    main()

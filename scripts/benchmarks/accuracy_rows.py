@@ -1,0 +1,154 @@
+"""The rows of the accuracy table that molflt trains: what each changes of the default, and how it is trained."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch_geometric.data import Batch
+
+from molflt.attention.near import LocalRPE
+from molflt.files import atomic_file
+from molflt.training.config import TrainConfig
+from scripts.benchmarks.accuracy_data import DATA_SETS, Split
+
+MODEL: dict[str, Any] = {
+    "dim": 128,
+    "n_heads": 8,
+    "n_layers": 2,
+    "ffn_dim": 256,
+    "n_rbf": 32,
+    "auxiliary_head": False,
+}
+
+_CHANGES: dict[str, dict[str, Any]] = {
+    "molflt": {},
+    "flt": {"attention": "flt"},
+    "no moments": {"attention": {"moment_channels": 0}},
+    "no far field": {"attention": {"mechanism": "local"}},
+    "no local RPE": {},
+    "performer": {"attention": "performer"},
+    "concat, turned at random": {"attention": "flt-concat"},
+    # Wider feed-forward layers, for as many parameters as molflt has.
+    "softmax": {"attention": "softmax", "ffn_dim": 332},
+    "far_rank = 1": {"attention": {"far_rank": 1}},
+    "far_rank = m": {"attention": {"far_rank": "m"}},
+    "all channels": {"attention": {"far_dim": MODEL["dim"]}},
+    "sampled": {"attention": {"mechanism": "sampled"}},
+    "sampled, free spectrum": {"attention": {"mechanism": "sampled", "spectrum": "free"}},
+    "4 recycles": {"n_recycles": 4},
+    "no auxiliary head": {"auxiliary_head": False},
+}
+_TYPED = ("molflt", "softmax")
+
+VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types": True} for row in _TYPED}}
+"""What each row changes of the model."""
+
+TURNED = ("concat, turned at random",)
+"""Rows that see every structure in another orientation in every epoch."""
+
+UNBIASED = ("no local RPE",)
+"""Rows whose neighbours count by content and envelope alone."""
+
+ONLY_RELAXED = ("no auxiliary head",)
+"""Rows that differ from the default where relaxed positions are known."""
+
+
+def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_steps: int = -1) -> TrainConfig:
+    """The common trainer with the model of a row.
+
+    Args:
+        name: of :data:`VARIANTS`.
+        data: of :data:`DATA_SETS`.
+        split: its files.
+        seed: of everything.
+        epochs: of training.
+        max_steps: optimiser steps at most; -1 for no limit.
+    """
+    chosen = DATA_SETS[data]
+    model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **VARIANTS[name]}
+    values: dict[str, Any] = {
+        "seed": seed,
+        "data": {
+            "train": split.train,
+            "val": split.held_out,
+            "target": split.target,
+            "standardise": "element",
+            "max_atoms": chosen.max_atoms,
+        },
+        "model": model,
+        "optimiser": {"lr": 2e-3, "warmup_steps": 200},
+        "trainer": {"max_epochs": epochs, "max_steps": max_steps, "val_every": max(1, epochs // 10)},
+    }
+    return TrainConfig.model_validate(values)
+
+
+class ProcessorTime(Callback):
+    """Keeps the processor time of a run in a file, at the end of every epoch: a killed run loses one epoch's at most.
+
+    Args:
+        path: of the file; what it says already was spent before.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.before = json.loads(path.read_text()) if path.exists() else 0.0
+        self.start = time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """Up to now, with what was spent before."""
+        return self.before + time.process_time() - self.start
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Write the file."""
+        with atomic_file(self.path) as temporary:
+            temporary.write_text(json.dumps(self.seconds))
+
+
+class RandomRotations(Callback):
+    """Turns every structure of a training batch at random, another way each time.
+
+    Args:
+        seed: of the rotations.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Positions, cells, and the relaxed positions where there are any."""
+        turn(batch, self.generator)
+
+
+class WithoutLocalRPE(Callback):
+    """Holds the distance bias of every layer at zero: neighbours count by content and envelope alone."""
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Before the optimiser is made, in the model and in its moving average."""
+        for module in pl_module.modules():
+            if isinstance(module, LocalRPE):
+                for parameter in module.parameters():
+                    torch.nn.init.zeros_(parameter)
+                    parameter.requires_grad_(False)
+
+
+def turn(batch: Batch, generator: torch.Generator) -> None:
+    """Rotate the structures of a batch, in place."""
+    # The orthogonal factor of a Gaussian matrix with its signs fixed is uniform on the group.
+    q, r = torch.linalg.qr(torch.randn(len(batch.cell), 3, 3, generator=generator, dtype=torch.float64))
+    q = q * torch.sign(torch.diagonal(r, dim1=1, dim2=2))[:, None, :]
+    q = q * torch.sign(torch.linalg.det(q))[:, None, None]
+    of_atom = q[batch.batch]
+    batch.cell = torch.einsum("bkl,blm->bkm", batch.cell.double(), q).to(batch.cell.dtype)
+    for name in ("positions", "positions_relaxed"):
+        if name in batch:
+            turned = torch.einsum("nk,nkl->nl", batch[name].double(), of_atom)
+            batch[name] = turned.to(batch[name].dtype)

@@ -1,0 +1,152 @@
+"""How far estimators of the RPE mask are from the exact one, against the number of frequencies.
+
+40 atoms from N(0, 2.5² I) Å; f with amplitudes 0.8, −0.5, 0.6, 0.3 and widths 1, 1.5, 2.5, 4 Å; proposals with scales
+1/(2πσ_t). Prints the median and the quartiles over seeds of the relative root-mean-square error of the mask, and
+writes FOLDER/estimator.csv and FOLDER/estimator.png.
+
+    python -m scripts.benchmarks.estimator --out runs/estimator
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from scipy.stats import maxwell
+from torch import Tensor
+
+from molflt.attention.far.members import GaussianBasis, GaussianRPE
+from molflt.attention.far.sampled import SampledMethod
+from molflt.attention.far.spherical import sinc_of_square
+from molflt.data.progress import track
+from molflt.literature.budget import BudgetQuadratureMethod
+from scripts import results
+
+AMPLITUDES = torch.tensor([0.8, -0.5, 0.6, 0.3], dtype=torch.float64)
+WIDTHS = torch.tensor([1.0, 1.5, 2.5, 4.0], dtype=torch.float64)
+N_ATOMS, SPREAD = 40, 2.5
+
+ESTIMATORS: dict[str, dict[str, str]] = {
+    "own density (paper)": {"directions": "random", "radii": "random", "proposal": "own"},
+    "balance heuristic": {"directions": "random", "radii": "random", "proposal": "mixture"},
+    "+ averaged": {"directions": "averaged", "radii": "random", "proposal": "mixture"},
+    "+ stratified": {"directions": "averaged", "radii": "stratified", "proposal": "mixture"},
+}
+QUADRATURE = "quadrature (best ε)"
+
+
+def displacements(seed: int) -> Tensor:
+    """(n, n, 3) Å."""
+    x = SPREAD * torch.randn(N_ATOMS, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x[:, None] - x[None]
+
+
+def basis() -> tuple[GaussianBasis, Tensor]:
+    """The Gaussians, and the weights that give the amplitudes above."""
+    found = GaussianBasis(WIDTHS)
+    return found, AMPLITUDES / found.amplitudes
+
+
+def sampled_method(r: int, options: dict[str, str], seed: int) -> SampledMethod:
+    """The package's estimator, its r frequencies dealt over the four scales."""
+    # The last frequency has the guard's scale, which is that of the narrowest width.
+    rpe = GaussianRPE(4, GaussianRPE.MARGIN * float(WIDTHS[0]), float(WIDTHS[-1]))
+    method = SampledMethod(
+        rpe, n_frequencies=r, spectrum="gaussian", periodic_radius=1.0, seed=seed, **options
+    ).double()
+    scales = (1 / (2 * math.pi * WIDTHS)).flip(0).repeat(r // 4)
+    with torch.no_grad():
+        fraction = torch.log(scales[:-1] / method.scale_low) / math.log(method.scale_high / method.scale_low)
+        method.raw_scales.copy_(torch.logit(fraction))
+        if options["radii"] == "stratified":
+            n = r // 4
+            radii = torch.from_numpy(maxwell.ppf((np.arange(n) + 0.5) / n)).repeat_interleave(4)
+            method.epsilon.copy_(radii[:, None] * method.epsilon / method.epsilon.norm(dim=1, keepdim=True))
+    return method
+
+
+def sampled_mask(delta: Tensor, r: int, options: dict[str, str], seed: int) -> Tensor:
+    """f̂ of displacements (..., 3)."""
+    gaussians, weights = basis()
+    method = sampled_method(r, options, seed)
+    with torch.no_grad():
+        xi, a = method.frequencies(), method.coefficients(gaussians) @ weights
+        if options["directions"] == "averaged":
+            kappa = 2 * math.pi * xi.norm(dim=1)
+            return sinc_of_square(kappa**2 * delta.square().sum(-1)[..., None]) @ a
+        return torch.cos(2 * math.pi * delta @ xi.T) @ a
+
+
+def quadrature_mask(delta: Tensor, r: int, tolerance: float) -> Tensor:
+    """F by the trapezoid rule with r nodes that reach as far as ``tolerance`` asks."""
+    gaussians, weights = basis()
+    method = BudgetQuadratureMethod(tolerance, n_nodes=r, l_max=0, sigma_low=float(WIDTHS[0]))
+    xi, node_weights = method.nodes(gaussians, torch.zeros(()), tolerance)
+    kappa = 2 * math.pi * xi
+    return sinc_of_square(kappa**2 * delta.square().sum(-1)[..., None]) @ (node_weights @ weights)
+
+
+def errors(r: int, seeds: range) -> dict[str, list[float]]:
+    """Relative root-mean-square error of the mask for each seed, by estimator."""
+    found: dict[str, list[float]] = {name: [] for name in (*ESTIMATORS, QUADRATURE)}
+    gaussians, weights = basis()
+    for seed in seeds:
+        delta = displacements(seed)
+        exact = gaussians.values(delta.square().sum(-1)) @ weights
+
+        def relative(mask: Tensor, exact: Tensor = exact) -> float:
+            return float((mask - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+        for name, options in ESTIMATORS.items():
+            found[name].append(relative(sampled_mask(delta, r, options, seed)))
+        tries = [quadrature_mask(delta, r, 10.0**-d) for d in range(1, 15)]
+        found[QUADRATURE].append(min(relative(mask) for mask in tries))
+    return found
+
+
+def plot(path: Path, counts: list[int], table: dict[str, list[list[float]]]) -> None:
+    """Medians and quartiles against r."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, rows in table.items():
+        low, median, high = np.percentile(np.array(rows), [25, 50, 75], axis=1)
+        axes.plot(counts, median, marker="o", label=name)
+        axes.fill_between(counts, low, high, alpha=0.2)
+    axes.set(xscale="log", yscale="log", xlabel="number of frequencies r", ylabel="relative error of the mask")
+    axes.set_xticks(counts, [str(r) for r in counts])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    results.save(figure, path)
+
+
+def main() -> None:
+    """Command line."""
+    parser = results.parser(__doc__, "the table and the picture", required=False)
+    parser.add_argument("--r", type=int, nargs="+", default=[16, 64, 256, 1024], help="multiples of four")
+    parser.add_argument("--seeds", type=int, default=30)
+    options = parser.parse_args()
+    if any(r < 8 or r % 4 for r in options.r):
+        parser.error("--r must be multiples of four from 8 on")
+    table: dict[str, list[list[float]]] = {name: [] for name in (*ESTIMATORS, QUADRATURE)}
+    for r in track(options.r, "measuring", total=len(options.r)):
+        for name, values in errors(r, range(options.seeds)).items():
+            table[name].append(values)
+    print(f"{'median (quartiles)':<24}" + "".join(f"{f'r = {r}':>33}" for r in options.r))
+    rows = []
+    for name, found in table.items():
+        quartiles = [[float(x) for x in np.percentile(values, [25, 50, 75])] for values in found]
+        cells = [f"{median:.2g} ({low:.2g} to {high:.2g})" for low, median, high in quartiles]
+        print(f"{name:<24}" + "".join(f"{cell:>33}" for cell in cells))
+        for r, (low, median, high) in zip(options.r, quartiles, strict=True):
+            row = {"estimator": name, "r": r, "lower_quartile": low, "median": median, "upper_quartile": high}
+            rows.append({**row, "seeds": options.seeds})
+    if options.out is not None:
+        results.record(options.out / "estimator.csv", rows, {"atoms": N_ATOMS})
+        plot(options.out / "estimator.png", options.r, table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Attention layers of others at the widths of molflt's: dense softmax with a distance bias, and PyG's Performer."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.data import Batch
+from torch_geometric.nn import PerformerAttention
+
+from scripts.benchmarks.layers import CUTOFF, DIM, HEADS, N_RBF, distance_basis
+from scripts.benchmarks.measuring import UnavailableError
+
+_PAIRS_AT_ONCE = 1 << 20
+"""Pairs times radial functions held while a bias is made; bounds what the preparation takes."""
+
+
+@dataclass
+class Layout:
+    """Where the atoms of a batch stand in its padded form.
+
+    Attributes:
+        slot: (n_atoms,) in the flattened (n_structures · n_max).
+        n_structures: structures.
+        n_max: atoms of the largest.
+        mask: (n_structures, n_max) bool, True where there is an atom.
+    """
+
+    slot: Tensor
+    n_structures: int
+    n_max: int
+    mask: Tensor
+
+    def pad(self, x: Tensor) -> Tensor:
+        """(n_atoms, c) → (n_structures, n_max, c)."""
+        if self.n_structures == 1:
+            return x[None]
+        flat = x.new_zeros(self.n_structures * self.n_max, x.shape[1])
+        return flat.index_copy(0, self.slot, x).view(self.n_structures, self.n_max, -1)
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """(n_structures, n_max, c) → (n_atoms, c)."""
+        return padded[0] if self.n_structures == 1 else padded.flatten(0, 1)[self.slot]
+
+
+def layout(batch: Batch) -> Layout:
+    """Of the atoms of a batch, structure after structure."""
+    sizes = torch.bincount(batch.batch, minlength=batch.cell.shape[0])
+    n_max = int(sizes.max())
+    first = torch.cumsum(sizes, 0) - sizes
+    slot = batch.batch * n_max + torch.arange(len(batch.batch), device=sizes.device) - first[batch.batch]
+    mask = torch.arange(n_max, device=sizes.device) < sizes[:, None]
+    return Layout(slot, len(sizes), n_max, mask)
+
+
+def _heads_first(padded: Tensor, n_heads: int) -> Tensor:
+    """(b, n, dim) → (b, heads, n, head_dim)."""
+    return padded.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+
+
+class DenseWithBias(nn.Module):
+    """Projections, softmax(q·k/√d + b_h(|Δ_ij|, z_i, z_j)) v, output; the bias is made once and kept.
+
+    The bias is Graphormer's, linear in the radial basis, of the nearest image of every pair; without gradient, which
+    is the peer's best case: learning it as well costs a tensor of its size more.
+
+    Args:
+        dim: width.
+        n_heads: heads.
+        n_rbf: size of the radial basis.
+        cutoff: Å, extent of the radial basis.
+    """
+
+    def __init__(self, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF, cutoff: float = 2 * CUTOFF) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.projection = nn.Linear(dim, 3 * dim)
+        self.radial = distance_basis(n_rbf, cutoff)
+        self.bias = nn.Linear(n_rbf, n_heads)
+        self.output = nn.Linear(dim, dim)
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> tuple[Layout, Tensor]:
+        """The bias, (n_structures, heads, n_max, n_max); −∞ towards places without an atom."""
+        places = layout(batch)
+        n_max, dtype = places.n_max, self.bias.weight.dtype
+        bias = torch.full(
+            (places.n_structures, self.n_heads, n_max, n_max), -torch.inf, dtype=dtype, device=places.slot.device
+        )
+        for b in range(places.n_structures):
+            mine = torch.nonzero(batch.batch == b).squeeze(1)
+            r, z, n = batch.positions[mine], batch.atomic_numbers[mine], len(mine)
+            # Periodic structures here have all three axes periodic.
+            cell = batch.cell[b] if bool(batch.pbc[b].all()) else None
+            step = max(1, _PAIRS_AT_ONCE // (n * self.bias.in_features))
+            for first in range(0, n, step):
+                rows = slice(first, min(first + step, n))
+                distances = _distances(r[rows], r, cell).to(dtype)
+                z_i, z_j = torch.broadcast_tensors(z[rows, None], z[None, :])
+                basis = self.radial(distances.flatten(), z_i.flatten(), z_j.flatten())
+                bias[b, :, rows, :n] = self.bias(basis).view(*distances.shape, -1).permute(2, 0, 1)
+            # A place without an atom is dropped below; it sees all of them only not to give NaN.
+            bias[b, :, n:] = 0.0
+        return places, bias
+
+    def forward(self, x: Tensor, prepared: tuple[Layout, Tensor]) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, dim)."""
+        places, bias = prepared
+        q, k, v = (_heads_first(t, self.n_heads) for t in places.pad(self.projection(x)).chunk(3, dim=-1))
+        return self.output(places.pack(self.attend(q, k, v, bias).transpose(1, 2).flatten(2)))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """(b, heads, n, head_dim) three times → the same."""
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+class FlexWithBias(DenseWithBias):
+    """The same through FlexAttention, compiled: uncompiled it writes the matrix of scores out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # torch.compile finds it when it is first called; that late, the reason would be buried.
+        if not torch.cuda.is_available() and not any(shutil.which(name) for name in ("g++", "clang++")):
+            raise UnavailableError("torch.compile needs a C++ compiler")
+        from torch.nn.attention.flex_attention import flex_attention
+
+        self.compiled = torch.compile(flex_attention, dynamic=False)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """See :class:`DenseWithBias`."""
+
+        def score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + bias[b, h, i, j]
+
+        try:
+            found: Tensor = self.compiled(q, k, v, score_mod=score)
+        except Exception as error:
+            text = " ".join(str(error).split())
+            if isinstance(error, NotImplementedError) or "NotImplemented" in text or "only supports" in text:
+                raise UnavailableError(f"FlexAttention: {text[:200]}") from error
+            raise
+        return found
+
+
+class PyGPerformer(nn.Module):
+    """torch_geometric's PerformerAttention, which has no positions and no preparation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.attention = PerformerAttention(channels=DIM, heads=HEADS, head_channels=DIM // HEADS)
+
+    def prepare(self, batch: Batch) -> Layout:
+        """Where the atoms stand."""
+        return layout(batch)
+
+    def forward(self, x: Tensor, places: Layout) -> Tensor:
+        """(n_atoms, dim) → (n_atoms, dim)."""
+        mask = None if places.n_structures == 1 else places.mask
+        return places.pack(self.attention(places.pad(x), mask))
+
+
+PEERS: dict[str, type[Any]] = {
+    "sdpa+bias": DenseWithBias,
+    "flex+bias": FlexWithBias,
+    "PyG Performer": PyGPerformer,
+}
+
+
+def _distances(receivers: Tensor, senders: Tensor, cell: Tensor | None) -> Tensor:
+    """(n, m) Å between every two; with a cell, to the image of least fractional coordinates."""
+    vectors = receivers[:, None, :] - senders[None, :, :]
+    if cell is not None:
+        vectors = vectors - (vectors @ torch.linalg.inv(cell)).round() @ cell
+    return vectors.norm(dim=-1)

@@ -1,0 +1,155 @@
+"""Energy drift of constant-energy dynamics with a model's forces.
+
+Velocity Verlet from a Maxwell-Boltzmann distribution. Prints the drift of the total energy (slope of a straight line
+through it) in meV per atom and ps, how far it strays from that line, the temperature, and the speed. Noise in the
+forces, and forces that belong to no energy, make it drift. Forces of another energy, or a time step that is too long,
+make it stray; with right forces, half the time step brings that to a quarter. With --out writes FOLDER/drift.csv and
+FOLDER/drift.png.
+
+    python -m scripts.benchmarks.md_drift runs/first water.xyz --steps 2000 --timestep 0.5 --out runs/first/drift
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from ase import Atoms, units
+from ase.md.velocitydistribution import Stationary
+from ase.md.verlet import VelocityVerlet
+from matplotlib.figure import Figure
+
+from molflt.calculator.ase_calculator import MolFLTCalculator
+from molflt.data.ase_files import read_ase
+from molflt.data.ase_io import to_atoms
+from molflt.data.progress import track
+from molflt.errors import InputError
+from scripts import results
+
+
+@dataclass
+class Dynamics:
+    """A run, one row per step, the start included.
+
+    Attributes:
+        time: ps.
+        energy: eV, potential and kinetic.
+        temperature: K.
+        n_atoms: in the structure.
+        steps_per_second: over the whole run.
+    """
+
+    time: np.ndarray
+    energy: np.ndarray
+    temperature: np.ndarray
+    n_atoms: int
+    steps_per_second: float
+
+    @property
+    def drift(self) -> float:
+        """Slope of the line of least squares through the energy, meV per atom and ps."""
+        return float(1e3 * np.polyfit(self.time, self.energy, 1)[0] / self.n_atoms)
+
+    @property
+    def fluctuation(self) -> float:
+        """Root mean square deviation from that line, meV per atom."""
+        line = np.polyval(np.polyfit(self.time, self.energy, 1), self.time)
+        return float(1e3 * np.sqrt(np.mean((self.energy - line) ** 2)) / self.n_atoms)
+
+
+def run_dynamics(atoms: Atoms, steps: int, timestep: float, temperature: float, seed: int = 0) -> Dynamics:
+    """Constant-energy dynamics of atoms with a calculator; they are moved.
+
+    Args:
+        atoms: the structure.
+        steps: of velocity Verlet, at least two.
+        timestep: fs.
+        temperature: K, of the velocities at the start. Half of it is soon potential energy in a relaxed structure.
+        seed: of the velocities.
+    """
+    spread = np.sqrt(units.kB * temperature * atoms.get_masses())[:, None]
+    atoms.set_momenta(spread * np.random.default_rng(seed).standard_normal((len(atoms), 3)))
+    if not atoms.constraints:
+        Stationary(atoms)
+    verlet = VelocityVerlet(atoms, timestep=timestep * units.fs)
+    rows = [(atoms.get_total_energy(), atoms.get_temperature())]
+    start = time.perf_counter()
+    for _ in track(range(steps), "dynamics", total=steps):
+        verlet.run(1)
+        rows.append((atoms.get_total_energy(), atoms.get_temperature()))
+    speed = steps / (time.perf_counter() - start)
+    energy, kelvin = np.array(rows).T
+    return Dynamics(np.arange(steps + 1) * timestep / 1e3, energy, kelvin, len(atoms), speed)
+
+
+def plot(dynamics: Dynamics, path: Path) -> None:
+    """Energy and temperature against time."""
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    change = 1e3 * (dynamics.energy - dynamics.energy[0]) / dynamics.n_atoms
+    above.plot(dynamics.time, change)
+    above.set_ylabel("total energy − start\n(meV/atom)")
+    above.set_title(f"drift {dynamics.drift:.2g} meV/atom/ps, {dynamics.n_atoms} atoms")
+    below.plot(dynamics.time, dynamics.temperature, color="tab:red")
+    below.set_ylabel("temperature (K)")
+    below.set_xlabel("time (ps)")
+    results.save(figure, path)
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = results.parser(__doc__, "drift.csv and drift.png", required=False)
+    parser.add_argument("model", help="a model file, a run directory or the directory of an ensemble")
+    parser.add_argument("structure", type=Path, help="a file with a structure; of several the first")
+    parser.add_argument("--steps", type=int, default=1000, help="of velocity Verlet (default 1000)")
+    parser.add_argument("--timestep", type=float, default=1.0, help="fs (default 1; 0.5 with hydrogen)")
+    parser.add_argument("--temperature", type=float, default=300.0, help="K, of the first velocities (default 300)")
+    parser.add_argument("--supercell", type=int, nargs=3, default=(1, 1, 1), metavar="N", help="repeat the cell")
+    parser.add_argument("--dtype", choices=("float32", "float64"), help="default: as trained")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
+    parser.add_argument("--tags", choices=("auto", "oc20", "layers"), default="auto", help="how to read tags")
+    parser.add_argument("--seed", type=int, default=0, help="of the velocities (default 0)")
+    options = parser.parse_args()
+    for name, value, least in (
+        ("--steps", options.steps, 2),
+        ("--timestep", options.timestep, 1e-6),
+        ("--temperature", options.temperature, 1e-6),
+        ("--supercell", min(options.supercell), 1),
+    ):
+        if not value >= least:
+            parser.error(f"{name} must be at least {least:g}, not {value:g}")
+    try:
+        atoms = to_atoms(read_ase(options.structure, options.tags)[0])
+        if tuple(options.supercell) != (1, 1, 1):
+            if not atoms.pbc.any():
+                raise InputError(f"{options.structure}: --supercell needs a periodic structure")
+            atoms = atoms.repeat(options.supercell)
+        atoms.calc = MolFLTCalculator(options.model, device=options.device, dtype=options.dtype, tags="oc20")
+        if "forces" not in atoms.calc.implemented_properties:
+            raise InputError(
+                f"{options.model}: was trained on {atoms.calc.model.target}, energies of relaxed structures, which "
+                "have no forces; train with data.target=energy or y_init"
+            )
+        dynamics = run_dynamics(atoms, options.steps, options.timestep, options.temperature, options.seed)
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+    kelvin = dynamics.temperature[len(dynamics.temperature) // 2 :].mean()
+    print(f"{len(atoms)} atoms, {options.steps} steps of {options.timestep:g} fs from {options.temperature:g} K")
+    print(f"energy drift   {dynamics.drift:+.3g} meV/atom/ps")
+    print(f"fluctuation    {dynamics.fluctuation:.3g} meV/atom")
+    print(f"temperature    {kelvin:.0f} K, mean of the second half")
+    print(f"speed          {dynamics.steps_per_second:.3g} steps/s")
+    if options.out is not None:
+        names = ("model", "structure", "timestep", "temperature", "supercell", "dtype", "seed")
+        conditions = {name: getattr(options, name) for name in names}
+        columns = zip(dynamics.time, dynamics.energy, dynamics.temperature, strict=True)
+        rows = [{"time_ps": t, "energy_eV": e, "temperature_K": k} for t, e, k in columns]
+        results.record(options.out / "drift.csv", rows, conditions, digits=12)
+        plot(dynamics, options.out / "drift.png")
+        print(f"written        {options.out}")
+
+
+if __name__ == "__main__":
+    main()

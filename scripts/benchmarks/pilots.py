@@ -1,0 +1,268 @@
+"""The long-range pilots: can a model learn what no neighbour can tell, and does it carry over to larger structures?
+
+*dipoles*: two rigid pairs of ions ±1 (Na and Cl), 2.4 Å long, with at least 6 Å of vacuum between the nearest ions of
+the two; the local cutoff is 4 Å. The energy is the Coulomb energy between the pairs, 14.3996 eV Å Σ q_i q_j / d_ij.
+Without the Fourier RPE this cannot be learned, however long one trains: every pair is the same, so neighbours, and
+hence all invariant features of an atom, are the same in every structure, the content attention sums the same numbers,
+and the prediction is one constant. What a constant can reach is the mean absolute deviation, printed below the
+errors. Batches are large because the signal is small: what the atoms of all structures have in common makes noise of
+the gradient in small ones. For the same reason little is learned at first, and a short schedule compares how early a
+model begins, not how far it comes.
+
+*clusters*: train on clusters of 24 ions, predict clusters of 24, 48, 96 and 192 of the same density. The energy is
+that of smeared charges, Σ_{i<j} q_i q_j erf(d_ij/2)/d_ij with d in Å, in eV. The neighbour list ends at 4 Å, so a
+model without a far field is blind to nearly all of it.
+
+    python -m scripts.benchmarks.pilots dipoles --out runs/dipoles --attention molflt softmax   # 5 minutes each
+    python -m scripts.benchmarks.pilots dipoles --out runs/slower --lr 0.001 --seeds 0 1 2
+    python -m scripts.benchmarks.pilots clusters --out runs/clusters
+
+Prints the mean absolute error in eV for each test set, and writes it to FOLDER/PILOT.csv with the mean absolute
+deviation of the labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erf
+
+from molflt.data.labels import LabelSpec
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.progress import track
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.model.model_file import load_model
+from molflt.prediction.metrics import energy_metrics
+from molflt.prediction.predictor import predict
+from molflt.training.config import TrainConfig
+from molflt.training.run import train
+from molflt.training.screening import Screening, labels
+from scripts import results
+
+SODIUM, CHLORINE = 11, 17
+COULOMB = 14.3996
+"""eV Å, e²/(4πε₀)."""
+LENGTH, VACUUM, FARTHEST = 2.4, 6.0, 12.0
+"""Å: of a dipole; between the nearest ions of the two, at least; between the centres, at most."""
+CLUSTER, SIDE, CLOSEST = 24, 16.0, 1.8
+"""Ions of a training cluster, and Å: its box, and the least distance between two ions."""
+
+
+@dataclass(frozen=True)
+class Ions:
+    """Positions (n, 3) in Å, charges (n,) in units of e, and the energy in eV to learn."""
+
+    positions: NDArray[np.float64]
+    charges: NDArray[np.float64]
+    energy: float
+
+
+def direction(random: np.random.Generator) -> NDArray[np.float64]:
+    """A unit vector, all directions alike."""
+    vector = random.normal(size=3)
+    return vector / np.linalg.norm(vector)
+
+
+def two_dipoles(random: np.random.Generator) -> Ions:
+    """Two dipoles in any orientation, their centres at a distance between the vacuum's width and FARTHEST."""
+    charges = np.array([1.0, -1.0, 1.0, -1.0])
+    while True:
+        centre = random.uniform(VACUUM, FARTHEST) * direction(random)
+        first, second = LENGTH / 2 * direction(random), LENGTH / 2 * direction(random)
+        positions = np.stack([first, -first, centre + second, centre - second])
+        between = np.linalg.norm(positions[:2, None] - positions[None, 2:], axis=-1)
+        if between.min() > VACUUM:
+            energy = COULOMB * float((charges[:2, None] * charges[None, 2:] / between).sum())
+            return Ions(positions, charges, energy)
+
+
+def cluster(random: np.random.Generator, n: int) -> Ions:
+    """As many positive as negative ions, placed at random."""
+    side = SIDE * (n / CLUSTER) ** (1 / 3)
+    positions = np.zeros((0, 3))
+    while len(positions) < n:
+        candidate = random.uniform(0, side, 3)
+        if np.all(np.linalg.norm(positions - candidate, axis=1) > CLOSEST):
+            positions = np.vstack([positions, candidate])
+    charges = random.permutation(np.repeat([1.0, -1.0], n // 2))
+    i, j = np.triu_indices(n, 1)
+    distance = np.linalg.norm(positions[i] - positions[j], axis=1)
+    return Ions(positions, charges, float((charges[i] * charges[j] * erf(distance / 2) / distance).sum()))
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A question, as data.
+
+    Attributes:
+        make: a structure from a generator of random numbers; of some number of ions where there are several sizes.
+        sizes: of the test sets; none for one test set of structures like those to train on.
+        attentions: configurations by name.
+        epochs: of training.
+        n_train: structures to train on.
+        n_test: structures of a test set.
+        max_atoms: of a batch.
+    """
+
+    make: Callable[..., Ions]
+    sizes: tuple[int, ...]
+    attentions: dict[str, dict[str, Any]]
+    epochs: int
+    n_train: int
+    n_test: int
+    max_atoms: int
+
+
+_COMMON: dict[str, dict[str, Any]] = {
+    "molflt": {},
+    "molflt, all channels": {"far_dim": 96},
+    "softmax": {"mechanism": "softmax"},
+    "no far field": {"mechanism": "local"},
+}
+PILOTS = {
+    "dipoles": Pilot(two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 5000, 500, 1024),
+    "clusters": Pilot(
+        cluster,
+        (24, 48, 96, 192),
+        {
+            **_COMMON,
+            "molflt, sigma_max=6": {"sigma_max": 6.0},
+            "molflt, free budget r=8 l=8": {
+                "mechanism": "sampled",
+                "spectrum": "free",
+                "n_frequencies": 8,
+                "l_max": 8,
+            },
+            "flt": {"mechanism": "sampled", "far_rank": "m"},
+        },
+        15,
+        3000,
+        200,
+        768,
+    ),
+}
+
+
+def write_ions(path: Path, structures: Iterable[Ions], count: int, what: str) -> None:
+    """An LMDB file of ions, Na where the charge is positive and Cl elsewhere; kept if it is there."""
+    if path.exists():
+        return
+    records = (
+        {
+            "pos": ions.positions.astype(np.float32),
+            "cell": np.zeros((1, 3, 3), dtype=np.float32),
+            "pbc": np.zeros((1, 3), dtype=bool),
+            "atomic_numbers": np.where(ions.charges > 0, SODIUM, CHLORINE).astype(np.uint8),
+            "tags": np.full(len(ions.charges), 2, dtype=np.uint8),
+            "natoms": len(ions.charges),
+            "sid": index,
+            "y_relaxed": ions.energy,
+        }
+        for index, ions in enumerate(track(structures, what, total=count))
+    )
+    write_lmdb(path, records, progress=False)
+
+
+def config(
+    train_file: Path, val_file: Path, attention: Mapping[str, Any], seed: int, epochs: int, max_atoms: int, lr: float
+) -> TrainConfig:
+    """The same model and trainer for every attention of a pilot; a local cutoff of 4 Å."""
+    return TrainConfig.model_validate(
+        {
+            "seed": seed,
+            "data": {
+                "train": str(train_file),
+                "val": {"val": str(val_file)},
+                "standardise": "element",
+                "max_atoms": max_atoms,
+            },
+            "model": {
+                "dim": 96,
+                "n_heads": 8,
+                "n_layers": 3,
+                "ffn_dim": 192,
+                "cutoff": 4.0,
+                "n_rbf": 16,
+                "auxiliary_head": False,
+                # Moments of the neighbours see no further than these; here the far field is judged.
+                "attention": {"moment_channels": 0, **attention},
+            },
+            "optimiser": {"lr": lr},
+            "trainer": {"max_epochs": epochs},
+        }
+    )
+
+
+def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path]) -> dict[str, Any]:
+    """Train, or go on, and measure on each test file: mean absolute error and deviation, eV."""
+    train(chosen, run, resume=True, say=print)
+    loaded = load_model(run / "best.safetensors")
+    row: dict[str, Any] = {"attention": name, "seed": chosen.seed}
+    for label, path in tests.items():
+        data = open_dataset(path)
+        prediction, _ = predict(loaded, data)
+        metrics = energy_metrics(prediction.energies, labels(Screening(data, LabelSpec(target="y_relaxed"), label)))
+        row |= {f"mae_{label}": metrics.energy_mae, f"mad_{label}": metrics.mad}
+    found = "  ".join(f"{label}: {row[f'mae_{label}']:.4f}" for label in tests)
+    print(f"{name}, seed {chosen.seed}: {found}", flush=True)
+    return row
+
+
+def write_data(name: str, folder: Path, n_train: int) -> tuple[Path, dict[str, Path]]:
+    """The file to train on and the test sets by name, the same for the same arguments; kept if they are there."""
+    pilot = PILOTS[name]
+
+    def write(part: str, count: int, seed: int, *size: int) -> Path:
+        path, random = folder / f"{name}-{part}-{count}.lmdb", np.random.default_rng([seed, *size] if size else seed)
+        write_ions(path, (pilot.make(random, *size) for _ in range(count)), count, f"{name}, {part}")
+        return path
+
+    train_file = write("train", n_train, 1, *pilot.sizes[:1])
+    if not pilot.sizes:
+        return train_file, {"test": write("test", pilot.n_test, 2)}
+    return train_file, {str(n): write(str(n), pilot.n_test, 2, n) for n in pilot.sizes}
+
+
+def main() -> None:
+    """Train every attention with every seed, test each on all sets, print the table and write it."""
+    parser = results.parser(__doc__, "data, runs and the table")
+    parser.add_argument("pilot", choices=list(PILOTS))
+    parser.add_argument("--epochs", type=int, help="default: 120 for dipoles, 15 for clusters")
+    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--train", type=int, help="structures to train on; default: 5,000 dipoles, 3,000 clusters")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--attention", nargs="+", help="default: all")
+    options = parser.parse_args()
+    pilot = PILOTS[options.pilot]
+    names = list(pilot.attentions)
+    for name in options.attention or ():
+        if name not in names:
+            parser.error(f"{options.pilot} has no attention '{name}'; choose from {', '.join(map(repr, names))}")
+    epochs, n_train = options.epochs or pilot.epochs, options.train or pilot.n_train
+    rows = []
+    try:
+        train_file, tests = write_data(options.pilot, options.out, n_train)
+        for name in options.attention or names:
+            for seed in options.seeds:
+                run = options.out / f"{options.pilot}-{names.index(name)}-{seed}"
+                first = next(iter(tests.values()))
+                settings = (pilot.attentions[name], seed, epochs, pilot.max_atoms, options.lr)
+                rows.append(errors(name, config(train_file, first, *settings), run, tests))
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+    print(f"\n{'MAE in eV':<32}" + "".join(f"{test:>10}" for test in tests))
+    for row in rows:
+        print(f"{row['attention']:<32}" + "".join(f"{row[f'mae_{test}']:>10.4f}" for test in tests))
+    print(f"{'mean absolute deviation':<32}" + "".join(f"{rows[0][f'mad_{test}']:>10.4f}" for test in tests))
+    conditions = {"epochs": epochs, "lr": options.lr, "train": n_train}
+    results.record(options.out / f"{options.pilot}.csv", rows, conditions)
+
+
+if __name__ == "__main__":
+    main()

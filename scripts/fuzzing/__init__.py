@@ -1,1 +1,0 @@
-"""What ``scripts/fuzz.py`` is made of."""

@@ -1,1 +1,0 @@
-"""What chaos.py is made of: jobs, ways of striking them, and how their outcomes are compared."""

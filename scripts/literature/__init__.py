@@ -1,0 +1,1 @@
+"""Figures and tables of the papers in miniature; the page is docs/literature.md."""

@@ -1,0 +1,220 @@
+"""Results as data: one CSV for each thing that is measured, its tables in the pages, its figures.
+
+This is the only place that writes any of them. Every row says under which conditions it was measured, on which
+machine, with which software, when, and at which commit (:data:`PROVENANCE`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from molflt.files import atomic_file
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PROVENANCE = ("conditions", "machine", "software", "date", "commit")
+"""The last columns of every CSV: ``name=value`` pairs; processor, cores, memory and system; names and versions; the
+day; the commit of the code, with a ``+`` where it had been changed. In the results that are older than this format
+the day and the commit are those with which the result entered the repository."""
+EACH = "each"
+"""A column for the values of the single seeds, which tables leave out."""
+_PACKAGES = ("molflt", "torch", "torch-geometric", "vesin", "numpy", "ase")
+_TABLE = re.compile(r"(<!-- table: ([^>\n]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+Row = dict[str, str]
+
+
+def provenance(conditions: Mapping[str, Any] | None = None) -> Row:
+    """What :data:`PROVENANCE` says of a measurement that is made here and now."""
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    system = f"{platform.system()} {platform.release()}"
+    machine = [processor(), f"{os.cpu_count()} cores", f"{pages / 2**30:.1f} GiB", *gpu, system]
+    software = [f"Python {platform.python_version()}", *(f"{name} {metadata.version(name)}" for name in _PACKAGES)]
+    return {
+        "conditions": ", ".join(f"{name}={text(value, 6)}" for name, value in (conditions or {}).items()),
+        "machine": ", ".join(machine),
+        "software": ", ".join(software),
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "commit": _commit(),
+    }
+
+
+def processor() -> str:
+    """Its name, or its architecture where it has none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a CSV; none where there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as handle:
+        return list(csv.DictReader(handle))
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), digits: int = 4) -> None:
+    """Write a CSV, whole or not at all.
+
+    Args:
+        path: of the file.
+        rows: values by column. A list becomes numbers with spaces between them, None becomes nothing.
+        columns: in this order; by default those of the first row.
+        digits: significant ones of a float.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, fieldnames=list(columns or rows[0]), restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: text(value, digits) for name, value in row.items()} for row in rows)
+
+
+def record(
+    path: Path, rows: Iterable[Mapping[str, Any]], conditions: Mapping[str, Any] | None = None, digits: int = 4
+) -> None:
+    """Write what has just been measured, with how and where: :func:`write` with :data:`PROVENANCE`."""
+    known = provenance(conditions)
+    write(path, [{**row, **known} for row in rows], digits=digits)
+
+
+def text(value: Any, digits: int = 4) -> str:
+    """A value as it stands in a CSV."""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    if isinstance(value, list | tuple):
+        return " ".join(text(item, digits) for item in value)
+    return "" if value is None else str(value)
+
+
+def numbers(cell: str) -> list[float]:
+    """The numbers of a cell."""
+    return [float(part) for part in cell.split()]
+
+
+class Store:
+    """The rows of a CSV that grows while a benchmark runs, each of them on disk before the next is measured.
+
+    Args:
+        path: of the file; what it holds already is kept.
+        columns: besides those of :data:`PROVENANCE`.
+        conditions: what all rows share; None reads only.
+
+    Raises:
+        SystemExit: the file was made under other conditions, which must not be mixed.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], conditions: Mapping[str, Any] | None) -> None:
+        self.path, self.columns = path, (*columns, *PROVENANCE)
+        self.rows = read(path)
+        self.provenance = provenance(conditions)
+        mine = self.provenance["conditions"]
+        if other := {row["conditions"] for row in self.rows if conditions is not None} - {mine}:
+            raise SystemExit(
+                f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another "
+                "--out, or move the file away"
+            )
+
+    def add(self, row: Mapping[str, Any], **provenance: str) -> None:
+        """Another row, on disk before this returns; ``provenance`` replaces what is known of this process."""
+        whole = {**row, **self.provenance, **provenance}
+        self.rows.append({name: text(whole.get(name), 6) for name in self.columns})
+        write(self.path, self.rows, self.columns)
+
+    def forget(self, status: Sequence[str]) -> None:
+        """Drop rows that ended in one of these ways, so that they are measured again."""
+        self.rows = [row for row in self.rows if row["status"] not in status]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of rows as they are, without how and where they were measured."""
+    shown = [column for column in rows[0] if column not in (*PROVENANCE, EACH)]
+    return markdown(shown, [[text(row[column]) for column in shown] for row in rows])
+
+
+def fill(page: str, render: Callable[[str], str]) -> tuple[str, list[str]]:
+    """Write the tables of a page anew.
+
+    Args:
+        page: text with tables between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+        render: Markdown of a table from its NAME.
+
+    Returns:
+        The text, and the names that are in it.
+
+    Raises:
+        ValueError: a table has no end.
+    """
+    found = _TABLE.findall(page)
+    if len(found) != page.count("<!-- table: ") or any("<!-- table: " in inside for _, _, inside, _ in found):
+        raise ValueError("every line '<!-- table: NAME -->' needs a line '<!-- end -->' below its table")
+    return _TABLE.sub(lambda match: match[1] + render(match[2]) + match[4], page), [name for _, name, _, _ in found]
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, whole or not at all."""
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=140)
+
+
+def plot_curves(axes: Axes, label: str, curves: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """Mean and range over the seeds of curves of (step, value) with the same steps."""
+    steps = [step for step, _ in curves[0]]
+    values = np.array([[value for _, value in curve] for curve in curves])
+    axes.plot(steps, values.mean(axis=0), label=label)
+    axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
+
+
+def output_folder(path: str) -> Path:
+    """The folder that ``--out`` names, made if it is not there; a type of argparse."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be the output folder ({error.strerror})") from error
+    if not os.access(folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be the output folder (no permission to write in it)")
+    return folder
+
+
+def parser(description: str | None, out: str, required: bool = True) -> argparse.ArgumentParser:
+    """A command line with the module's text as its help, and ``--out`` for a folder; ``out`` says for what."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--out", type=output_folder, required=required, help=f"folder for {out}")
+    return made

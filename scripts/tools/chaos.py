@@ -1,0 +1,182 @@
+"""Interrupt molflt at random moments, go on as documented, and compare with the run that was never interrupted.
+
+Three ways of striking, in turn: a signal (SIGKILL, SIGTERM) after a random time; SIGKILL before or after a random one
+of the calls that sync or rename a file; and a power cut, which is SIGKILL and one file of the output cut off at a
+random byte. One point in four is struck a second time while it goes on. Then the same command is repeated, which is
+all that the guide asks for, and everything that it leaves must be the same, bit by bit: weights, EMA, optimiser,
+scheduler and loops of a training, its records and report; every record of a conversion; every prediction. After a
+power cut, a refusal that names the file is as good, if doing what it says then leads to the same.
+
+    python -m scripts.tools.chaos --command train --points 50 --seed 0
+
+Prints a table; exits with 1 on any difference. On platforms with fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from scripts.tools.chaos_jobs import JOBS, Job, differences, make_inputs
+from scripts.tools.chaos_strike import Ended, Moment, run, run_to_the_end
+
+SAME = ("same", "complete already", "refused, then same")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One interruption and what came of it.
+
+    Attributes:
+        how: when and how.
+        torn: which file was cut, and where.
+        outcome: one of ``SAME``, or what is wrong.
+    """
+
+    how: str
+    torn: str
+    outcome: str
+
+    @property
+    def fine(self) -> bool:
+        """Whether all is as it should be."""
+        return self.outcome in SAME
+
+
+def strike(
+    job: Job, folder: Path, reference: dict[str, Any], whole: Ended, chance: random.Random, kind: int
+) -> Point:
+    """Interrupt a job at one point, go on, compare.
+
+    Args:
+        job: what.
+        folder: to work in; beside the inputs, and always the same, because reports tell where they are.
+        reference: outcome of the uninterrupted job.
+        whole: how that went.
+        chance: decides everything.
+        kind: 0 a signal, 1 a call, 2 a power cut.
+    """
+    folder.mkdir()
+    moments = [_moment(whole, chance, kind)]
+    if chance.random() < 0.25:
+        moments.append(_moment(whole, chance, chance.choice((0, 1))))
+    torn = ""
+    for k, moment in enumerate(moments):
+        run(folder, job.commands, moment)
+        if k == 0 and kind == 2:
+            torn = _tear(job.out(folder), folder, chance)
+    how = ", then ".join(map(str, moments))
+    again = run_to_the_end(folder, job.commands)
+    if again.status == 0:
+        return Point(how, torn, _compared(job, folder, reference, "same"))
+    if again.status != 2 or "Traceback" in again.text:
+        return Point(how, torn, f"status {again.status}: {again.text.strip()[-300:]}")
+    if "exists already" in again.text and _compared(job, folder, reference, "same") == "same":
+        return Point(how, torn, "complete already")
+    if not torn:
+        return Point(how, torn, f"refused: {again.text.strip()[-300:]}")
+    if not any(path.name in again.text for path in job.out(folder)):
+        return Point(how, torn, f"refused without naming the file: {again.text.strip()[-300:]}")
+    commands = [*job.commands[:-1], (*job.commands[-1], *job.remedy)]
+    if not job.remedy:
+        for path in job.out(folder):
+            path.unlink()
+    run_to_the_end(folder, commands)
+    return Point(how, torn, _compared(job, folder, reference, "refused, then same"))
+
+
+def _moment(whole: Ended, chance: random.Random, kind: int) -> Moment:
+    if kind == 1 or (kind == 2 and chance.random() < 0.5):
+        return Moment(None, call=chance.randint(1, max(1, whole.calls)), before=chance.random() < 0.5)
+    number = signal.SIGKILL if kind == 2 else chance.choice((signal.SIGKILL, signal.SIGTERM))
+    return Moment(chance.uniform(0, whole.seconds), number)
+
+
+def _tear(paths: list[Path], folder: Path, chance: random.Random) -> str:
+    if not paths:
+        return "nothing to cut"
+    path = chance.choice(paths)
+    size = path.stat().st_size
+    length = chance.randrange(size) if size else 0
+    os.truncate(path, length)
+    return f"{path.relative_to(folder)} at {length} of {size}"
+
+
+def _compared(job: Job, folder: Path, reference: dict[str, Any], word: str) -> str:
+    try:
+        different = differences(job.outcome(folder), reference)
+    except Exception as error:
+        return f"unreadable: {error!r}"
+    return f"{len(different)} differ: {', '.join(different[:4])}" if different else word
+
+
+def chaos(names: list[str], n_points: int, seed: int, work: Path) -> bool:
+    """Strike every job at so many points, and print what came of it.
+
+    Returns:
+        Whether all outcomes were as they should be.
+    """
+    make_inputs(work / "inputs")
+    fine = True
+    for name in names:
+        job, chance, folder = JOBS[name], random.Random(f"{seed} {name}"), work / "work"  # noqa: S311 (not for secrets)
+        folder.mkdir()
+        whole = run_to_the_end(folder, job.commands)
+        if whole.status:
+            raise RuntimeError(f"{name} fails without an interruption:\n{whole.text}")
+        reference = job.outcome(folder)
+        shutil.rmtree(folder)
+        print(f"{name}: {whole.seconds:.1f} s and {whole.calls} syncs and renames; {len(reference)} items compared")
+        counts: Counter[str] = Counter()
+        for k in range(n_points):
+            point = strike(job, folder, reference, whole, chance, k % 3)
+            shutil.rmtree(folder)
+            fine &= point.fine
+            counts[point.outcome if point.fine else "DIFFERENT"] += 1
+            torn = f"; cut {point.torn}" if point.torn else ""
+            print(f"{name:<8}{k + 1:>4}  {point.how + torn:<90}  {point.outcome}", flush=True)
+        print(f"{name}: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}\n", flush=True)
+    return fine
+
+
+def main() -> None:
+    """Read the options and strike."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--command", choices=JOBS, action="append", help="may be given again; default: all")
+    parser.add_argument("--points", type=int, default=50, help="interruptions of each command (default 50)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if not hasattr(os, "fork"):
+        sys.exit("chaos.py needs fork, which this platform has not")
+    _import_everything()
+    with tempfile.TemporaryDirectory(prefix="molflt-chaos-") as work:
+        fine = chaos(options.command or list(JOBS), options.points, options.seed, Path(work))
+    if not fine:
+        sys.exit(1)
+
+
+def _import_everything() -> None:
+    """What the commands import when they run, so that a strike meets them at work."""
+    import molflt.cli.report
+    import molflt.data.convert
+
+    import molflt.data.lmdb_writer
+    import molflt.invariance.harness
+    import molflt.prediction.shards
+    import molflt.report.model_report
+    import molflt.training.ensemble  # noqa: F401
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""What is fuzzed: for each kind of file an input from a seed, and its reader."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import ase.io
+import lmdb
+import numpy as np
+from ase.build import molecule
+from rdkit import Chem
+
+from molflt.data.ase_files import read_ase
+from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
+from molflt.data.rdkit_io import from_smiles, read_sdf
+from molflt.model.config import ModelConfig
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
+from molflt.prediction.shards import ShardHeader, merge
+from molflt.training.config_file import load_config, to_yaml
+from molflt.training.presets import preset_config
+from scripts.tools import fuzz_inputs as inputs
+from scripts.tools.fuzz_inputs import mutated, mutated_json
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of input.
+
+    Attributes:
+        make: the input of a generator of random numbers.
+        read: what is done with it.
+    """
+
+    make: Callable[[Random], bytes]
+    read: Callable[[bytes], object]
+
+
+def _through_file(file: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    def run(raw: bytes) -> None:
+        file.write_bytes(raw)
+        read(file)
+
+    return run
+
+
+def _pickles(folder: Path, which: int) -> Target:
+    corpora = inputs.record_corpus()
+    pieces = inputs.canary(str(folder / "canary"))
+    return Target(
+        lambda random: inputs.make_record(random, corpora[which], [*corpora[0], *corpora[1]], pieces),
+        inputs.read_record,
+    )
+
+
+def _lmdb(folder: Path) -> Target:
+    corpus = [raw for part in inputs.record_corpus() for raw in part]
+    pieces = inputs.canary(str(folder / "canary"))
+    file = folder / "fuzz.lmdb"
+
+    def make(random: Random) -> bytes:
+        lengths = [pickle.dumps(2), b"2", b"9" * 5000, pickle.dumps(10**5000), pickle.dumps(2**63), b"0"]
+        lengths += [pickle.dumps(-1)]
+        length = random.choice([*lengths, pickle.dumps("2"), inputs.pickle_program(random, pieces)])
+        values = [inputs.make_record(random, corpus, corpus, pieces) or b"N." for _ in range(2)]
+        return pickle.dumps((values, length if random.random() < 0.3 else lengths[0]))
+
+    def read(raw: bytes) -> None:
+        # our own pair of values, made above
+        values, length = pickle.loads(raw)  # noqa: S301
+        close_readonly(file)
+        file.unlink(missing_ok=True)
+        options = {"subdir": False, "lock": False, "sync": False, "map_size": 1 << 24}
+        with lmdb.open(str(file), **options) as database, database.begin(write=True) as transaction:
+            for key, value in zip((b"0", b"1", b"length"), (*values, length), strict=True):
+                transaction.put(key, value)
+        dataset = LmdbDataset(file)
+        try:
+            assert len(dataset.n_atoms) == len(dataset)
+        finally:
+            for k in range(min(len(dataset), 3)):
+                dataset[k]
+
+    return Target(make, read)
+
+
+def _extxyz(folder: Path) -> Target:
+    file = folder / "seed.extxyz"
+    corpus = []
+    for name in ("H2O", "CO"):
+        atoms = molecule(name, cell=[5, 6, 7], pbc=True)
+        atoms.info.update(energy=-1.5, name="a b", sid=3, matrix=np.eye(2))
+        atoms.set_array("forces", np.zeros((len(atoms), 3)))
+        ase.io.write(file, [atoms, atoms])
+        corpus.append(file.read_bytes())
+    corpus.append(b"2\ncomment\nH 0 0 0\nH 0 0 0.74\n")
+    return Target(
+        lambda random: mutated(random, random.choice(corpus), corpus, inputs.XYZ),
+        _through_file(folder / "fuzz.extxyz", read_ase),
+    )
+
+
+def _sdf(folder: Path) -> Target:
+    corpus = []
+    for smiles in ("CCO", "[Na+].[Cl-]", "c1ccncc1"):
+        mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
+        Chem.rdDistGeom.EmbedMolecule(mol, randomSeed=1)
+        corpus += [(Chem.MolToMolBlock(mol, forceV3000=v3) + "> <energy>\n-1.5\n\n$$$$\n").encode() for v3 in (0, 1)]
+    return Target(
+        lambda random: mutated(random, random.choice(corpus), corpus, inputs.SDF),
+        _through_file(folder / "fuzz.sdf", read_sdf),
+    )
+
+
+def _smiles(folder: Path) -> Target:
+    return Target(
+        lambda random: inputs.smiles(random).encode("utf-8", "surrogatepass"),
+        lambda raw: from_smiles(raw.decode("utf-8", "surrogatepass")),
+    )
+
+
+def _model(folder: Path) -> Target:
+    file = folder / "seed.safetensors"
+    sizes = {"n_basis": 2, "n_features": 2, "n_frequencies": 2}
+    config = ModelConfig.model_validate(
+        {"dim": 4, "n_heads": 1, "n_layers": 1, "ffn_dim": 4, "n_rbf": 2, "attention": sizes}
+    )
+    data = TrainingData(path="x", fingerprint="y", n_structures=1)
+    metadata = ModelMetadata(
+        config=config,
+        seed=7,
+        target="energy",
+        elements=[1],
+        standardiser={},
+        training_data=data,
+        validation={},
+        epoch=0,
+    )
+    save_model(file, EnergyModel(config, 7), metadata)
+    raw = file.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+
+    def make(random: Random) -> bytes:
+        header: Any = json.loads(raw[8:end])
+        match random.randrange(4):
+            case 0:
+                return mutated(random, raw, [raw], inputs.HEADER)
+            case 1:
+                header = mutated_json(random, header)
+            case 2:
+                header["__metadata__"]["molflt"] = json.dumps(
+                    mutated_json(random, json.loads(header["__metadata__"]["molflt"]))
+                )
+            case _:
+                text = header["__metadata__"]["molflt"].encode()
+                header["__metadata__"]["molflt"] = mutated(random, text, [text], inputs.HEADER).decode("latin1")
+        content = json.dumps(header).encode()
+        length = len(content) if random.random() < 0.95 else random.choice((0, 1 << 63, 1 << 40, len(content) + 1))
+        return struct.pack("<Q", length) + content + raw[end:]
+
+    return Target(make, _through_file(folder / "fuzz.safetensors", load_model))
+
+
+def _config(folder: Path) -> Target:
+    corpus = [to_yaml(preset_config(name)).encode() for name in ("tiny", "small")]
+    return Target(
+        lambda random: (
+            inputs.yaml(random)
+            if random.random() < 0.3
+            else mutated(random, random.choice(corpus), corpus, inputs.YAML)
+        ),
+        _through_file(folder / "fuzz.yaml", load_config),
+    )
+
+
+def _shards(folder: Path) -> Target:
+    header = ShardHeader(
+        shard=1, first=0, end=3, n_shards=1, model="m", inputs="i", n_structures=3, max_atoms=9, frequencies=None,
+        target="energy",
+    ).model_dump()  # fmt: skip
+    part = {
+        "names": ["a", "b", "c"], "ids": ["1", "2", "3"], "energies": [1.0, None, 3.0], "std": [0.1, None, 0.2],
+        "failures": {"1": "no"}, "elements": [1, 29], "contractions": {"lattice": 3},
+    }  # fmt: skip
+
+    def line(value: Any) -> bytes:
+        text = json.dumps(value).encode()
+        return b"%08x %s\n" % (zlib.crc32(text), text)
+
+    def make(random: Random) -> bytes:
+        if random.random() < 0.2:
+            whole = line(header) + line(part)
+            return mutated(random, whole, [whole], inputs.HEADER)
+        if random.random() < 0.1:
+            deep = b"[" * random.choice((100, 10_000)) + b"]"
+            return b"%08x %s\n" % (zlib.crc32(deep), deep)
+        if random.random() < 0.5:
+            return line(mutated_json(random, header)) + line(part)
+        return line(header) + line(mutated_json(random, part))
+
+    return Target(make, _through_file(folder / "fuzz.shard", lambda file: merge([file])))
+
+
+TARGETS: dict[str, Callable[[Path], Target]] = {
+    "pyg1": lambda folder: _pickles(folder, 0),
+    "pyg2": lambda folder: _pickles(folder, 1),
+    "lmdb": _lmdb,
+    "extxyz": _extxyz,
+    "sdf": _sdf,
+    "smiles": _smiles,
+    "model": _model,
+    "config": _config,
+    "shards": _shards,
+}
+"""By name: from a folder for files."""

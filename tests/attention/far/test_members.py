@@ -1,0 +1,50 @@
+"""The Gaussians of f: their transforms, widths and amplitudes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from molflt.attention.far.members import GaussianRPE
+
+
+def test_spectrum_is_the_fourier_transform_of_f():
+    """f(Δ) = ∫₀^∞ 4πξ² g(ξ) sinc dξ, by brute-force integration on a fine grid."""
+    rpe = GaussianRPE(4, 1.0, 4.0).double()
+    xi = torch.linspace(0, 3.0, 60_001, dtype=torch.float64)
+    for distance in (0.0, 0.7, 3.0, 8.0):
+        kernel = torch.from_numpy(np.sinc(2 * xi.numpy() * distance))
+        integral = torch.trapezoid((4 * math.pi * xi**2 * kernel)[:, None] * rpe().spectra(xi), xi, dim=0)
+        expected = rpe().values(torch.tensor(distance**2, dtype=torch.float64))
+        torch.testing.assert_close(integral, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_widths_start_as_asked_and_stay_bounded():
+    rpe = GaussianRPE(8, 2.0, 12.0)
+    np.testing.assert_allclose(rpe.widths.detach().numpy(), np.geomspace(2, 12, 8), rtol=1e-5)
+    with torch.no_grad():
+        rpe.raw_widths.copy_(torch.tensor([-1e4, 1e4] * 4))
+    assert float(rpe.widths.detach().min()) >= rpe.sigma_low * (1 - 1e-6) > 0
+    assert float(rpe.widths.detach().max()) <= rpe.sigma_high * (1 + 1e-6)
+
+
+def test_amplitude_keeps_a_wide_gaussian_from_swamping_the_rest():
+    """At the reference density a weight of one sums to less than one over all atoms, whatever the width."""
+    rpe = GaussianRPE(6, 0.5, 50.0)
+    integral = 0.05 * rpe().amplitudes * (2 * math.pi * rpe.widths**2) ** 1.5
+    assert bool((integral < 1).all())
+    assert float(integral[-1]) > 0.99
+
+
+def test_amplitude_of_an_isolated_structure_counts_the_atoms_there_are():
+    """One over them all for a wide Gaussian, one over those within reach for a narrow one."""
+    rpe = GaussianRPE(6, 0.5, 200.0, n_atoms=8.0)
+    inverse = 1 / rpe().amplitudes.detach()
+    assert float(inverse[-1]) == pytest.approx(8, rel=1e-3)
+    unbounded = 1 / GaussianRPE(6, 0.5, 200.0)().amplitudes.detach()
+    assert float(inverse[0]) == pytest.approx(float(unbounded[0]), rel=1e-2)
+    assert bool((inverse <= unbounded).all())
+    assert bool((inverse.diff() > 0).all())
+    assert float(GaussianRPE(2, 0.5, 200.0, n_atoms=1.0)().amplitudes.min()) == 1.0
+    assert rpe().some(torch.tensor([5])).amplitudes == rpe().amplitudes[5]

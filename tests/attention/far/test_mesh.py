@@ -1,0 +1,127 @@
+"""The particle mesh against the exact sum over images."""
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+
+from molflt.attention.far import mesh as mesh_module
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.mesh import MeshMethod
+from tests.attention.far.oracles import relative_error, small_rpe, written_in_another_image
+from tests.attention.structures import STRUCTURES, geometry_of, rotated
+
+NAMES = ["slab", "slab_open", "wire", "triclinic", "tiny_cell", "molecule", "atom"]
+
+
+def box(n: int) -> Atoms:
+    """n atoms at random in a skewed periodic cell, at the density of condensed matter."""
+    cell = np.array([[1.0, 0.1, 0.0], [0.3, 0.9, -0.1], [-0.2, 0.2, 1.1]])
+    cell *= (n / 0.08 / np.linalg.det(cell)) ** (1 / 3)
+    return Atoms(f"O{n}", scaled_positions=np.random.default_rng(0).uniform(size=(n, 3)), cell=cell, pbc=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_the_exact_sum_to_its_tolerance(name):
+    rpe, geometry = small_rpe(), geometry_of([STRUCTURES[name]()])
+    exact = ExactMethod().pair_basis(geometry, rpe())
+    for tolerance in (1e-3, 1e-4):
+        assert relative_error(MeshMethod(tolerance).pair_basis(geometry, rpe()), exact, rpe) < tolerance
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_larger_structures_and_the_reported_error(periodic):
+    """A sample of the pairs of 60 atoms says the same as all pairs."""
+    atoms = box(60)
+    atoms.pbc = periodic
+    rpe, method, geometry = small_rpe(), MeshMethod(1e-4), geometry_of([atoms])
+    worst = relative_error(method.pair_basis(geometry, rpe()), ExactMethod().pair_basis(geometry, rpe()), rpe)
+    assert worst < 1e-4
+    reported = method.achieved_error(geometry, 0, rpe(), n_sample=30)
+    assert worst / 3 < reported <= worst * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-8])
+def test_no_wave_is_an_alias_of_another(tolerance):
+    """A period of n points tells n waves apart: −K to K with K at most (n − 1) / 2."""
+    for n in range(mesh_module.NODES, 500):
+        most = (n - 1) // 2
+        found = MeshMethod(tolerance).n_waves(n)
+        assert 1 <= found <= most
+        # So wide a tolerance needs so coarse a grid that all of its waves count.
+        assert tolerance < 1e-2 or found == most
+
+
+def test_the_error_falls_with_the_power_of_the_assignment(monkeypatch):
+    """Spacing halved: the error of order NODES falls by about 2^NODES; a rule too coarse misses its tolerance."""
+    rpe, geometry, errors = small_rpe(), geometry_of([STRUCTURES["molecule"]()]), []
+    exact = ExactMethod().pair_basis(geometry, rpe())
+    for ratio in (0.8, 0.4):
+        monkeypatch.setattr(mesh_module, "spacing_in_widths", lambda tolerance, ratio=ratio: ratio)
+        errors.append(relative_error(MeshMethod(1e-8).pair_basis(geometry, rpe()), exact, rpe))
+    assert errors[0] > 20 * errors[1]
+    assert errors[0] > 1e-3
+
+
+def test_the_assignment_function_is_divided_out(monkeypatch):
+    """Power: without the filter's correction the mesh smears f visibly."""
+    rpe, geometry = small_rpe(), geometry_of([STRUCTURES["slab"]()])
+    exact = ExactMethod().pair_basis(geometry, rpe())
+    monkeypatch.setattr(mesh_module, "optimal_influence", lambda index, n, order: torch.ones_like(index))
+    assert relative_error(MeshMethod(1e-4).pair_basis(geometry, rpe()), exact, rpe) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["slab", "triclinic", "molecule"])
+def test_turned_wrapped_and_reordered(name):
+    """Rotation and wrapping to ε, order of the atoms to rounding."""
+    rpe, method, atoms = small_rpe(), MeshMethod(1e-4), STRUCTURES[name]()
+    expected = method.pair_basis(geometry_of([atoms]), rpe())
+    for changed in (rotated(atoms, 1), written_in_another_image(atoms)):
+        assert relative_error(method.pair_basis(geometry_of([changed]), rpe()), expected, rpe) < 2e-4
+    order = np.random.default_rng(0).permutation(len(atoms))
+    shuffled = method.pair_basis(geometry_of([atoms[order]]), rpe())
+    assert relative_error(shuffled, expected[:, order][:, :, order], rpe) < 1e-12
+
+
+def test_channels_at_a_time_change_nothing(monkeypatch):
+    rpe, method, geometry = small_rpe(), MeshMethod(1e-3), geometry_of([STRUCTURES["slab"]()])
+    values = torch.randn(13, 3, 5, dtype=torch.float64)
+    weights = torch.randn(4, 3, dtype=torch.float64)
+    together = method.operator(geometry, 0, rpe())(weights, values)
+    monkeypatch.setattr(mesh_module, "_MESH_VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(mesh_module, "_CHANNELS_AT_LEAST", 2)
+    apart = method.operator(geometry, 0, rpe())(weights, values)
+    torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["slab", "molecule", "atom", "tiny_cell"])
+def test_gradients(name):
+    """Weights and values exactly (the operator is linear in both); positions and widths near the exact sum's."""
+    atoms = STRUCTURES[name]()
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    values, probe = torch.randn(2, len(atoms), 2, 3, generator=generator, dtype=torch.float64)
+
+    def gradients(apply) -> list[torch.Tensor]:
+        rpe, geometry = small_rpe(), geometry_of([atoms])
+        geometry.positions = geometry.positions.detach().requires_grad_()
+        leaves = [weights.clone().requires_grad_(), values.clone().requires_grad_()]
+        out = apply(geometry, rpe(), *leaves)
+        return list(torch.autograd.grad((out * probe).sum(), [*leaves, geometry.positions, rpe.raw_widths]))
+
+    def exact(geometry, basis, w, v):
+        return torch.einsum("ijt,th,jhc->ihc", ExactMethod().pair_basis(geometry, basis)[0], w, v)
+
+    found = gradients(lambda geometry, basis, w, v: MeshMethod(1e-5).operator(geometry, 0, basis)(w, v))
+    for one, other in zip(found, gradients(exact), strict=True):
+        assert bool(torch.isfinite(one).all())
+        assert float((one - other).abs().max()) < 1e-3 * max(0.1, float(other.abs().max()))
+
+
+def test_half_of_the_digits_in_single_precision():
+    rpe = GaussianRPE(4, 1.5, 4.0)
+    geometry = geometry_of([STRUCTURES["slab"]()], dtype=torch.float32)
+    found = MeshMethod(1e-4).pair_basis(geometry, rpe())
+    assert found.dtype == torch.float32
+    assert relative_error(found, ExactMethod().pair_basis(geometry, rpe()), rpe) < 1e-4

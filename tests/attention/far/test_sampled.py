@@ -1,0 +1,272 @@
+"""The sampled estimator: unbiased, as noisy as theory says, and invariant where it says so (FLT appendix A)."""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi
+
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.sampled import SampledMethod
+from tests.attention.far.oracles import in_another_cell, written_in_another_image
+from tests.attention.structures import STRUCTURES, geometry_of, rotated
+
+WEIGHTS = torch.tensor([0.8, -0.5, 0.6], dtype=torch.float64)
+
+
+def sampled(rpe: GaussianRPE, seed: int, **options) -> SampledMethod:
+    chosen = {
+        "n_frequencies": 64,
+        "directions": "averaged",
+        "radii": "random",
+        "proposal": "mixture",
+        "spectrum": "gaussian",
+        "periodic_radius": 8.0,
+    } | options
+    return SampledMethod(rpe, seed=seed, **chosen).double()
+
+
+def wide_rpe() -> GaussianRPE:
+    return GaussianRPE(3, 1.5, 4.0).double()
+
+
+def masks(n_frequencies: int, n_draws: int, geometry, change=None, **options) -> torch.Tensor:
+    """(n_draws, n, n) estimated masks."""
+    rpe, found = wide_rpe(), []
+    with torch.no_grad():
+        for seed in range(n_draws):
+            method = sampled(rpe, seed, n_frequencies=n_frequencies, **options)
+            if change is not None:
+                change(method)
+            found.append(method.pair_basis(geometry, rpe())[0] @ WEIGHTS)
+    return torch.stack(found)
+
+
+def exact_mask(geometry) -> torch.Tensor:
+    return (ExactMethod().pair_basis(geometry, wide_rpe()())[0] @ WEIGHTS).detach()
+
+
+def wide_scales(method: SampledMethod) -> None:
+    """The variance of a frequency's own density is infinite unless every scale covers the spectrum: here it does."""
+    method.raw_scales.fill_(20.0)
+
+
+def move_means(method: SampledMethod) -> None:
+    generator = torch.Generator().manual_seed(99)
+    shift = torch.randn(method.free_means.shape, generator=generator, dtype=torch.float64)
+    method.free_means.copy_(0.5 * method.scales[:-1, None] * shift)
+
+
+def forget_means_in_the_density(method: SampledMethod) -> None:
+    move_means(method)
+    moved = method.frequencies()
+    method.epsilon.copy_(moved / method.scales[:, None])
+    method.free_means.zero_()
+
+
+def wide_scales_and_means(method: SampledMethod) -> None:
+    wide_scales(method)
+    move_means(method)
+
+
+MEANS = {"directions": "random", "means": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "biased"),
+    [
+        ({"directions": "averaged"}, None, False),
+        ({"directions": "random"}, None, False),
+        ({"directions": "averaged", "proposal": "own"}, wide_scales, False),
+        ({"directions": "random", "proposal": "own"}, wide_scales, False),
+        (MEANS, move_means, False),
+        ({**MEANS, "proposal": "own"}, wide_scales_and_means, False),
+        # Power: a density that forgets the means is found out.
+        (MEANS, forget_means_in_the_density, True),
+    ],
+)
+def test_unbiased_over_draws(options, change, biased):
+    """Mean over many draws within some standard errors of the closed form (FLT Theorem 4.1)."""
+    geometry = geometry_of([STRUCTURES["molecule"]()])
+    values = masks(64, 300, geometry, change, **options)
+    error = (values.std(dim=0) / math.sqrt(len(values))).clamp(min=1e-12)
+    worst = float(((values.mean(dim=0) - exact_mask(geometry)).abs() / error).max())
+    assert worst > 8 if biased else worst < 4.5
+
+
+@pytest.mark.parametrize(
+    ("options", "slope"),
+    [
+        ({"directions": "random"}, (-0.6, -0.4)),
+        ({"directions": "averaged"}, (-0.6, -0.4)),
+        # Power: with each frequency's own density even the median error falls more slowly.
+        ({"directions": "random", "proposal": "own"}, (-0.35, 0.5)),
+    ],
+)
+def test_errors_fall_as_the_root_of_the_number_of_frequencies(options, slope):
+    """Independent radii with the balance heuristic have a finite variance and the slope −1/2."""
+    geometry, counts = geometry_of([STRUCTURES["benzene"]()]), [16, 64, 256]
+    exact = exact_mask(geometry)
+    errors = [float((masks(r, 40, geometry, **options) - exact).norm(dim=(1, 2)).median()) for r in counts]
+    assert slope[0] < np.polyfit(np.log(counts), np.log(errors), 1)[0] < slope[1]
+
+
+def test_guard_bounds_the_importance_weights():
+    """g/(r p) stays bounded with the mixture wherever a sample falls; with its own density it does not."""
+    rpe, worst = wide_rpe(), {}
+    for proposal in ("mixture", "own"):
+        method = sampled(rpe, 0, proposal=proposal, n_frequencies=8)
+        method.raw_scales.data.fill_(-20.0)
+        method.epsilon.mul_(4.0)
+        worst[proposal] = method.coefficients(rpe()).max().item()
+    # p ≥ (1/r) N(ξ; 0, guard² I), and g falls faster than it for every width the RPE can take.
+    bound = (rpe().spectra(torch.zeros(1)) * (2 * math.pi * method.guard**2) ** 1.5).max().item()
+    assert worst["mixture"] <= bound * (1 + 1e-9)
+    assert worst["own"] > 10 * bound
+
+
+def importance_bound(rpe: GaussianRPE, method: SampledMethod) -> float:
+    """c = sup |g|/p for the mixture of the method's proposals, on a fine grid of |ξ|."""
+    xi = torch.linspace(0, 12 * float(method.guard), 20_000, dtype=torch.float64)
+    variance = method.scales.detach() ** 2
+    density = ((2 * math.pi * variance) ** -1.5 * torch.exp(-(xi[:, None] ** 2) / (2 * variance))).mean(dim=1)
+    g = (rpe().spectra(xi) @ WEIGHTS).abs().detach()
+    return float((g / density)[density > 1e-200].max())
+
+
+@pytest.mark.parametrize("directions", ["random", "averaged"])
+def test_variance_bound(directions):
+    """Theorem A.3, Eq. 11: Var ≤ (c² − f²)/r. Draws from every proposal in turn only help."""
+    rpe, geometry, r = wide_rpe(), geometry_of([STRUCTURES["molecule"]()]), 32
+    c = importance_bound(rpe, sampled(rpe, 0, n_frequencies=r))
+    bound = (c**2 - exact_mask(geometry) ** 2) / r
+    assert bool((masks(r, 300, geometry, directions=directions).var(dim=0) <= bound).all())
+    # Power: the same frequencies with their own densities break it.
+    own = masks(r, 300, geometry, directions=directions, proposal="own").var(dim=0)
+    assert bool((own > 4 * bound).any())
+
+
+def grows_like_the_logarithm(errors: list[float]) -> bool:
+    """Whether ε² of Eq. 18, ε² = (4c²/r) log(4L²/δ), rises by equal steps where L rises by equal factors."""
+    steps = np.diff(np.square(errors))
+    return bool((steps > 0).all() and steps.max() < 2 * steps.min())
+
+
+@pytest.mark.slow
+def test_frequencies_needed_grow_with_the_logarithm_of_the_atoms():
+    """Theorem 4.2: the largest error over all pairs, for atoms so far apart that the pairs hardly share errors."""
+    generator, errors = np.random.default_rng(0), []
+    for n in (5, 20, 80, 320):
+        geometry = geometry_of([Atoms(f"He{n}", generator.normal(0, 30.0, size=(n, 3)))])
+        worst = (masks(64, 20, geometry, directions="random") - exact_mask(geometry)).abs().amax(dim=(1, 2))
+        errors.append(float(worst.median()))
+    assert grows_like_the_logarithm(errors)
+
+
+@pytest.mark.parametrize("proposal", ["mixture", "own"])
+def test_largest_error_of_independent_pairs(proposal):
+    """The union bound of Theorem 4.2 with a draw for each pair; power: unbounded |g|/p grows like a power instead."""
+    rpe, delta = wide_rpe(), torch.tensor([2.5, 0.0, 0.0], dtype=torch.float64)
+    errors = []
+    with torch.no_grad():
+        exact = float(rpe().values(delta.square().sum()) @ WEIGHTS)
+        for seed in range(1024):
+            method = sampled(rpe, seed, n_frequencies=16, directions="random", proposal=proposal)
+            a = method.coefficients(rpe()) @ WEIGHTS
+            errors.append(abs(float(torch.cos(2 * math.pi * method.frequencies() @ delta) @ a) - exact))
+    worst = [float(np.median(np.reshape(errors, (-1, n)).max(axis=1))) for n in (4, 16, 64, 256)]
+    assert grows_like_the_logarithm(worst) == (proposal == "mixture")
+
+
+@lru_cache
+def thousand_draws() -> tuple[torch.Tensor, torch.Tensor]:
+    """ξ_k, (1000, 3), and a_k of each Gaussian, (1000, 3)."""
+    method = sampled(wide_rpe(), 0, n_frequencies=1000)
+    with torch.no_grad():
+        return method.frequencies(), method.coefficients(wide_rpe()())
+
+
+def variances(weights: list[float], distance: float) -> tuple[float, float]:
+    """Of the terms a_k cos(2πξ_k·Δ) and a_k sinc(2π|ξ_k||Δ|) of f̂, which the sums inherit."""
+    xi, a = thousand_draws()
+    a = a @ torch.tensor(weights, dtype=torch.float64)
+    random = a * torch.cos(2 * math.pi * xi[:, 0] * distance)
+    averaged = a * torch.sinc(2 * xi.norm(dim=1) * distance)
+    return float(random.var()), float(averaged.var())
+
+
+@given(
+    weights=st.lists(st.floats(-1, 1), min_size=3, max_size=3).filter(lambda w: max(map(abs, w)) > 0.1),
+    distance=st.floats(0.5, 8.0),
+)
+@settings(deadline=None)
+def test_averaging_directions_never_adds_variance(weights, distance):
+    """Rao-Blackwell, on random spectra."""
+    random, averaged = variances(weights, distance)
+    assert averaged <= random * 1.1
+
+
+def test_averaging_directions_takes_variance_away():
+    """Power: exchanged, the two would be told apart."""
+    random, averaged = variances([0.8, -0.5, 0.6], 2.0)
+    assert averaged < random / 4
+
+
+@pytest.mark.parametrize("name", ["molecule", "slab", "slab_open", "triclinic"])
+def test_averaged_directions_are_exactly_invariant_and_random_ones_are_not(name):
+    rpe, atoms = wide_rpe(), STRUCTURES[name]()
+    change = {}
+    for directions in ("averaged", "random"):
+        method = sampled(rpe, 0, directions=directions, n_frequencies=16)
+        before = method.pair_basis(geometry_of([atoms]), rpe())
+        after = method.pair_basis(geometry_of([rotated(atoms, 5)]), rpe())
+        change[directions] = ((before - after).norm() / before.norm()).item()
+    assert change["averaged"] < 1e-12
+    assert change["random"] > 1e-2
+
+
+@pytest.mark.parametrize("directions", ["averaged", "random"])
+@pytest.mark.parametrize("name", ["slab", "triclinic", "tiny_cell"])
+def test_periodic_estimator_does_not_see_which_image_was_written_down(name, directions):
+    rpe, atoms = wide_rpe(), STRUCTURES[name]()
+    method = sampled(rpe, 0, directions=directions)
+    before = method.pair_basis(geometry_of([atoms]), rpe())
+    moved = written_in_another_image(atoms, seed=1)
+    for changed in (moved, in_another_cell(moved)):
+        after = method.pair_basis(geometry_of([changed]), rpe())
+        assert ((before - after).abs().max() / before.abs().max()).item() < 1e-12
+
+
+def test_stratified_radii_are_the_quantiles_of_chi_three():
+    method = sampled(wide_rpe(), 0, radii="stratified", n_frequencies=10)
+    radii = np.sort(method.epsilon.norm(dim=1).numpy())
+    np.testing.assert_allclose(radii, chi.ppf((np.arange(10) + 0.5) / 10, df=3), rtol=1e-6)
+    with torch.device("meta"):
+        assert torch.equal(sampled(wide_rpe(), 0, radii="stratified", n_frequencies=10).epsilon, method.epsilon)
+
+
+def test_free_spectrum_has_one_weight_per_frequency():
+    rpe, geometry = wide_rpe(), geometry_of([STRUCTURES["molecule"]()])
+    method = sampled(rpe, 0, spectrum="free", n_frequencies=12)
+    assert method.n_weights(rpe.n_basis) == 12
+    basis = method.pair_basis(geometry, rpe())[0]
+    kappa = 2 * math.pi * method.frequencies().norm(dim=1)
+    distance = geometry.pair_displacements[0].norm(dim=-1)
+    expected = torch.from_numpy(np.sinc((kappa * distance[..., None] / math.pi).detach().numpy()))
+    torch.testing.assert_close(basis, expected)
+
+
+def test_scales_are_positive_and_bounded_and_they_and_the_means_learn():
+    rpe, geometry = wide_rpe(), geometry_of([STRUCTURES["molecule"]()])
+    method = sampled(rpe, 0, **MEANS)
+    assert bool((method.scales > 0).all())
+    assert method.scales.max().item() <= method.scale_high
+    method.pair_basis(geometry, rpe()).square().sum().backward()
+    assert bool((method.raw_scales.grad != 0).all())
+    assert float(method.free_means.grad.abs().max()) > 0

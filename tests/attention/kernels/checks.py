@@ -1,0 +1,107 @@
+"""What must hold for every feature map, as functions of a kernel; and tokens to try them on."""
+
+from __future__ import annotations
+
+import torch
+
+from molflt.attention.kernels.kernel import Kernel, kernelised_attention
+
+WIDTH = 5
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tokens(batch: int = 2, heads: int = 2, n: int = 6, c: int = WIDTH, scale: float = 0.25, seed: int = 7):
+    """Queries, keys and values; keys are off centre and their axes of unequal length, so that averages matter."""
+    q, k, v = torch.randn(3, batch, heads, n, c, generator=generator(seed), dtype=torch.float64)
+    stretch = torch.linspace(0.5, 1.5, c, dtype=torch.float64)
+    return scale * q, scale * (k * stretch + 0.3), v
+
+
+def estimate(kernel: Kernel, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """φ_Q(q_i)·φ_K(k_j), (batch, heads, n, n), with nothing taken off the exponents."""
+    phi_q, phi_k = kernel(q, k)
+    return phi_q.values() @ phi_k.values().transpose(-1, -2)
+
+
+def attention(kernel: Kernel, *x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    return kernelised_attention(kernel, *x, mask)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+def padding_changes_nothing_and_has_no_gradient(kernel: Kernel) -> None:
+    x = tokens()
+    n, rest = 6, 2 * torch.randn(2, 2, 3, WIDTH, generator=generator(5), dtype=torch.float64)
+    mask = (torch.arange(n + 3) < n)[None, None, :, None].expand(2, -1, -1, -1)
+    wide = [torch.cat([t, rest + i], dim=2).requires_grad_() for i, t in enumerate(x)]
+    found, alone = attention(kernel, *wide, mask=mask)[:, :, :n], attention(kernel, *x)
+    assert same(found, alone)
+    # Power: without the mask it does.
+    assert not torch.allclose(attention(kernel, *wide)[:, :, :n], alone, rtol=1e-3)
+    found.square().sum().backward()
+    assert not any(bool(t.grad[:, :, n:].any()) for t in wide)
+
+
+def batch_mates_and_heads_do_not_see_each_other(kernel: Kernel) -> None:
+    q, k, v = tokens(batch=1)
+    axes = torch.tensor([30.0, 0.01, 1.0, -8.0, 3.0], dtype=torch.float64)
+    mates = attention(kernel, torch.cat([q, axes * q]), torch.cat([k, 5 * k]), torch.cat([v, 100 * v]))
+    assert same(mates[:1], attention(kernel, q, k, v))
+    other_head = torch.tensor([1.0, 6.0], dtype=torch.float64)[:, None, None]
+    assert same(attention(kernel, other_head * q, other_head * k, v)[:, :1], attention(kernel, q, k, v)[:, :1])
+
+
+def permuted_tokens_permute_the_result(kernel: Kernel) -> None:
+    q, k, v = tokens()
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    out = attention(kernel, q, k, v)
+    assert same(attention(kernel, *(t[:, :, order] for t in (q, k, v))), out[:, :, order])
+    # Keys and values move together or not at all.
+    assert not torch.allclose(attention(kernel, q, k[:, :, order], v), out, rtol=1e-3)
+
+
+def gradients_are_finite_and_reach_everything(kernel: Kernel) -> None:
+    inputs = [t.requires_grad_() for t in tokens()]
+    parameters = [p for p in kernel.parameters() if p.requires_grad]
+    for tensor in torch.autograd.grad(attention(kernel, *inputs).square().sum(), [*inputs, *parameters]):
+        assert bool(torch.isfinite(tensor).all())
+        assert float(tensor.abs().max()) > 1e-8
+
+
+def single_precision_with_huge_queries_stays_finite(kernel: Kernel) -> None:
+    for scale in (100.0, -100.0):
+        q, k, v = (t.float() for t in tokens(scale=1.0))
+        inputs = [t.requires_grad_() for t in (scale * q, k, v)]
+        out = attention(kernel, *inputs)
+        gradients = torch.autograd.grad(out.square().sum(), [*inputs, *kernel.parameters()])
+        assert all(bool(torch.isfinite(t).all()) for t in (out, *gradients))
+
+
+def features_are_as_many_and_of_the_sign_it_says(kernel: Kernel) -> None:
+    for scale in (0.1, 3.0):
+        phi_q, phi_k = (feature.values() for feature in kernel(*tokens(scale=scale)[:2]))
+        assert phi_q.shape[-1] == phi_k.shape[-1] == kernel.n_features
+        for phi in (phi_q, phi_k):
+            assert bool((phi >= 0).all()) if kernel.positive else bool((phi < 0).any())
+
+
+def check_kernel(kernel: Kernel) -> None:
+    """All of the above; the kernel is of width WIDTH and two heads."""
+    kernel = kernel.double()
+    padding_changes_nothing_and_has_no_gradient(kernel)
+    batch_mates_and_heads_do_not_see_each_other(kernel)
+    permuted_tokens_permute_the_result(kernel)
+    gradients_are_finite_and_reach_everything(kernel)
+    features_are_as_many_and_of_the_sign_it_says(kernel)
+    single_precision_with_huge_queries_stays_finite(kernel.float())
+
+
+def standard_errors_off(values: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest distance of the mean over the first axis from ``wanted``, in standard errors."""
+    error = values.std(dim=0) / len(values) ** 0.5
+    return float(((values.mean(dim=0) - wanted).abs() / error).max())

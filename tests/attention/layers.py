@@ -1,0 +1,106 @@
+"""One layer of any mechanism with small, generic weights, and its local factor written out with loops."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+
+from molflt.attention.build import Sizes, build_attention
+from molflt.attention.config import MechanismConfig
+from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
+from molflt.attention.registry import attention_config
+from molflt.attention.smooth import envelope
+from tests.attention.structures import STRUCTURES, geometry_of
+
+DIM, HEADS, RBF, CUTOFF = 12, 3, 7, 4.0
+SIZES = Sizes(dim=DIM, n_heads=HEADS, n_layers=1, n_rbf=RBF, seed=3)
+SMALL = {"n_basis": 3, "sigma_min": 1.5, "sigma_max": 4.0, "n_features": 10, "n_frequencies": 6, "dense_cutoff": 5.0}
+
+
+def small(**keys: Any) -> MechanismConfig:
+    """A configuration with the given keys, and those of SMALL that it has and that act."""
+    config = attention_config(**keys)
+    acting = {key for key in type(config).model_fields if key not in keys and config.acts(key)}
+    return attention_config(**keys, **{key: value for key, value in SMALL.items() if key in acting})
+
+
+class Layer:
+    """One layer of attention with generic weights, in any contraction order."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, **keys: Any) -> None:
+        torch.manual_seed(0)
+        self.config = small(**keys)
+        self.shared, (self.layer,) = build_attention(self.config, SIZES)
+        self.radial, self.dtype = GaussianDistanceBasis(RBF, CUTOFF), dtype
+        for module in (self.shared, self.layer, self.radial):
+            for parameter in module.parameters():
+                parameter.data += 0.1 * torch.randn_like(parameter)
+            module.to(dtype)
+
+    def geometry(self, atoms: list[Atoms]):
+        reach = self.config.neighbour_cutoff(CUTOFF)
+        return geometry_of(atoms, reach, self.dtype, all_pairs=self.config.all_pairs_if_isolated)
+
+    def context(self, geometry):
+        return self.shared(geometry, local_neighbourhood(geometry, self.radial, CUTOFF))
+
+    def apply(self, x: torch.Tensor, geometry) -> torch.Tensor:
+        return self.layer(x, geometry, self.layer.prepare(geometry, self.context(geometry)))
+
+    def __call__(self, atoms: list[Atoms], order: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Output and gradients with respect to positions and the parameters of layer and shared part."""
+        self.shared.order = order
+        geometry = self.geometry(atoms)
+        geometry.positions = geometry.positions.detach().requires_grad_()
+        x = torch.randn(geometry.n_atoms, DIM, generator=torch.Generator().manual_seed(1)).to(self.dtype)
+        out = self.apply(x, geometry)
+        parameters = [*self.layer.parameters(), *self.shared.parameters()]
+        weights = torch.linspace(-1, 1, out.numel(), dtype=self.dtype).view_as(out)
+        found = torch.autograd.grad((out * weights).sum(), [geometry.positions, *parameters], allow_unused=True)
+        return out.detach(), [g for g in found if g is not None]
+
+
+def prepare(name: str, keys: dict[str, Any]):
+    """A layer in float64, its input, and everything that loops over one structure need."""
+    made = Layer(**keys)
+    geometry = made.geometry([STRUCTURES[name]()])
+    x = torch.randn(geometry.n_atoms, DIM, dtype=torch.float64)
+    return made.layer, made.shared, made.radial, geometry, x, made.context(geometry)
+
+
+def water(n: int, seed: int = 0) -> Atoms:
+    """n molecules at the density of water, isolated."""
+    random = np.random.default_rng(seed)
+    side = (n / 0.033) ** (1 / 3)
+    centres = random.uniform(0, side, size=(n, 3))
+    return Atoms("OHH" * n, np.repeat(centres, 3, axis=0) + random.normal(0, 0.6, size=(3 * n, 3)))
+
+
+def images(atoms: Atoms, radius: float) -> list[np.ndarray]:
+    """Every lattice translation that can matter within ``radius``."""
+    heights = np.ones(3)
+    if any(atoms.pbc):
+        heights = 1 / np.linalg.norm(np.linalg.pinv(np.asarray(atoms.cell)), axis=0)
+    reach = [math.ceil(radius * 2 / h) + 1 if p else 0 for h, p in zip(heights, atoms.pbc, strict=True)]
+    grid = itertools.product(*[range(-r, r + 1) for r in reach])
+    return [np.array(n) @ np.asarray(atoms.cell) for n in grid]
+
+
+def local_sum(atoms, i, j, q, k, layer, radial, cutoff, z, env=True):
+    """Σ over images of exp(q·k + b) env, per head; the atom itself counts with env = 1."""
+    total = torch.zeros(HEADS, dtype=torch.float64)
+    for shift in images(atoms, cutoff):
+        d = float(np.linalg.norm(atoms.positions[i] - atoms.positions[j] - shift))
+        itself = i == j and d == 0
+        if d >= cutoff and env and not itself:
+            continue
+        distance = torch.tensor([d], dtype=torch.float64)
+        bias = layer.local_rpe.bias(radial(distance, z[i : i + 1], z[j : j + 1]))[0]
+        weight = torch.ones(1, dtype=torch.float64) if itself or not env else envelope(distance, cutoff)
+        total = total + ((q[i] * k[j]).sum(-1) + bias).exp() * weight
+    return total

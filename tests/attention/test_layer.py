@@ -1,0 +1,152 @@
+"""The attention of DESIGN §3 against its formula written out with loops, and its two contraction orders."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from molflt.attention.far.method import PositionFeatures
+from molflt.errors import InputError
+from tests.attention.layers import CUTOFF, DIM, HEADS, Layer, images, local_sum, prepare, water
+from tests.attention.structures import STRUCTURES
+
+ISOLATED = ["molecule", "benzene", "linear", "atom"]
+PERIODIC = ["slab", "slab_open", "wire", "triclinic", "tiny_cell"]
+METHODS = {
+    "lattice": ({"frequencies": "lattice"}, PERIODIC + ISOLATED),
+    "mesh": ({"frequencies": "mesh", "tolerance": 5e-3}, ["slab_open", "triclinic", "molecule"]),
+    "quadrature": ({"frequencies": "quadrature"}, ISOLATED),
+    "random": ({"mechanism": "sampled", "directions": "random"}, ISOLATED),
+    "averaged": ({"mechanism": "sampled", "l_max": 3}, ISOLATED),
+    "free": ({"mechanism": "sampled", "l_max": 3, "spectrum": "free"}, ISOLATED),
+}
+
+
+@pytest.mark.parametrize("far_rank", [0, 1, "m", None])
+@pytest.mark.parametrize("name", ["linear", "wire", "tiny_cell", "atom"])
+def test_the_layer_is_its_formula(name, far_rank):
+    keys = {"mechanism": "local"} if far_rank is None else {"far_rank": far_rank, "frequencies": "exact"}
+    layer, shared, radial, geometry, x, context = prepare(name, keys)
+    found = layer(x, geometry, layer.prepare(geometry, context))
+
+    atoms, z, n = STRUCTURES[name](), geometry.atomic_numbers, geometry.n_atoms
+    tau = 16 * torch.sigmoid(layer.query_key.raw_temperature)
+    q, k = layer.query_key.projection(x).view(n, 2, HEADS, -1).unbind(1)
+    q = q / q.norm(dim=-1, keepdim=True) * tau.sqrt()[:, None]
+    k = k / k.norm(dim=-1, keepdim=True) * tau.sqrt()[:, None]
+    v = layer.value(x).view(n, HEADS, -1)
+    # The far field carries the first channels of every head.
+    width = v.shape[-1] if far_rank == "m" else math.ceil(v.shape[-1] / 4)
+    carried = torch.arange(v.shape[-1]) < width
+    shifts = torch.from_numpy(np.array(images(atoms, 20.0)))
+    out = torch.zeros_like(v)
+    for i in range(n):
+        numerator, denominator = torch.zeros_like(v[0]), torch.zeros(HEADS, dtype=torch.float64)
+        for j in range(n):
+            near = local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z)
+            denominator = denominator + near
+            weight = near[:, None].expand_as(v[j])
+            if far_rank is not None:
+                delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + shifts
+                f = shared.rpe().values((delta**2).sum(-1)).sum(0) @ layer.rpe_weights
+                content = torch.ones(HEADS, dtype=torch.float64)
+                if far_rank == 1:
+                    gates = layer.query_gate.linear(x[i]), layer.key_gate.linear(x[j])
+                    content = functional.softplus(gates[0]) * functional.softplus(gates[1])
+                if far_rank == "m":
+                    omega = layer.kernel.weights.omega
+                    phi_q = (q[i] @ omega.T - (q[i] ** 2).sum(-1, keepdim=True) / 2).exp()
+                    phi_k = (k[j] @ omega.T - (k[j] ** 2).sum(-1, keepdim=True) / 2).exp()
+                    content = (phi_q * phi_k).mean(-1)
+                weight = weight + (f * content)[:, None] * carried
+            numerator = numerator + weight * v[j]
+        out[i] = numerator / denominator[:, None]
+    # Moments have their own formula, in test_moments.py.
+    expected = layer.output(out.reshape(n, DIM)) + layer.moments(x, context.moments)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+CASES = [
+    *((method, 0, 12) for method in METHODS),
+    *((method, "m", None) for method in METHODS),
+    *(("lattice", *rest) for rest in ((0, None), (1, 6), ("m", 6))),
+    ("local", None, None),
+]
+
+
+@pytest.mark.parametrize(("method", "far_rank", "far_dim"), CASES)
+def test_both_orders_agree(method, far_rank, far_dim):
+    """Outputs in both precisions, and all gradients."""
+    if method == "local":
+        keys, names = {"mechanism": "local"}, PERIODIC + ISOLATED
+    else:
+        keys, names = METHODS[method]
+        keys = {**keys, "far_rank": far_rank, "far_dim": far_dim}
+    atoms = [STRUCTURES[name]() for name in names]
+    for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        layer = Layer(dtype, **keys)
+        (expected, slopes), (found, other_slopes) = layer(atoms, "quadratic"), layer(atoms, "linear")
+        assert float((found - expected).abs().max()) < bound * float(expected.abs().max())
+        if dtype == torch.float64:
+            for a, b in zip(slopes, other_slopes, strict=True):
+                assert float((a - b).abs().max()) < 1e-8 * max(1.0, float(a.abs().max()))
+
+
+def test_a_feature_dropped_shows():
+    """Power: the agreement is not that of two zeros."""
+    layer = Layer(mechanism="sampled", l_max=2)
+    atoms = [STRUCTURES["molecule"]()]
+    expected, _ = layer(atoms, "quadratic")
+    complete = PositionFeatures.__call__
+
+    def incomplete(self, weights, values):
+        return complete(PositionFeatures(self.features[:, 1:], self.coefficients[1:]), weights, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PositionFeatures, "__call__", incomplete)
+        found, _ = layer(atoms, "linear")
+    assert float((found - expected).abs().max()) > 1e-3 * float(expected.abs().max())
+
+
+def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing():
+    """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
+    layer = Layer(mechanism="sampled", l_max=2)
+    atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
+    geometry = layer.geometry(atoms)
+    context = layer.context(geometry)
+    assert [c.order for c in context.contractions] == ["quadratic", "linear", "quadratic", "linear"]
+    assert [part.quadratic for part in context.parts] == [True, False]
+    x = torch.randn(geometry.n_atoms, DIM, dtype=torch.float64)
+    together = layer.apply(x, geometry).split(geometry.sizes)
+    for one, expected, inputs in zip(atoms, together, x.split(geometry.sizes), strict=True):
+        found = layer.apply(inputs, layer.geometry([one]))
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [({"mechanism": "sampled"}, "molecule"), ({"mechanism": "sampled", "l_max": 2}, "slab")],
+)
+def test_an_order_that_is_not_there_is_refused(keys, name):
+    """Where the configuration alone cannot tell."""
+    with pytest.raises(InputError, match="no linear form"):
+        Layer(**keys)([STRUCTURES[name]()], "linear")
+
+
+def test_a_cut_at_l_max_is_invariant_and_is_an_approximation():
+    """Turning changes nothing at any l_max; the distance from the untruncated estimator falls with l_max."""
+    atoms = water(6)
+    turned = atoms.copy()
+    turned.euler_rotate(*np.random.default_rng(0).uniform(0, 360, 3), center=(1.0, 2.0, 3.0))
+    untruncated, _ = Layer(mechanism="sampled")([atoms], "quadratic")
+    errors = []
+    for l_max in (1, 3, 6, 12):
+        layer = Layer(mechanism="sampled", l_max=l_max)
+        found, _ = layer([atoms], "linear")
+        again, _ = layer([turned], "linear")
+        torch.testing.assert_close(again, found, rtol=1e-10, atol=1e-11)
+        errors.append(float((found - untruncated).abs().max()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1e-3 > 10 * errors[-1]

@@ -1,0 +1,151 @@
+"""Local moments against sums over triples of atoms, and what they can tell apart."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.neighborlist import neighbor_list
+
+from molflt.attention import near
+from molflt.attention.build import Sizes, build_attention
+from molflt.attention.moments import LocalMoments, NeighbourMoments, typical_neighbours
+from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
+from molflt.attention.registry import attention_config
+from molflt.attention.smooth import envelope
+from tests.attention.structures import STRUCTURES, geometry_of
+
+CUTOFF, DIM, RBF, CHANNELS = 4.0, 16, 6, 5
+NAMES = ("molecule", "atom", "tiny_cell", "wire")
+
+
+@pytest.fixture
+def radial():
+    torch.manual_seed(0)
+    radial = GaussianDistanceBasis(RBF, CUTOFF, pair_types=True).double()
+    with torch.no_grad():
+        # An element's own affine: receiver and sender must not be exchanged.
+        radial.gamma.add_(0.1 * torch.rand_like(radial.gamma))
+    return radial
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(1)
+    return LocalMoments(DIM, RBF, CHANNELS).double()
+
+
+def states(n):
+    return torch.randn(n, DIM, generator=torch.Generator().manual_seed(2)).double()
+
+
+def moments_of(atoms, radial, shift=0.0):
+    geometry = geometry_of(atoms, CUTOFF)
+    geometry.edge_displacements = geometry.edge_displacements + shift
+    return NeighbourMoments(geometry, local_neighbourhood(geometry, radial, CUTOFF))
+
+
+def by_triples(atoms, layer, radial, x):
+    """(n_atoms, 3 · channels) with ASE's neighbour list: Σ_j w, Σ_jk w_j (U w_k) (û_j·û_k)^l."""
+    receivers, senders, vectors = neighbor_list("ijD", atoms, CUTOFF)
+    numbers = torch.as_tensor(atoms.numbers)
+    values = layer.value(x)
+    found = torch.zeros(len(atoms), 3 * CHANNELS, dtype=torch.float64)
+    for i in range(len(atoms)):
+        mine = np.flatnonzero(receivers == i)
+        if len(mine) == 0:
+            continue
+        # ASE's D points from the receiver; the sign counts for no product of two.
+        vector = torch.as_tensor(vectors[mine])
+        distance = vector.norm(dim=1)
+        phi = radial(distance, numbers[receivers[mine]], numbers[senders[mine]])
+        weight = layer.filters(phi) * envelope(distance, CUTOFF)[:, None] * values[senders[mine]]
+        weight = weight / typical_neighbours(CUTOFF) ** 0.5
+        unit = vector / (1 + distance**2).sqrt()[:, None]
+        found[i, :CHANNELS] = weight.sum(dim=0)
+        for j, k in itertools.product(range(len(mine)), repeat=2):
+            cosine = unit[j] @ unit[k]
+            found[i, CHANNELS : 2 * CHANNELS] += weight[j] * layer.mix_first(weight[k]) * cosine
+            found[i, 2 * CHANNELS :] += weight[j] * layer.mix_second(weight[k]) * cosine**2
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_products_of_moments_are_sums_over_triples(name, layer, radial):
+    atoms = STRUCTURES[name]()
+    x = states(len(atoms))
+    expected = layer.output(by_triples(atoms, layer, radial, x))
+    torch.testing.assert_close(layer(x, moments_of([atoms], radial)), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_batch_is_its_structures(layer, radial):
+    atoms = [STRUCTURES[name]() for name in NAMES]
+    x = states(sum(map(len, atoms)))
+    together = layer(x, moments_of(atoms, radial))
+    alone = [
+        layer(part, moments_of([a], radial)) for a, part in zip(atoms, x.split([len(a) for a in atoms]), strict=True)
+    ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_large_neighbourhood_is_taken_in_parts(grad, layer, radial, monkeypatch):
+    """Values, derivatives by positions and weights; parts of a few edges."""
+    atoms = [STRUCTURES[name]() for name in NAMES]
+
+    def run():
+        with torch.set_grad_enabled(grad):
+            shift = torch.zeros(3, dtype=torch.float64, requires_grad=grad)
+            moments = moments_of(atoms, radial, shift)
+            out = layer(states(sum(map(len, atoms))), moments)
+            if not grad:
+                return [out]
+            asked = [shift, *layer.parameters(), radial.centres]
+            return [out, *torch.autograd.grad((out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum(), asked)]
+
+    whole = run()
+    monkeypatch.setattr(near, "_VALUES_KEPT", 0)
+    monkeypatch.setattr(near, "_VALUES_KEPT_FOR_GRADIENT", 0)
+    monkeypatch.setattr(near, "_VALUES_AT_ONCE", 50 * RBF)
+    for one, other in zip(whole, run(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_first_and_second_derivatives(layer, radial):
+    """By finite differences, through the states and the weights of the filters."""
+    moments = moments_of([STRUCTURES["molecule"]()], radial)
+    x = states(moments.geometry.n_atoms).requires_grad_()
+
+    def function(x, weight):
+        return torch.func.functional_call(layer, {"filters.weight": weight}, (x, moments))
+
+    weight = layer.filters.weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(function, (x, weight))
+    assert torch.autograd.gradgradcheck(function, (x, weight))
+
+
+def pyramids():
+    """Two environments of a carbon with the same distances and different angles."""
+    corners = np.array([[1, 1, 1], [-1, -1, 1], [-1, 1, -1], [1, -1, -1]]) / np.sqrt(3)
+    square = np.array([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0]])
+    for around in (corners, square):
+        yield Atoms("CH4", positions=np.vstack([np.zeros((1, 3)), 1.1 * around]))
+
+
+@pytest.mark.parametrize("channels", [8, 0])
+def test_angles_are_seen_in_one_layer_and_only_with_moments(channels):
+    """The carbon of CH₄, tetrahedral and square, neighbours alone: without moments the layer cannot tell."""
+    torch.manual_seed(3)
+    config = attention_config("local", moment_channels=channels)
+    shared, (layer,) = build_attention(config, Sizes(dim=DIM, n_heads=2, n_layers=1, n_rbf=RBF))
+    shared, layer = shared.double(), layer.double()
+    radial = GaussianDistanceBasis(RBF, 1.5).double()
+    x = states(2)[[0, 1, 1, 1, 1]]
+    found = []
+    for atoms in pyramids():
+        geometry = geometry_of([atoms], 1.5)
+        context = shared(geometry, local_neighbourhood(geometry, radial, 1.5))
+        found.append(layer(x, geometry, layer.prepare(geometry, context))[0])
+    difference = float((found[0] - found[1]).detach().abs().max())
+    assert difference > 1e-3 if channels else difference < 1e-12

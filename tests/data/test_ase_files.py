@@ -1,0 +1,190 @@
+"""Files that ASE reads: frames and labels as they are, and nothing that runs, or asks for more than there is."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import pickle
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import ase.db
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase.build import bulk, molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from molflt.data import ase_files
+from molflt.data.ase_files import ase_format, read_ase
+from molflt.errors import InputError
+from tests.data.pickles import Call
+from tests.data.test_ase_io import slab
+
+FILES = ["a.extxyz", "a.xyz", "a.traj", "a.db", "a.json", "a.extxyz.gz", "a.xyz.bz2", "a.xyz.xz"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_frame_of_a_file(tmp_path: Path, name: str) -> None:
+    frames = []
+    for k in range(4):
+        frame = slab()
+        frame.positions += 0.01 * k
+        frame.calc = SinglePointCalculator(frame, energy=-float(k))
+        frames.append(frame)
+    # "@" is ASE's syntax for frames, but here a part of the name
+    path = tmp_path / f"x@1{name}"
+    ase.io.write(tmp_path / name, frames)
+    (tmp_path / name).rename(path)
+    read = read_ase(path)
+    assert [d.name for d in read] == [f"{path}#{k}" for k in range(4)]
+    for data, frame in zip(read, frames, strict=True):
+        np.testing.assert_allclose(data.positions.numpy(), frame.positions, atol=1e-7)
+        np.testing.assert_array_equal(data.tags.numpy(), frame.get_tags())
+        assert float(data.energy) == frame.get_potential_energy()
+        assert data.pbc.tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("a.cif", "cif"), ("POSCAR", "vasp"), ("CONTCAR_2", "vasp"), ("a.vasp.gz", "vasp"), ("a.xsf", "xsf")],
+)
+def test_single_structure_formats(tmp_path: Path, name: str, form: str) -> None:
+    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
+    ase.io.write(tmp_path / name, atoms, format=form)
+    (data,) = read_ase(tmp_path / name)
+    assert sorted(data.atomic_numbers.tolist()) == sorted(atoms.numbers.tolist())
+    assert data.pbc.all()
+    torch.testing.assert_close(data.cell[0].norm(dim=1), torch.full((3,), 5.6, dtype=torch.float64))
+
+
+def test_plain_xyz_with_any_comment(tmp_path: Path) -> None:
+    path = tmp_path / "a.xyz"
+    path.write_text("2\nhydrogen, as drawn\nH 0 0 0\nH 0 0 0.74\n")
+    (data,) = read_ase(path)
+    assert data.num_nodes == 2
+    assert not data.pbc.any()
+
+
+def test_databases(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with ase.db.connect(path) as database:
+        database.write(slab(), y_relaxed=-0.75, sid=12, adsorbate="O")
+    (data,) = read_ase(path)
+    assert (float(data.y_relaxed), int(data.sid), data.adsorbate) == (-0.75, 12, "O")
+    with ase.db.connect(path) as database:
+        del database[1]
+    with pytest.raises(InputError, match=r"a\.db: holds no structures"):
+        read_ase(path)
+    # one of another program is not touched
+    path.unlink()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE mine (x)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="not an ASE database"):
+        read_ase(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["a.traj", "a.db", "a.json", "a.extxyz", "a.pckl", "a.bundle", "a.py", "a.gpw"])
+def test_files_are_not_run(tmp_path: Path, name: str) -> None:
+    flag = tmp_path / "flag"
+    program = pickle.dumps(Call(Path.touch, (flag,)))
+    for content in (program, f"from pathlib import Path\nPath({str(flag)!r}).touch()\n".encode()):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=name):
+            read_ase(tmp_path / name)
+    assert not flag.exists()
+    # negative control
+    pickle.loads(program)
+    assert flag.exists()
+
+
+def test_formats_off_the_list(tmp_path: Path) -> None:
+    for name in ("geometry.in", "a.py", "a.pckl", "a.bundle", "a.traj.gz", "a.db.gz", "a", "a.txt"):
+        assert ase_format(Path(name)) is None
+    ase.io.write(tmp_path / "a", molecule("H2O"), format="extxyz")
+    # ASE looks inside; here content does not put a file on the list
+    assert len(ase.io.read(tmp_path / "a")) == 3
+    with pytest.raises(InputError, match="no safe reader for this kind of file"):
+        read_ase(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_files_are_one_input_error(tmp_path: Path, name: str) -> None:
+    ase.io.write(tmp_path / name, [slab() for _ in range(3)])
+    raw = (tmp_path / name).read_bytes()
+    for content in (raw[:1], raw[: len(raw) // 2], gzip.compress(b"\xff\xfe\x00nothing")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=name):
+            read_ase(tmp_path / name)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InputError, match="empty"):
+        read_ase(tmp_path / name)
+    (tmp_path / name).unlink()
+    with pytest.raises(InputError, match="no such file"):
+        read_ase(tmp_path / name)
+
+
+def test_the_bad_frame_is_named(tmp_path: Path) -> None:
+    frames = [slab() for _ in range(3)]
+    frames[2].set_tags(range(13))
+    ase.io.write(tmp_path / "a.extxyz", frames)
+    with pytest.raises(InputError, match=r"a\.extxyz#2: tags"):
+        read_ase(tmp_path / "a.extxyz")
+
+
+@pytest.mark.parametrize("count", ["1000", "100000000", "9" * 30])
+@pytest.mark.parametrize("name", ["a.extxyz", "a.xyz", "a.xyz.gz"])
+def test_columns_are_counted_before_memory_is_taken(
+    count: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ASE is not asked
+    monkeypatch.setattr("ase.io.iread", None)
+    frame = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
+    for before, spec in (
+        ("", f"Properties=species:S:1:pos:R:{count}"),
+        ("", f'e=1 pROPERTIES = "species:S:1:pos:R:3:x:I:{count}"'),
+        (frame, f"Properties=species:S:1:pos:R:{count}"),
+    ):
+        text = f"{before}1\n{spec}\nH 0 0 0\n".encode()
+        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+        with pytest.raises(InputError, match="'Properties' names 1,000 columns or more"):
+            read_ase(tmp_path / name)
+
+
+@pytest.mark.parametrize("count", ["20000000", "9" * 30])
+@pytest.mark.parametrize("before", ["", '1\nLattice="5 0 0 0 5 0 0 0 5" Properties=species:S:1:pos:R:3\nH 0 0 0\n'])
+def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.extxyz"
+    path.write_text(f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n")
+    with pytest.raises(InputError, match=r"a\.extxyz: a frame announces .* atoms, and the file ends after 2 lines"):
+        read_ase(path)
+
+
+def test_a_comment_may_be_a_number_and_a_frame_have_vectors(tmp_path: Path) -> None:
+    """What ASE accepts passes: a large number as the comment of a frame is no number of atoms."""
+    path = tmp_path / "a.extxyz"
+    path.write_text(2 * "3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\n")
+    assert [len(data.positions) for data in read_ase(path)] == [3, 3]
+    ase_files.refuse_counts("1\nx\nH 0 0 0\nVEC1 5 0 0\n1\nx\nH 0 0 0\n".splitlines(True), "x")
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_what_unpacks_to_hundreds_of_times_its_size(
+    ending: str, pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ase_files, "_ALWAYS_ALLOWED", 1 << 20)
+    file = tmp_path / f"a.xyz.{ending}"
+    file.write_bytes(pack(b"1" * (3 << 20)))
+    with pytest.raises(InputError, match=f"a.xyz.{ending}.*refused, it unpacks to more than 200 times"):
+        read_ase(file)
+    monkeypatch.setattr(ase_files, "_ALWAYS_ALLOWED", 0)
+    # an honest one passes
+    ase.io.write(file, [molecule("C6H6")] * 20, format="extxyz")
+    assert len(read_ase(file)) == 20

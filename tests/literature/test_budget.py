@@ -1,0 +1,52 @@
+"""The quadrature under a budget: the same truncated sum in both orders, invariant, and counted rightly."""
+
+import numpy as np
+import pytest
+import torch
+
+from molflt.attention.far.exact import ExactMethod
+from molflt.errors import InputError
+from tests.attention.layers import Layer, water
+from tests.attention.structures import STRUCTURES, geometry_of
+
+ISOLATED = ["molecule", "benzene", "linear", "atom"]
+BUDGET = {"mechanism": "budget", "l_max": 3}
+
+
+@pytest.mark.parametrize("far_rank", [0, 1, "m"])
+def test_both_orders_agree(far_rank):
+    """Outputs in both precisions, and all gradients."""
+    atoms = [STRUCTURES[name]() for name in ISOLATED]
+    for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        layer = Layer(dtype, **BUDGET, far_rank=far_rank)
+        (expected, slopes), (found, other_slopes) = layer(atoms, "quadratic"), layer(atoms, "linear")
+        assert float((found - expected).abs().max()) < bound * float(expected.abs().max())
+        if dtype == torch.float64:
+            for a, b in zip(slopes, other_slopes, strict=True):
+                assert float((a - b).abs().max()) < 1e-8 * max(1.0, float(a.abs().max()))
+
+
+def test_it_comes_to_f_as_the_budget_grows_and_is_invariant_at_any():
+    atoms = water(6)
+    turned = atoms.copy()
+    turned.euler_rotate(*np.random.default_rng(0).uniform(0, 360, 3), center=(1.0, 2.0, 3.0))
+    errors = []
+    for n_frequencies, l_max in ((4, 1), (12, 6), (24, 14)):
+        layer = Layer(mechanism="budget", n_frequencies=n_frequencies, l_max=l_max)
+        torch.testing.assert_close(layer([turned], "linear")[0], layer([atoms], "linear")[0], rtol=1e-10, atol=1e-11)
+        geometry, basis = geometry_of([atoms]), layer.shared.rpe()
+        exact = ExactMethod().pair_basis(geometry, basis)
+        errors.append(float((layer.shared.method.pair_basis(geometry, basis) - exact).detach().abs().max()))
+    assert errors[0] > 0.1 > errors[1] > 0.01 > 100 * errors[2]
+
+
+def test_its_cost_is_that_of_its_features_and_periodic_structures_have_no_linear_form():
+    """Applied once more, an operator takes two products with its features more."""
+    layer = Layer(**BUDGET)
+    method, basis, geometry = layer.shared.method, layer.shared.rpe(), geometry_of([STRUCTURES["molecule"]()])
+    features = method.operator(geometry, 0, basis).features
+    once, twice = (method.operator_cost(geometry, 0, basis, 8, applied) for applied in (1, 2))
+    assert twice - once == pytest.approx(2 * features.numel() * 8, rel=1e-12)
+    assert method.operator(geometry_of([STRUCTURES["slab"]()]), 0, basis) is None
+    with pytest.raises(InputError, match="no linear form"):
+        layer([STRUCTURES["slab"]()], "linear")

@@ -1,0 +1,141 @@
+"""Rows of attention matrices against recorded outputs, against formulas written out, and what they sum to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from molflt.attention.config import ATTENTION_PRESETS, COMPONENT_FUNCTIONS
+from molflt.literature.names import RANDOM_FEATURES
+from molflt.report.attention_rows import LayerCall, attention_row, recorded_forward
+from tests.attention.structures import STRUCTURES, batch_of
+from tests.attention.test_mechanisms import CUTOFF, HEADS, local_sum, prepare
+from tests.model.test_energy_model import make_model
+
+NAMED = [name for name in ATTENTION_PRESETS if name not in RANDOM_FEATURES]
+CASES: dict[str, Any] = {
+    **{name: name for name in NAMED},
+    **{f"{component}-orf": f"{component}-orf" for component in COMPONENT_FUNCTIONS},
+    "no far field": {"far_field": False},
+    "rank one": {"far_rank": 1},
+    "lattice": {"frequencies": "lattice", "sigma_min": 2.0, "sigma_max": 4.0},
+    "linear order": {"frequencies": "mesh", "order": "linear", "sigma_max": 4.0},
+    "biased randomised": {"mechanism": "randomised", "sampling": "biased"},
+}
+STOCHASTIC_ROWS = ("softmax", "performer", "ra", "elu", "relu", "lara", "posrf-orf", "flt-concat")
+
+
+def record(model: torch.nn.Module, atoms: Any) -> list[dict[str, Any]]:
+    """What each layer's values and heads were in a plain evaluation: independent of the code under test."""
+    found: list[dict[str, Any]] = []
+    handles = []
+    for layer in model.encoder.layers:
+        seen: dict[str, Any] = {"values": []}
+        found.append(seen)
+        dropout, output = layer.attention.dropout, layer.attention.output
+        handles.append(dropout.register_forward_hook(lambda m, a, out, seen=seen: seen["values"].append(out)))
+        handles.append(output.register_forward_pre_hook(lambda m, a, seen=seen: seen.update(out=a[0])))
+    config = model.config
+    with torch.no_grad():
+        model(batch_of([atoms], config.neighbour_cutoff, config.all_pairs_if_isolated))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def calls_of(model: torch.nn.Module, atoms: Any) -> list[LayerCall]:
+    config = model.config
+    return recorded_forward(model, batch_of([atoms], config.neighbour_cutoff, config.all_pairs_if_isolated))[1]
+
+
+def matrix(call: LayerCall) -> torch.Tensor:
+    """(n_heads, n, n)"""
+    return torch.stack([attention_row(call, i) for i in range(call.x.shape[0])], dim=1)
+
+
+@pytest.mark.parametrize("name", ["molecule", "slab", "triclinic"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_matrix_times_the_values_is_the_output(case: str, name: str) -> None:
+    model, atoms = make_model(CASES[case]), STRUCTURES[name]()
+    calls = calls_of(model, atoms)
+    for call, seen in zip(calls, record(model, atoms), strict=True):
+        (value,) = seen["values"]
+        carried = slice(getattr(call.layer, "far_channels", None))
+        expected = seen["out"].unflatten(1, (*value.shape[1:2], -1))[..., carried]
+        out = torch.einsum("hij,jhc->ihc", matrix(call), value[..., carried])
+        torch.testing.assert_close(out, expected, rtol=1e-8, atol=1e-10)
+        # power: the weights are not those of another atom
+        assert not torch.allclose(out.roll(1, 0), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("far_rank", [0, "m"])
+@pytest.mark.parametrize("order", ["quadratic", "linear"])
+def test_of_channels_without_far_field_the_matrix_is_another(order: str, far_rank: Any) -> None:
+    """The far field carries one channel of a head: of that the matrix holds, of the next it does not."""
+    options = {"far_rank": far_rank, "n_features": 6, "frequencies": "mesh", "sigma_max": 4.0, "order": order}
+    model = make_model({**options, "far_dim": 4})
+    atoms = STRUCTURES["molecule"]()
+    (call, *_), (seen, *_) = calls_of(model, atoms), record(model, atoms)
+    (value,) = seen["values"]
+    out = seen["out"].unflatten(1, (4, -1))
+    found = torch.einsum("hij,jhc->ihc", matrix(call), value)
+    torch.testing.assert_close(found[..., 0], out[..., 0], rtol=1e-8, atol=1e-10)
+    assert not torch.allclose(found[..., 1], out[..., 1], atol=1e-4)
+
+
+@pytest.mark.parametrize("case", STOCHASTIC_ROWS)
+def test_rows_sum_to_one(case: str) -> None:
+    model = make_model(case)
+    for call in calls_of(model, STRUCTURES["slab"]()):
+        total = matrix(call).sum(dim=-1)
+        torch.testing.assert_close(total, torch.ones_like(total))
+
+
+def test_the_far_field_of_molflt_has_either_sign_and_the_near_field_sums_to_one() -> None:
+    atoms = STRUCTURES["slab"]()
+    far = torch.stack([matrix(call) for call in calls_of(make_model("molflt"), atoms)])
+    assert bool((far < 0).any())
+    near = torch.stack([matrix(call) for call in calls_of(make_model({"far_field": False}), atoms)])
+    assert bool((near >= 0).all())
+    torch.testing.assert_close(near.sum(dim=-1), torch.ones(near.shape[:-1], dtype=near.dtype))
+
+
+@pytest.mark.parametrize("name", ["linear", "wire"])
+def test_molflt_is_its_formula(name: str) -> None:
+    """(near_ij + f̂_ij) / Σ_j near_ij, images summed with loops."""
+    layer, shared, radial, geometry, x, context = prepare(name, {"frequencies": "exact"})
+    found = matrix(LayerCall(layer, x, geometry, layer.prepare(geometry, context))).detach()
+    atoms, z, n = STRUCTURES[name](), geometry.atomic_numbers, geometry.n_atoms
+    tau = 16 * torch.sigmoid(layer.query_key.raw_temperature)
+    q, k = (
+        functional.normalize(t, dim=-1) * tau.sqrt()[:, None]
+        for t in layer.query_key.projection(x).view(n, 2, HEADS, -1).unbind(1)
+    )
+    shifts = torch.arange(-20, 21, dtype=torch.float64)[:, None] * torch.from_numpy(atoms.cell.array[0])
+    expected = torch.zeros(HEADS, n, n, dtype=torch.float64)
+    for i in range(n):
+        near = torch.stack([local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z) for j in range(n)], dim=1)
+        for j in range(n):
+            delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + (shifts if atoms.pbc.any() else 0)
+            f = shared.rpe().values((delta.reshape(-1, 3) ** 2).sum(-1)).sum(0) @ layer.rpe_weights
+            expected[:, i, j] = (near[:, j] + f) / near.sum(dim=1)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_the_last_pass_counts_and_hooks_are_gone() -> None:
+    model, atoms = make_model("molflt", recycles=3), STRUCTURES["molecule"]()
+    inputs: list[torch.Tensor] = []
+    handle = model.encoder.layers[0].attention.register_forward_pre_hook(lambda m, a: inputs.append(a[0]))
+    calls = calls_of(model, atoms)
+    handle.remove()
+    assert len(inputs) == 3
+    assert torch.equal(calls[0].x, inputs[-1])
+    assert not torch.equal(calls[0].x, inputs[0])
+    attention_row(calls[0], 0)
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert all(parameter.grad is None for parameter in model.parameters())

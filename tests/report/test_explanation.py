@@ -1,0 +1,107 @@
+"""Contributions that add up, and the invariances an explanation inherits from the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import fcc111, molecule
+
+from molflt.data.ase_io import from_atoms
+from molflt.errors import InputError
+from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+from molflt.prediction.predictor import predict
+from molflt.report.explanation import Explanation, explain
+from tests.attention.structures import STRUCTURES, rotated
+from tests.model.test_energy_model import make_model
+
+
+def make_loaded(attention: Any = "molflt", **options: Any) -> LoadedModel:
+    model = make_model(attention, **options)
+    metadata = ModelMetadata(
+        config=model.config,
+        seed=0,
+        target="y_relaxed",
+        elements=[1, 6, 8, 29],
+        standardiser={},
+        training_data=TrainingData(path="none", fingerprint="none", n_structures=0),
+        validation={},
+        epoch=0,
+    )
+    return LoadedModel(model, metadata, Path("model.safetensors"))
+
+
+def explained(loaded: LoadedModel, atoms: Atoms, atom: int | None = None) -> Explanation:
+    return explain(loaded, from_atoms(atoms, "structure", tags="oc20"), atom)
+
+
+@pytest.mark.parametrize(("name", "recycles"), [*((name, 1) for name in STRUCTURES), ("molecule", 3)])
+def test_the_parts_add_up(name: str, recycles: int) -> None:
+    loaded = make_loaded(recycles=recycles)
+    found = explained(loaded, STRUCTURES[name]())
+    assert found.energy == pytest.approx(found.mean + found.atomic_energies.sum(), abs=1e-9)
+    assert found.mean == 0.3
+    np.testing.assert_allclose(found.reference, -0.1 * found.structure.atomic_numbers.numpy(), rtol=1e-12)
+    assert found.atomic_energies == pytest.approx(found.reference + found.learnt)
+    assert found.share.sum() == pytest.approx(1)
+    assert found.attention.shape == (2, 4, len(found.learnt))
+    assert found.atom == np.abs(found.learnt - np.median(found.learnt)).argmax()
+
+
+def test_the_energy_is_the_predicted_one(loaded: LoadedModel, val_set: Any) -> None:
+    prediction, _ = predict(loaded, val_set)
+    for i in range(3):
+        found = explain(loaded, val_set[i])
+        assert found.energy == pytest.approx(prediction.energies[i], abs=1e-5)
+        assert found.energy == pytest.approx(found.mean + found.atomic_energies.sum(), abs=1e-9)
+        assert (found.name, found.target) == (val_set[i].name, "y_relaxed")
+        assert "y_relaxed" not in found.structure
+        assert "y_relaxed" in val_set[i]
+
+
+@pytest.mark.parametrize("attention", ["molflt", "flt", "softmax", "performer", "ra-rpe"])
+@pytest.mark.parametrize("name", ["molecule", "slab_open", "wire", "triclinic"])
+def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention: str, name: str) -> None:
+    loaded, atoms = make_loaded(attention), STRUCTURES[name]()
+    before = explained(loaded, atoms, 1)
+    order = np.random.default_rng(0).permutation(len(atoms))
+    same = np.arange(len(atoms))
+    for other, places in ((rotated(atoms, 0), same), (rotated(atoms, 1), same), (atoms[order], order)):
+        after = explained(loaded, other, int(np.flatnonzero(places == 1)[0]))
+        np.testing.assert_allclose(after.learnt, before.learnt[places], atol=1e-8)
+        np.testing.assert_allclose(after.attention, before.attention[..., places], atol=1e-8)
+        np.testing.assert_allclose(after.distance, before.distance[places], atol=1e-8)
+    # Power: another geometry changes both.
+    atoms.rattle(0.1, seed=0)
+    after = explained(loaded, atoms, 1)
+    assert np.abs(after.learnt - before.learnt).max() > 1e-4
+    assert np.abs(after.attention - before.attention).max() > 1e-4
+
+
+def test_distances_are_to_the_nearest_image() -> None:
+    atoms = fcc111("Cu", (3, 3, 2), vacuum=6.0)
+    atoms.positions += np.arange(len(atoms))[:, None] % 3 * atoms.cell[0]
+    found = explained(make_loaded(), atoms, 4)
+    expected = atoms.get_distances(4, range(len(atoms)), mic=True)
+    np.testing.assert_allclose(found.distance, expected, atol=1e-9)
+    assert found.distance.max() < 6
+
+
+def test_atoms_out_of_range_are_refused() -> None:
+    for atom in (9, -1):
+        with pytest.raises(InputError, match=f"no atom {atom}; its 9 atoms are counted from 0 to 8"):
+            explained(make_loaded(), molecule("CH3CH2OH"), atom)
+
+
+def test_what_cannot_be_computed_is_refused() -> None:
+    loaded = make_loaded()
+    with torch.no_grad():
+        loaded.model.energy_head.factor.fill_(torch.inf)
+    with pytest.raises(InputError, match="not finite"):
+        explained(loaded, molecule("H2O"))
+    with pytest.raises(InputError, match="coincide"):
+        explained(make_loaded(), Atoms("H2", [[0, 0, 0], [0, 0, 0]]))

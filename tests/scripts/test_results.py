@@ -1,0 +1,113 @@
+"""Results as data: what is written is read back, and the pages say what the CSV files say."""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import results
+from scripts.benchmarks import accuracy, attention_report, loader, models_report, pilots
+from scripts.tools import tables
+
+BENCHMARKS = results.DOCS / "benchmarks"
+
+
+def test_the_tables_of_the_pages_are_those_of_the_csv_files():
+    """All of them; and no table that is quoted has lost its markers."""
+    found = tables.pages()
+    stale = [str(path) for path, (text, new, _) in found.items() if text != new]
+    assert not stale, "python -m scripts.tools.tables"
+    names = {" ".join(name.split()[:2]) for _, _, page in found.values() for name in page}
+    assert {f"accuracy {data}" for data in ("qm7", "is2re", "perovskites", "atoms")} <= names
+    for name in ("attention", "loader", "model"):
+        page = {"attention": attention_report, "loader": loader, "model": models_report}[name].page
+        assert page(results.read(BENCHMARKS / f"{name}.csv")) == (BENCHMARKS / f"{name}.md").read_text()
+
+
+def test_every_csv_says_where_it_comes_from():
+    paths = [path for path in results.DOCS.rglob("*.csv") if path.parent.name != "figures"]
+    assert len(paths) >= 4
+    for path in paths:
+        for row in results.read(path):
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"]), path
+            assert row["machine"], path
+            assert row["software"], path
+            assert re.fullmatch(r"[0-9a-f]{7,}\+?", row["commit"]), path
+
+
+def test_a_damaged_page_or_csv_is_noticed(tmp_path):
+    """Power of the first test: another number, a marker without its end, a table without its data."""
+    page = tmp_path / "page.md"
+    results.write(tmp_path / "t.csv", [{"a": 1, "b": 0.25}, {"a": 2, "b": 0.5}])
+    begin = "<!-- table: t -->\n"
+    page.write_text(f"# Page\n\n{begin}| a | b |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.6 |\n<!-- end -->\nrest\n")
+    text, new, names = tables.pages(tmp_path)[page]
+    assert names == ["t"]
+    assert new == text.replace("0.6", "0.5")
+    assert tables.table("t rows=a across=b value=b", tmp_path).splitlines()[2] == "| 1 | 0.25 |  |"
+    for damaged in (text.replace("<!-- end -->", ""), text.replace("table: t", "table: u"), begin + text):
+        page.write_text(damaged)
+        with pytest.raises(SystemExit, match=re.escape(str(page))):
+            tables.pages(tmp_path)
+
+
+def test_accuracy_is_summarised_over_runs():
+    run = {"set": "qm7", "model": "molflt", "epochs": "3", "minutes": "1", "parameters": "1234"}
+    rows = [{**run, "split": split, "mae": mae} for mae in ("0.1", "0.2") for split in ("val", "test")]
+    assert "| molflt | 0.1500 ± 0.0707 | 0.1500 ± 0.0707 | 2 | 3 | 1.0 | 1,234 |" in accuracy.table("qm7", rows=rows)
+
+
+def test_a_store_keeps_rows_and_does_not_mix_conditions(tmp_path):
+    path, columns = tmp_path / "t.csv", ("point", "status", "seconds")
+    store = results.Store(path, columns, {"threads": 1})
+    store.add({"point": "a", "status": "done", "seconds": [0.5, 0.25], "stderr": "left out"})
+    store.add({"point": "b", "status": "failed"}, software="another")
+    again = results.Store(path, columns, {"threads": 1})
+    assert again.rows == store.rows == results.read(path)
+    assert results.numbers(again.rows[0]["seconds"]) == [0.5, 0.25]
+    assert again.rows[0]["conditions"] == "threads=1"
+    assert again.rows[1]["software"] == "another"
+    again.forget(["failed"])
+    assert [row["point"] for row in again.rows] == ["a"]
+    with pytest.raises(SystemExit, match="other conditions"):
+        results.Store(path, columns, {"threads": 2})
+    assert results.Store(path, columns, None).rows
+
+
+def test_a_wrong_output_folder_gets_one_line(tmp_path, monkeypatch, capsys):
+    """Of every command line with --out: the type of the argument, and one of the commands."""
+    file = tmp_path / "file"
+    file.touch()
+    for wrong in (file, file / "below"):
+        with pytest.raises(argparse.ArgumentTypeError, match="cannot be the output folder"):
+            results.output_folder(str(wrong))
+    assert results.output_folder(str(tmp_path / "new" / "folder")).is_dir()
+    monkeypatch.setattr(sys, "argv", ["pilots", "dipoles", "--out", str(file)])
+    with pytest.raises(SystemExit) as stop:
+        pilots.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.endswith(f"--out: {file} cannot be the output folder (File exists)\n")
+
+
+def test_every_command_explains_itself():
+    """What --help prints is the module's text, and that names the command as it is called."""
+    for path in sorted((results.ROOT / "scripts").rglob("*.py")):
+        text, module = (
+            path.read_text(encoding="utf-8"),
+            ".".join(path.relative_to(results.ROOT).with_suffix("").parts),
+        )
+        if 'if __name__ == "__main__"' in text:
+            assert f"python -m {module}" in text, path
+
+
+def test_figures_are_whole_or_not_there(tmp_path):
+    class Broken:
+        def savefig(self, path, **options):
+            Path(path).write_bytes(b"half")
+            raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError):
+        results.save(Broken(), tmp_path / "f.png")
+    assert list(tmp_path.iterdir()) == []

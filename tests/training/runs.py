@@ -1,0 +1,136 @@
+"""What tests of training share: short runs, stopping them, comparing them, and runs of several processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from molflt.model.model_file import load_model
+from molflt.training.config import TrainConfig
+from molflt.training.run import TrainResult, train
+from molflt.training.run_directory import read_records
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TIMEOUT = 240
+"""Seconds after which a test gives up: far more than any run takes, so that a hang is an error."""
+FILES = {
+    "best.safetensors",
+    "last.safetensors",
+    "last.ckpt",
+    "previous.ckpt",
+    "config.yaml",
+    "metrics.csv",
+    "metrics.jsonl",
+}
+QUICK = {"data.max_atoms": 150, "trainer.max_epochs": 1}
+"""Few batches, for tests in which their number does not matter."""
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def go(config: TrainConfig, folder: Path, *callbacks: Callback, resume: bool = False) -> TrainResult:
+    """Train without a word."""
+    return train(config, folder, resume, quiet, list(callbacks))
+
+
+class Stop(Callback):
+    """Ctrl-C before a batch of choice."""
+
+    def __init__(self, epoch: int, batch: int) -> None:
+        self.epoch, self.batch = epoch, batch
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
+            raise KeyboardInterrupt
+
+
+class StopValidation(Callback):
+    """Ctrl-C while the validation of an epoch runs."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+class CrashBetweenFiles(Callback):
+    """A crash after the epoch's metrics and models were written and before its checkpoint."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            raise RuntimeError("crash")
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    """To the last bit."""
+    assert read_records(a) == read_records(b)
+    for name in ("metrics.csv", "metrics.jsonl"):
+        assert (a / name).read_bytes() == (b / name).read_bytes()
+    for name in ("best.safetensors", "last.safetensors"):
+        first, second = load_model(a / name), load_model(b / name)
+        assert first.metadata == second.metadata
+        for key, value in first.model.state_dict().items():
+            assert torch.equal(value, second.model.state_dict()[key]), key
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """One thread each, and nothing of a launcher under which the tests themselves may run."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in LAUNCHERS and not key.startswith(("SLURM_", "TORCHELASTIC_"))
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "NO_COLOR": "1", **extra}
+
+
+def torchrun(n: int, *arguments: object) -> list[str]:
+    """The command for ``n`` processes on this machine."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
+    return [*launcher, *map(str, arguments)]
+
+
+def free_port() -> str:
+    """A port that was free a moment ago."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def slurm_task(rank: int, n: int, port: str) -> dict[str, str]:
+    """What srun gives one of ``n`` tasks on a node of its own."""
+    return environment(
+        SLURM_JOB_ID="4242",
+        SLURM_JOB_NAME="molflt",
+        SLURM_NTASKS=str(n),
+        SLURM_NTASKS_PER_NODE=str(n),
+        SLURM_NNODES="1",
+        SLURM_NODEID="0",
+        SLURM_NODELIST="localhost",
+        SLURM_PROCID=str(rank),
+        SLURM_LOCALID=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+    )
+
+
+def run(command: Sequence[str], **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run to the end."""
+    return subprocess.run(
+        list(command), capture_output=True, text=True, timeout=TIMEOUT, env=environment(**extra), check=False
+    )
