@@ -7,12 +7,9 @@ from functools import lru_cache
 
 import torch
 
-from molflt.attention.kernels.kernel import Features, Kernel
-from molflt.attention.kernels.random_features import ComponentFunction, DrawnMatrix, RandomFeatureKernel
-from molflt.literature.kernels import COMPONENT_FUNCTIONS
-from molflt.literature.weight_matrices import DRAWN_MATRICES, FastFood
 from molflt.attention.kernels.random_features import ComponentFunction
 from molflt.literature.kernels import COMPONENT_FUNCTIONS, build_kernel
+from molflt.literature.weight_matrices import DRAWN_MATRICES, FastFood
 from tests.attention.kernels.checks import WIDTH, generator
 
 MATRICES = (*DRAWN_MATRICES, "fastfood")

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from molflt.attention.build import build_attention
-from molflt.attention.registry import AttentionConfig
 from molflt.literature.randomised import randomised_attention
 from tests.attention.kernels.checks import standard_errors_off
 from tests.attention.layers import HEADS, prepare

@@ -20,8 +20,6 @@ from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import SCHEMA_VERSION, load_model, save_model
 from molflt.report.model_report import training_report
-from molflt.model.model_file import SCHEMA_VERSION, load_model, read_metadata, save_model
-from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.run import train
 from molflt.training.run_directory import find_checkpoint, read_records
