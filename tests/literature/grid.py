@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from molflt.attention.kernels.random_features import ComponentFunction
 from molflt.literature.kernels import COMPONENT_FUNCTIONS, build_kernel
 from molflt.literature.weight_matrices import DRAWN_MATRICES, FastFood
 from tests.attention.kernels.checks import WIDTH, generator
