@@ -1,4 +1,4 @@
-"""One pass over a labelled set: which of its structures can be used, and what those are like."""
+"""One pass over a labelled set: which of its structures can be used, and which were left out."""
 
 from __future__ import annotations
 
