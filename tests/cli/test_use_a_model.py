@@ -21,9 +21,6 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, open_dataset
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.metrics import energy_metrics
-from molflt.prediction.predictor import predict
-from molflt.training.screening import Screening, labels
 from molflt.prediction.evaluation import evaluate
 
 Run = Callable[..., Any]

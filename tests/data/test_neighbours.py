@@ -50,7 +50,7 @@ def _distances(pairs: list[Pair], positions: np.ndarray, cell: np.ndarray) -> np
     seed=st.integers(0, 1_000_000),
     n_atoms=st.integers(1, 9),
     pbc=st.sampled_from(ALL_BOUNDARIES),
-    size=st.floats(1.0, 7.0),
+    size=st.floats(1.5, 7.0),
     spread=st.sampled_from([1.0, 8.0, 60.0]),
     cutoff=st.floats(0.7, 6.0),
 )

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from molflt.attention.config import ATTENTION_PRESETS
-from molflt.literature.names import RANDOM_FEATURES
+from molflt.attention.registry import kernels, presets
 from molflt.training.config_file import _known_keys
 from molflt.training.presets import PRESETS, preset_config
 
@@ -51,7 +50,7 @@ def test_nothing_on_the_page_that_is_no_key(reference: Any) -> None:
 
 def test_every_preset_is_on_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    names = [name for name in ATTENTION_PRESETS if name not in RANDOM_FEATURES]
+    names = [name for name in presets() if name not in kernels()]
     assert not [name for name in [*names, *PRESETS] if f"| `{name}` |" not in text]
 
 

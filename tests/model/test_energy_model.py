@@ -4,10 +4,6 @@ import pytest
 import torch
 from ase import Atoms
 
-from molflt.attention.config import ATTENTION_PRESETS
-from molflt.literature.names import KERNELS
-from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
 from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
 from tests.model.models import (

@@ -20,7 +20,6 @@ from molflt.prediction.evaluation import Evaluation, StructureTable
 from molflt.prediction.predictor import Prediction
 from molflt.report.model_report import write_report
 from molflt.training.run_directory import read_records
-from molflt.training.recorder import read_records
 from tests.report.test_rpe_curves import make_model
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)' {{ 7 * 7 }}"
