@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from scipy.stats import chi, kstest, norm
 
 from molflt.attention.kernels.kernel import Kernel, kernelised_attention
 from molflt.attention.kernels.random_features import ComponentFunction, Draw
@@ -123,6 +124,20 @@ def estimates(component: ComponentFunction, omegas: torch.Tensor, q: torch.Tenso
     phi_q, phi_k = (feature.values().unflatten(-1, (-1, count, m)) for feature in features)
     # Features are divided by the root of the number of all rows; each matrix has only m.
     return count * torch.einsum("bhiwdr,bhjwdr->dbhij", phi_q, phi_k)
+
+
+def rows_are_gaussian(draw: Draw) -> None:
+    """Mean, covariance, fourth moments and the law of the lengths of two rows over many draws."""
+    count, c = 1500, 4
+    matrices = draws(draw, count, 2 * c + 1, c, seed=1)
+    error = 4.5 / math.sqrt(count)
+    for row in (0, 2 * c):
+        mine = matrices[:, row]
+        assert float(mine.mean(dim=0).abs().max()) < error
+        assert float((mine.T @ mine / count - torch.eye(c)).abs().max()) < math.sqrt(2) * error
+        assert float(((mine**4).mean(dim=0) - 3).abs().max()) < math.sqrt(96) * error
+        assert kstest(mine.norm(dim=1).numpy(), chi(c).cdf).pvalue > 1e-3
+        assert kstest(mine[:, 0].numpy(), norm.cdf).pvalue > 1e-3
 
 
 def pairs(count: int, length: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from scipy.stats import chi, kstest, norm
 
 from molflt.attention.build import build_kernel
 from molflt.attention.kernels.kernel import FLOOR, Features, kernelised_attention, normalised, stable_features
@@ -24,6 +23,7 @@ from tests.attention.kernels.checks import (
     estimates,
     generator,
     pairs,
+    rows_are_gaussian,
     softmax_kernel,
     square_of_sums,
     standard_errors_off,
@@ -99,20 +99,10 @@ def test_orthogonal_rows_never_vary_more_than_independent_ones():
 
 
 def test_a_row_of_the_matrix_is_gaussian():
-    """Mean, covariance, fourth moments and the law of the lengths of two rows over many draws."""
-    count, c, random = 1500, 4, generator(1)
-    matrices = torch.stack([orthogonal(2 * c + 1, c, random) for _ in range(count)])
-    error = 4.5 / math.sqrt(count)
-    for row in (0, 2 * c):
-        mine = matrices[:, row]
-        assert float(mine.mean(dim=0).abs().max()) < error
-        assert float((mine.T @ mine / count - torch.eye(c)).abs().max()) < math.sqrt(2) * error
-        assert float(((mine**4).mean(dim=0) - 3).abs().max()) < math.sqrt(96) * error
-        assert kstest(mine.norm(dim=1).numpy(), chi(c).cdf).pvalue > 1e-3
-        assert kstest(mine[:, 0].numpy(), norm.cdf).pvalue > 1e-3
+    rows_are_gaussian(orthogonal)
     # Lengths within a block are independent of each other: those of one Gaussian matrix's own rows are not used.
-    correlation = torch.corrcoef(matrices[:, :c].norm(dim=2).T) - torch.eye(c)
-    assert float(correlation.abs().max()) < error
+    correlation = torch.corrcoef(draws(orthogonal, 1500, 4, 4).norm(dim=2).T) - torch.eye(4)
+    assert float(correlation.abs().max()) < 4.5 / math.sqrt(1500)
 
 
 def off_diagonal(block: torch.Tensor) -> float:
