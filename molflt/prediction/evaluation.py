@@ -14,13 +14,13 @@ from ase.data import chemical_symbols
 from molflt.bundled import resolve_path
 from molflt.choices import OnError
 from molflt.data.labels import LabelSpec
+from molflt.data.screening import Screening
 from molflt.data.sources import StructureDataset, SubsetDataset, open_dataset
 from molflt.errors import InputError, OnBad
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.calibration import Calibration, calibrate
 from molflt.prediction.metrics import Coverage, EnergyMetrics, coverage, energy_metrics, force_mae
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, predict
-from molflt.training.screening import Screening
 
 _SIZE_RANGES = 8
 

@@ -41,7 +41,7 @@ class LayerCall:
         prepared: what it made of positions alone (see :meth:`AttentionLayer.prepare`).
     """
 
-    layer: AttentionLayer
+    layer: AttentionLayer[Any, Any]
     x: Tensor
     geometry: Geometry
     prepared: Any

@@ -12,10 +12,10 @@ from ase.data import chemical_symbols
 from molflt import __version__
 from molflt.attention.config import ContentKeys, FarFieldKeys, KernelisedConfig, MethodKeys
 from molflt.attention.registry import AttentionConfig, attention_config, presets
+from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, library_versions
 from molflt.training.config_file import load_config, to_yaml
-from molflt.training.screening import SKIPPED
 
 
 def summary(loaded: LoadedModel) -> list[tuple[str, str]]:

@@ -14,11 +14,12 @@ from torch_geometric.data import Batch, Data
 from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.screening import Screening, labels
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.training.config import TrainConfig
-from molflt.training.screening import Screening, labels, read_training_set
+from molflt.training.training_set import read_training_set
 from molflt.vocabulary import LABELS
 
 CACHED_ATOMS = 300_000

@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.attention.config import FarFieldKeys
+from molflt.data.screening import write_skipped
 from molflt.errors import InputError
 from molflt.files import alone
 from molflt.model.energy_model import EnergyModel
@@ -46,7 +47,6 @@ from molflt.training.run_directory import (
     find_checkpoint,
     write_config,
 )
-from molflt.training.screening import write_skipped
 from molflt.training.task import EnergyTask
 
 

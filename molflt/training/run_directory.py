@@ -15,12 +15,12 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
 from molflt.files import atomic_file, is_leftover, remove_leftovers
 from molflt.model.model_file import SCHEMA_VERSION, TrainingData, read_metadata
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
-from molflt.training.screening import SKIPPED
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 LAST = "last.safetensors"

@@ -25,7 +25,7 @@ from molflt.training.config import TrainConfig
 from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
 from molflt.training.parts import StepLoss, loss_in_parts, split
 from molflt.training.run_directory import record_bad_batch
-from molflt.training.screening import TrainingSet
+from molflt.training.training_set import TrainingSet
 
 EXPLODING = 10.0
 """A gradient longer than so many times ``optimiser.clip_norm`` is a sign of a learning rate that is too high."""

@@ -35,6 +35,7 @@ from scipy.special import erf
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
+from molflt.data.screening import Screening, labels
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
@@ -42,7 +43,6 @@ from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
-from molflt.training.screening import Screening, labels
 from scripts import results
 
 SODIUM, CHLORINE = 11, 17

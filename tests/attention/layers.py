@@ -65,6 +65,18 @@ class Layer:
         return out.detach(), [g for g in found if g is not None]
 
 
+def check_orders_agree(names: list[str], **keys: Any) -> None:
+    """Outputs of both contraction orders in both precisions, and all gradients."""
+    atoms = [STRUCTURES[name]() for name in names]
+    for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        layer = Layer(dtype, **keys)
+        (expected, slopes), (found, other_slopes) = layer(atoms, "quadratic"), layer(atoms, "linear")
+        assert float((found - expected).abs().max()) < bound * float(expected.abs().max())
+        if dtype == torch.float64:
+            for a, b in zip(slopes, other_slopes, strict=True):
+                assert float((a - b).abs().max()) < 1e-8 * max(1.0, float(a.abs().max()))
+
+
 def prepare(name: str, keys: dict[str, Any]):
     """A layer in float64, its input, and everything that loops over one structure need."""
     made = Layer(**keys)

@@ -9,7 +9,17 @@ from torch.nn import functional
 
 from molflt.attention.far.method import PositionFeatures
 from molflt.errors import InputError
-from tests.attention.layers import CUTOFF, DIM, HEADS, Layer, images, local_sum, prepare, water
+from tests.attention.layers import (
+    CUTOFF,
+    DIM,
+    HEADS,
+    Layer,
+    check_orders_agree,
+    images,
+    local_sum,
+    prepare,
+    water,
+)
 from tests.attention.structures import STRUCTURES
 
 ISOLATED = ["molecule", "benzene", "linear", "atom"]
@@ -72,26 +82,17 @@ CASES = [
     *((method, 0, 12) for method in METHODS),
     *((method, "m", None) for method in METHODS),
     *(("lattice", *rest) for rest in ((0, None), (1, 6), ("m", 6))),
-    ("local", None, None),
 ]
 
 
 @pytest.mark.parametrize(("method", "far_rank", "far_dim"), CASES)
 def test_both_orders_agree(method, far_rank, far_dim):
-    """Outputs in both precisions, and all gradients."""
-    if method == "local":
-        keys, names = {"mechanism": "local"}, PERIODIC + ISOLATED
-    else:
-        keys, names = METHODS[method]
-        keys = {**keys, "far_rank": far_rank, "far_dim": far_dim}
-    atoms = [STRUCTURES[name]() for name in names]
-    for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        layer = Layer(dtype, **keys)
-        (expected, slopes), (found, other_slopes) = layer(atoms, "quadratic"), layer(atoms, "linear")
-        assert float((found - expected).abs().max()) < bound * float(expected.abs().max())
-        if dtype == torch.float64:
-            for a, b in zip(slopes, other_slopes, strict=True):
-                assert float((a - b).abs().max()) < 1e-8 * max(1.0, float(a.abs().max()))
+    keys, names = METHODS[method]
+    check_orders_agree(names, **keys, far_rank=far_rank, far_dim=far_dim)
+
+
+def test_both_orders_agree_without_a_far_field():
+    check_orders_agree(PERIODIC + ISOLATED, mechanism="local")
 
 
 def test_a_feature_dropped_shows():

@@ -101,18 +101,6 @@ def weight(x: torch.Tensor) -> torch.Tensor:
     return pair_weight(x)[0, 1]
 
 
-@pytest.mark.parametrize("distance", [1.2, 3.0, 4.6, 4.95, 5.2])
-def test_slope_and_curvature_are_those_of_finite_differences(distance):
-    step = 1e-3
-    with torch.no_grad():
-        points = distance + step * torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
-        low, middle, high = (weight(x).item() for x in points)
-    value, slope, curvature = derivatives(weight, distance)
-    assert value == pytest.approx(middle, abs=1e-14)
-    assert slope == pytest.approx((high - low) / (2 * step), abs=2e-5)
-    assert curvature == pytest.approx((high + low - 2 * middle) / step**2, abs=2e-5)
-
-
 def steps_at_cutoff(delta: float) -> list[float]:
     """How much value, slope and curvature change from one side of the cutoff to the other."""
     sides = (derivatives(weight, CUTOFF + sign * delta) for sign in (-1, 1))
@@ -223,18 +211,3 @@ def test_sum_over_images_is_that_over_the_neighbour_list_of_ase(name):
     if name in ("triclinic", "tiny_cell", "wire", "slab"):
         # Power: with one image of each pair, as in a minimum-image convention, the sums are others.
         assert np.abs(found - oracle(atoms, only_nearest=True)).max() > 1e-2
-
-
-def test_batch_mates_do_not_enter_a_structures_sums():
-    radial, rpe = learnt()
-    names = ("triclinic", "tiny_cell", "molecule")
-    together = geometry_of([STRUCTURES[name]() for name in names])
-    with torch.no_grad():
-        found = rpe(together, local_neighbourhood(together, radial, CUTOFF))
-        for b, name in enumerate(names):
-            alone = geometry_of([STRUCTURES[name]()])
-            n = alone.sizes[0]
-            expected = rpe(alone, local_neighbourhood(alone, radial, CUTOFF))[:, 0]
-            torch.testing.assert_close(found[:, b, :n, :n], expected, rtol=1e-12, atol=1e-14)
-            assert not found[:, b, n:].any()
-            assert not found[:, b, :, n:].any()

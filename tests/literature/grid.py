@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 
-from molflt.attention.kernels.random_features import ComponentFunction
 from molflt.literature.kernels import COMPONENT_FUNCTIONS, build_kernel
 from molflt.literature.weight_matrices import DRAWN_MATRICES, FastFood
 from tests.attention.kernels.checks import WIDTH, generator
 
-MATRICES = (*DRAWN_MATRICES, "fastfood")
-GRID = [f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in MATRICES]
+GRID = [f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in (*DRAWN_MATRICES, "fastfood")]
 
 
 def kernel_of(name: str, m: int = 14, c: int = WIDTH, seed: int = 0):
@@ -53,19 +50,8 @@ def dense_attention(component: str, omega, q, k, v) -> torch.Tensor:
     return out
 
 
-@lru_cache
-def draws(matrix: str, count: int, m: int, c: int) -> torch.Tensor:
-    """(count, m, c): so many matrices, drawn one after another."""
-    random = generator(11)
-    if matrix == "fastfood":
-        return torch.stack([FastFood(m, c, random)().detach().double() for _ in range(count)])
-    return torch.stack([DRAWN_MATRICES[matrix](m, c, random) for _ in range(count)])
+def fastfood(m: int, c: int, random: torch.Generator) -> torch.Tensor:
+    return FastFood(m, c, random)().detach().double()
 
 
-def estimates(component: ComponentFunction, omegas: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """(count, batch, heads, n, n): the estimate with each of the (count, m, c) matrices."""
-    count, m, _ = omegas.shape
-    features = component(q, k, omegas.flatten(0, 1), None)
-    phi_q, phi_k = (feature.values().unflatten(-1, (-1, count, m)) for feature in features)
-    # Features are divided by the root of the number of all rows; each matrix has only m.
-    return count * torch.einsum("bhiwdr,bhjwdr->dbhij", phi_q, phi_k)
+LAWS = {**DRAWN_MATRICES, "fastfood": fastfood}

@@ -6,24 +6,15 @@ import torch
 
 from molflt.attention.far.exact import ExactMethod
 from molflt.errors import InputError
-from tests.attention.layers import Layer, water
+from tests.attention.layers import Layer, check_orders_agree, water
 from tests.attention.structures import STRUCTURES, geometry_of
 
-ISOLATED = ["molecule", "benzene", "linear", "atom"]
 BUDGET = {"mechanism": "budget", "l_max": 3}
 
 
 @pytest.mark.parametrize("far_rank", [0, 1, "m"])
 def test_both_orders_agree(far_rank):
-    """Outputs in both precisions, and all gradients."""
-    atoms = [STRUCTURES[name]() for name in ISOLATED]
-    for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        layer = Layer(dtype, **BUDGET, far_rank=far_rank)
-        (expected, slopes), (found, other_slopes) = layer(atoms, "quadratic"), layer(atoms, "linear")
-        assert float((found - expected).abs().max()) < bound * float(expected.abs().max())
-        if dtype == torch.float64:
-            for a, b in zip(slopes, other_slopes, strict=True):
-                assert float((a - b).abs().max()) < 1e-8 * max(1.0, float(a.abs().max()))
+    check_orders_agree(["molecule", "benzene", "linear", "atom"], **BUDGET, far_rank=far_rank)
 
 
 def test_it_comes_to_f_as_the_budget_grows_and_is_invariant_at_any():

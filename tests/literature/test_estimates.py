@@ -2,11 +2,10 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
-from scipy.special import iv, ive
+from scipy.special import iv
 
 from molflt.attention.kernels.random_features import positive
 from molflt.literature.kernels import (
@@ -16,33 +15,23 @@ from molflt.literature.kernels import (
     optimal_a,
     optimised_positive,
     saderf,
-    trigonometric,
 )
-from molflt.literature.weight_matrices import sphere, structured_orthogonal
-from tests.attention.kernels.checks import WIDTH, standard_errors_off, tokens
-from tests.literature.grid import draws, estimates, generator, published_a
+from molflt.literature.weight_matrices import iid, sphere, structured_orthogonal
+from tests.attention.kernels.checks import (
+    WIDTH,
+    draws,
+    estimates,
+    generator,
+    pairs,
+    softmax_kernel,
+    square_of_sums,
+    squares,
+    standard_errors_off,
+    tokens,
+)
+from tests.literature.grid import LAWS, published_a
 
 M = 8
-
-
-def softmax_kernel(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return (q @ k.transpose(-1, -2)).exp()
-
-
-def squares(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """|q_i|² + |k_j|²."""
-    return (q * q).sum(-1)[..., :, None] + (k * k).sum(-1)[..., None, :]
-
-
-def square_of_sums(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """|q_i + k_j|²."""
-    return squares(q, k) + 2 * q @ k.transpose(-1, -2)
-
-
-def pairs(count: int, length: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Structures of one query and one key each, both of about the given length: S is that of the pair."""
-    q, k = torch.randn(2, count, 1, 1, WIDTH, generator=generator(4), dtype=torch.float64)
-    return length * q / math.sqrt(WIDTH), length * k / math.sqrt(WIDTH)
 
 
 def log_second_moment(a: float, square: float, c: int) -> float:
@@ -57,7 +46,7 @@ def log_second_moment(a: float, square: float, c: int) -> float:
 def test_unbiased(component):
     q, k, _ = tokens(batch=1, n=4, scale=0.35)
     for matrix in ("iid", "orf", "qmc", "fastfood"):
-        values = estimates(COMPONENT_FUNCTIONS[component], draws(matrix, 1500, M, WIDTH), q, k)
+        values = estimates(COMPONENT_FUNCTIONS[component], draws(LAWS[matrix], 1500, M), q, k)
         assert standard_errors_off(values, softmax_kernel(q, k)) < 4.5
         # Power: three per cent more are found out.
         assert standard_errors_off(1.03 * values, softmax_kernel(q, k)) > 4.5
@@ -76,7 +65,7 @@ def test_the_wrong_power_of_the_lengths_is_found_out(component):
                 feature.exponent = feature.exponent + change((x * x).sum(-1, keepdim=True))
             return found
 
-        return standard_errors_off(estimates(features, draws("iid", 1500, M, WIDTH), q, k), wanted)
+        return standard_errors_off(estimates(features, draws(iid, 1500, M), q, k), wanted)
 
     wanted = softmax_kernel(q, k)
     assert off(lambda square: -square / 2, wanted) > 15
@@ -127,37 +116,6 @@ def test_positive_features_on_the_sphere_estimate_the_regularised_softmax_kernel
     assert standard_errors_off(estimates(positive, omegas / math.sqrt(c), q, k), wanted) > 8
 
 
-def test_the_regularised_softmax_kernel_comes_near_the_softmax_kernel():
-    """What the docstring of sphere says of large c, from its closed form at |z|² = 4."""
-    ratios = []
-    for c in (4, 16, 64, 256):
-        r, order = math.sqrt(4 * c), c / 2 - 1
-        ratios.append(math.exp(math.lgamma(c / 2) + order * math.log(2 / r) + math.log(ive(order, r)) + r - 2))
-    assert (np.diff(ratios) > 0).all()
-    assert ratios[0] < 0.7
-    assert 0.98 < ratios[-1] < 1
-
-
-@pytest.mark.parametrize("a", [-0.6, -0.1, 0.0, 0.05])
-def test_the_second_moment_is_the_gaussian_integral(a):
-    """The closed form against the integral over ω, a product over axes, by the trapezoidal rule."""
-    z = np.array([0.9, -0.4, 0.2])
-    omega = np.linspace(-40, 40, 20_001)
-    density = np.exp(-(omega**2) / 2) / math.sqrt(2 * math.pi)
-    # Two powers of one row of D² exp(2A|ω|² + Bω·z): the first is exp(|z|²/2), which makes the estimate unbiased.
-    integrals = [
-        (1 - 4 * a) ** (3 * power / 2)
-        * math.prod(
-            float(np.sum(density * np.exp(power * (2 * a * omega**2 + math.sqrt(1 - 4 * a) * omega * x))))
-            * (omega[1] - omega[0])
-            for x in z
-        )
-        for power in (1, 2)
-    ]
-    assert math.log(integrals[0]) == pytest.approx(z @ z / 2, abs=1e-9)
-    assert math.log(integrals[1]) == pytest.approx(log_second_moment(a, float(z @ z), 3), abs=1e-9)
-
-
 @pytest.mark.parametrize("a", [None, -0.5, -0.1])
 def test_variance_of_optimised_features(a):
     """E X² from Gaussian integrals less exp(2q·k), over m; with the A of the pair and with others."""
@@ -167,7 +125,7 @@ def test_variance_of_optimised_features(a):
     def component(query, key, omega, mask):
         return generalised_features(query, omega, used), generalised_features(key, omega, used)
 
-    values = estimates(optimised_positive if a is None else component, draws("iid", 6000, M, WIDTH), q, k)
+    values = estimates(optimised_positive if a is None else component, draws(iid, 6000, M), q, k)
     square = square_of_sums(q, k)
     moments = zip(used.flatten().tolist(), square.flatten().tolist(), strict=True)
     second = torch.tensor([log_second_moment(x, s, WIDTH) for x, s in moments]).double().reshape(square.shape)
@@ -208,33 +166,10 @@ def test_optimal_a_at_its_ends():
     assert published_a(1e-12, 4) != pytest.approx(-1e-12 / 8, rel=1e-1)
 
 
-def test_one_a_for_a_structure_minimises_the_mean_logarithm_over_its_pairs():
-    """The logarithm is linear in |q + k|², so its mean is that of the mean; a single pair may fare worse."""
-    q, k, _ = tokens(batch=1, heads=1, n=6, scale=0.8)
-    every = square_of_sums(q, k).flatten().tolist()
-    a = float(optimal_a(mean_square_of_sums(q, k, None), WIDTH))
-
-    def mean(x: float) -> float:
-        return float(np.mean([log_second_moment(x, s, WIDTH) for s in every]))
-
-    assert mean(a) < min(mean(1.05 * a), mean(0.95 * a), mean(0.0))
-    assert log_second_moment(a, min(every), WIDTH) > log_second_moment(0.0, min(every), WIDTH)
-
-
-def test_the_mean_square_of_sums_is_that_of_all_pairs():
-    q, k, _ = tokens(n=7)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 0]], dtype=torch.bool)[:, None, :, None]
-    found = mean_square_of_sums(q, k, mask)[..., 0, 0]
-    for b in range(2):
-        rows = mask[b, 0, :, 0]
-        wanted = (q[b][:, rows, None] + k[b][:, None, rows]).square().sum(-1).mean(dim=(1, 2))
-        torch.testing.assert_close(found[b], wanted)
-
-
 def test_optimised_features_vary_less_and_psi_makes_them_vary_less_still():
     """Never more than positive ones for the pair they are optimised for; SADERF pays off where axes are unequal."""
     q, k = pairs(12, 0.9)
-    omegas = draws("iid", 6000, M, WIDTH)
+    omegas = draws(iid, 6000, M)
     ratio = estimates(optimised_positive, omegas, q, k).var(dim=0) / estimates(positive, omegas, q, k).var(dim=0)
     assert float(ratio.max()) < 1.0
     assert float(ratio.min()) < 0.5
@@ -245,12 +180,3 @@ def test_optimised_features_vary_less_and_psi_makes_them_vary_less_still():
     assert float((stretched / plain).log().mean()) < math.log(0.7)
     # Ψ is the minimiser of Σ|Ψq|² + Σ|Ψ⁻¹k|²: the same for whatever Ψ comes before.
     torch.testing.assert_close(estimates(saderf, omegas, q * axes, k / axes), estimates(saderf, omegas, q, k))
-
-
-def test_orthogonal_rows_of_trigonometric_features_never_vary_more_than_independent_ones():
-    """m = c, where the rows are a whole block."""
-    q, k = pairs(10, 0.8)
-    values = {matrix: estimates(trigonometric, draws(matrix, 4000, WIDTH, WIDTH), q, k) for matrix in ("iid", "orf")}
-    ratio = values["orf"].var(dim=0) / values["iid"].var(dim=0)
-    assert float(ratio.mean()) < 0.95
-    assert float(ratio.max()) < 1.15

@@ -117,15 +117,6 @@ def test_landmarks_follow_the_order_of_no_token_and_the_number_of_no_copy():
     assert not torch.allclose(segments(q, None) @ q[:, :, order], segments(q, None) @ q)
 
 
-def test_landmarks_are_averages_over_tokens_that_exist():
-    made, (q, _) = kernel().landmarks, tokens()
-    mask = torch.arange(N)[None, None, :, None] < 5
-    weights = made(q, mask)
-    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(1, HEADS, C, dtype=torch.float64))
-    assert bool((weights[..., 5:] == 0).all())
-    torch.testing.assert_close(weights[..., :5], made(q[:, :, :5], None))
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 12])
 def test_segments_are_contiguous_and_cover_everything(n):
     weights = Segments(C)(torch.zeros(1, 1, n, WIDTH, dtype=torch.float64), None)

@@ -8,24 +8,25 @@ import pytest
 import torch
 from torch.nn import functional
 
-from molflt.attention.config import ATTENTION_PRESETS, COMPONENT_FUNCTIONS
-from molflt.literature.names import RANDOM_FEATURES
+from molflt.attention.registry import kernels, mechanisms, presets
 from molflt.report.attention_rows import LayerCall, attention_row, recorded_forward
+from tests.attention.layers import CUTOFF, HEADS, local_sum, prepare
 from tests.attention.structures import STRUCTURES, batch_of
-from tests.attention.test_mechanisms import CUTOFF, HEADS, local_sum, prepare
-from tests.model.test_energy_model import make_model
+from tests.model.models import make_model
 
-NAMED = [name for name in ATTENTION_PRESETS if name not in RANDOM_FEATURES]
+NAMED = [name for name in presets() if name not in kernels()]
 CASES: dict[str, Any] = {
     **{name: name for name in NAMED},
-    **{f"{component}-orf": f"{component}-orf" for component in COMPONENT_FUNCTIONS},
-    "no far field": {"far_field": False},
+    **{name: name for name in kernels() if name.endswith("-orf")},
     "rank one": {"far_rank": 1},
     "lattice": {"frequencies": "lattice", "sigma_min": 2.0, "sigma_max": 4.0},
     "linear order": {"frequencies": "mesh", "order": "linear", "sigma_max": 4.0},
-    "biased randomised": {"mechanism": "randomised", "sampling": "biased"},
 }
-STOCHASTIC_ROWS = ("softmax", "performer", "ra", "elu", "relu", "lara", "posrf-orf", "flt-concat")
+if "randomised" in mechanisms():
+    CASES["biased randomised"] = {"mechanism": "randomised", "sampling": "biased"}
+STOCHASTIC_ROWS = {"softmax", "performer", "ra", "elu", "relu", "lara", "posrf-orf", "flt-concat"}.intersection(
+    presets()
+)
 
 
 def record(model: torch.nn.Module, atoms: Any) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ def test_the_matrix_times_the_values_is_the_output(case: str, name: str) -> None
 @pytest.mark.parametrize("order", ["quadratic", "linear"])
 def test_of_channels_without_far_field_the_matrix_is_another(order: str, far_rank: Any) -> None:
     """The far field carries one channel of a head: of that the matrix holds, of the next it does not."""
-    options = {"far_rank": far_rank, "n_features": 6, "frequencies": "mesh", "sigma_max": 4.0, "order": order}
+    options = {"far_rank": far_rank, "frequencies": "mesh", "sigma_max": 4.0, "order": order}
     model = make_model({**options, "far_dim": 4})
     atoms = STRUCTURES["molecule"]()
     (call, *_), (seen, *_) = calls_of(model, atoms), record(model, atoms)
@@ -86,7 +87,7 @@ def test_of_channels_without_far_field_the_matrix_is_another(order: str, far_ran
     assert not torch.allclose(found[..., 1], out[..., 1], atol=1e-4)
 
 
-@pytest.mark.parametrize("case", STOCHASTIC_ROWS)
+@pytest.mark.parametrize("case", sorted(STOCHASTIC_ROWS))
 def test_rows_sum_to_one(case: str) -> None:
     model = make_model(case)
     for call in calls_of(model, STRUCTURES["slab"]()):
@@ -98,7 +99,7 @@ def test_the_far_field_of_molflt_has_either_sign_and_the_near_field_sums_to_one(
     atoms = STRUCTURES["slab"]()
     far = torch.stack([matrix(call) for call in calls_of(make_model("molflt"), atoms)])
     assert bool((far < 0).any())
-    near = torch.stack([matrix(call) for call in calls_of(make_model({"far_field": False}), atoms)])
+    near = torch.stack([matrix(call) for call in calls_of(make_model("local"), atoms)])
     assert bool((near >= 0).all())
     torch.testing.assert_close(near.sum(dim=-1), torch.ones(near.shape[:-1], dtype=near.dtype))
 

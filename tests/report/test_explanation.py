@@ -17,7 +17,7 @@ from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
 from molflt.prediction.predictor import predict
 from molflt.report.explanation import Explanation, explain
 from tests.attention.structures import STRUCTURES, rotated
-from tests.model.test_energy_model import make_model
+from tests.model.models import make_model
 
 
 def make_loaded(attention: Any = "molflt", **options: Any) -> LoadedModel:

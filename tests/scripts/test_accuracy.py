@@ -211,6 +211,7 @@ def test_without_local_rpe_distances_of_neighbours_do_not_count(tmp_path):
     assert all(not p.requires_grad and not p.any() for p in biases)
 
 
+@pytest.mark.slow
 def test_a_peer_learns(tmp_path, monkeypatch):
     """SchNet on the bundled set, by a clock that ticks once a step: better than the mean, and judged in eV."""
     ticks = itertools.count()

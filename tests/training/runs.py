@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ase.io
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from molflt.data.ase_io import to_atoms
+from molflt.data.sources import open_dataset
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
 from molflt.training.run import TrainResult, train
@@ -87,6 +90,16 @@ def assert_same_run(a: Path, b: Path) -> None:
         assert first.metadata == second.metadata
         for key, value in first.model.state_dict().items():
             assert torch.equal(value, second.model.state_dict()[key]), key
+
+
+def with_forces(source: str | Path, path: Path) -> str:
+    """A copy of a set whose structures have no forces of their own; any numbers will do."""
+    frames = []
+    for k, data in enumerate(open_dataset(source)):
+        data.forces = torch.sin(data.positions + k)
+        frames.append(to_atoms(data))
+    ase.io.write(path, frames)
+    return str(path)
 
 
 def environment(**extra: str) -> dict[str, str]:

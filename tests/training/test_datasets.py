@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from molflt.data.labels import LabelSpec
+from molflt.data.screening import Screening, labels
 from molflt.data.sources import ListDataset, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import Standardiser, fit_statistics
 from molflt.training.data_module import EnergyDataModule, NoisyDataset, PreparedDataset
-from molflt.training.screening import Screening, labels, read_training_set
+from molflt.training.training_set import read_training_set
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
 MODEL = ModelConfig(cutoff=4.0)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import weakref
 
-import ase.io
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.memory import out_of_memory
 from molflt.model.energy_model import EnergyModel
 from molflt.training.run import train
 from molflt.training.run_directory import read_records
-from tests.training.runs import QUICK, go
+from tests.training.runs import QUICK, go, with_forces
 
 
 def _gpu():
@@ -79,23 +76,13 @@ def room_for(n, monkeypatch, where="forward", kind="gpu"):
     return alive
 
 
-def with_forces(path, folder):
-    """The structures have no forces of their own; any number will do."""
-    frames = []
-    for k, data in enumerate(open_dataset(path)):
-        data.forces = torch.sin(data.positions + k)
-        frames.append(to_atoms(data))
-    ase.io.write(folder / "forces.extxyz", frames)
-    return str(folder / "forces.extxyz")
-
-
 @pytest.mark.parametrize(
     ("where", "kind", "forces"), [("forward", "numpy", False), ("forward", "cpu", True), ("backward", "gpu", False)]
 )
 def test_the_same_gradient(where, kind, forces, make_config, tmp_path, monkeypatch):
     changes = {"trainer.max_epochs": 1, "trainer.precision": "64-true", "data.max_atoms": 60}
     if forces:
-        path = with_forces(make_config().data.train, tmp_path)
+        path = with_forces(make_config().data.train, tmp_path / "forces.extxyz")
         changes |= {"data.target": "energy", "loss.force_weight": 3.0, "loss.energy_per": "atom"}
         changes |= {"data.train": path, "data.val": path}
     config = make_config(**changes)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from molflt.attention.config import ATTENTION_PRESETS
+from molflt.attention.registry import presets
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
@@ -94,9 +94,7 @@ def test_stopped_once(stop, reference, make_config, tmp_path):
 
 
 DRAWING = [{"mechanism": "kernelised", "n_features": 8, "redraw_every": 3}]
-DRAWING += [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("lara-rpe", "ra-rpe") if name in ATTENTION_PRESETS
-]
+DRAWING += [pytest.param(name, marks=pytest.mark.slow) for name in ("lara-rpe", "ra-rpe") if name in presets()]
 
 
 @pytest.mark.parametrize("attention", DRAWING, ids=str)

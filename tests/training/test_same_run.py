@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import ase.io
 import numpy as np
 import pytest
 import torch
-from ase.calculators.singlepoint import SinglePointCalculator
 from lightning.pytorch.callbacks import Callback
 
-from molflt.data.ase_io import to_atoms
 from molflt.data.batching import AtomBudgetSampler
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
@@ -21,7 +18,7 @@ from molflt.model.model_file import load_model
 from molflt.training.config_file import to_yaml
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.run_directory import read_records
-from tests.training.runs import go, run, torchrun
+from tests.training.runs import go, run, torchrun, with_forces
 
 N_RANKS = 2
 KINDS = {
@@ -100,30 +97,15 @@ def by_two(config, folder, mean_of_means="no"):
     return folder
 
 
-@pytest.fixture
-def labelled_data(tiny_data, tmp_path):
-    """The tiny data with made-up forces."""
-    random = np.random.default_rng(0)
-    for name in ("train", "val"):
-        structures = open_dataset(tiny_data / f"{name}.lmdb")
-        frames = []
-        for i in range(len(structures)):
-            atoms = to_atoms(structures[i])
-            energy = float(structures[i].energy)
-            atoms.calc = None
-            atoms.info.clear()
-            atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=random.normal(size=(len(atoms), 3)))
-            frames.append(atoms)
-        ase.io.write(tmp_path / f"{name}.extxyz", frames)
-    return {"data.train": str(tmp_path / "train.extxyz"), "data.val": {"val": str(tmp_path / "val.extxyz")}}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_same_losses_and_weights(kind, make_config, labelled_data, tmp_path, monkeypatch):
+def test_same_losses_and_weights(kind, make_config, tiny_data, tmp_path, monkeypatch):
     options = {**KINDS[kind], "trainer.precision": "64-true", "data.max_atoms": 40, "trainer.max_epochs": 3}
     if kind == "forces":
-        options |= labelled_data
+        files = {
+            name: with_forces(tiny_data / f"{name}.lmdb", tmp_path / f"{name}.extxyz") for name in ("train", "val")
+        }
+        options |= {"data.train": files["train"], "data.val": {"val": files["val"]}}
     shared = by_two(make_config(**options, **{"trainer.devices": N_RANKS}), tmp_path / "two")
     sizes = read(shared, "sizes")
     assert (sizes[0] != sizes[1]).any(), "the ranks' batches are of one size: nothing is tested"

@@ -10,10 +10,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.attention.config import ATTENTION_PRESETS
+from molflt.attention.registry import presets
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
+from molflt.data.screening import Screening, labels
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
@@ -24,7 +25,6 @@ from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import RunRecorder
 from molflt.training.run import train
 from molflt.training.run_directory import read_records
-from molflt.training.screening import Screening, labels
 from tests.training.runs import FILES, QUICK, go, quiet
 
 
@@ -141,7 +141,7 @@ def test_double_precision(make_config, tmp_path, val_set):
 
 
 FEW = ("flt", "flt-concat", "performer", "softmax")
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ATTENTION_PRESETS if name not in FEW]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in presets() if name not in FEW]
 
 
 @pytest.mark.parametrize("attention", [{"far_rank": 1}, *FEW, *OTHERS], ids=str)

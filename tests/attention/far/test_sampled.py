@@ -6,7 +6,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi
@@ -156,17 +155,6 @@ def grows_like_the_logarithm(errors: list[float]) -> bool:
     """Whether ε² of Eq. 18, ε² = (4c²/r) log(4L²/δ), rises by equal steps where L rises by equal factors."""
     steps = np.diff(np.square(errors))
     return bool((steps > 0).all() and steps.max() < 2 * steps.min())
-
-
-@pytest.mark.slow
-def test_frequencies_needed_grow_with_the_logarithm_of_the_atoms():
-    """Theorem 4.2: the largest error over all pairs, for atoms so far apart that the pairs hardly share errors."""
-    generator, errors = np.random.default_rng(0), []
-    for n in (5, 20, 80, 320):
-        geometry = geometry_of([Atoms(f"He{n}", generator.normal(0, 30.0, size=(n, 3)))])
-        worst = (masks(64, 20, geometry, directions="random") - exact_mask(geometry)).abs().amax(dim=(1, 2))
-        errors.append(float(worst.median()))
-    assert grows_like_the_logarithm(errors)
 
 
 @pytest.mark.parametrize("proposal", ["mixture", "own"])

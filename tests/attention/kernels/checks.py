@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from scipy.stats import chi, kstest, norm
 
 from molflt.attention.kernels.kernel import Kernel, kernelised_attention
+from molflt.attention.kernels.random_features import ComponentFunction, Draw
 
 WIDTH = 5
 
@@ -105,3 +109,52 @@ def standard_errors_off(values: torch.Tensor, wanted: torch.Tensor) -> float:
     """Largest distance of the mean over the first axis from ``wanted``, in standard errors."""
     error = values.std(dim=0) / len(values) ** 0.5
     return float(((values.mean(dim=0) - wanted).abs() / error).max())
+
+
+def draws(draw: Draw, count: int, m: int, c: int = WIDTH, seed: int = 11) -> torch.Tensor:
+    """(count, m, c): so many matrices, drawn one after another."""
+    random = generator(seed)
+    return torch.stack([draw(m, c, random) for _ in range(count)])
+
+
+def estimates(component: ComponentFunction, omegas: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """(count, batch, heads, n, n): the estimate with each of the (count, m, c) matrices."""
+    count, m, _ = omegas.shape
+    features = component(q, k, omegas.flatten(0, 1), None)
+    phi_q, phi_k = (feature.values().unflatten(-1, (-1, count, m)) for feature in features)
+    # Features are divided by the root of the number of all rows; each matrix has only m.
+    return count * torch.einsum("bhiwdr,bhjwdr->dbhij", phi_q, phi_k)
+
+
+def rows_are_gaussian(draw: Draw) -> None:
+    """Mean, covariance, fourth moments and the law of the lengths of two rows over many draws."""
+    count, c = 1500, 4
+    matrices = draws(draw, count, 2 * c + 1, c, seed=1)
+    error = 4.5 / math.sqrt(count)
+    for row in (0, 2 * c):
+        mine = matrices[:, row]
+        assert float(mine.mean(dim=0).abs().max()) < error
+        assert float((mine.T @ mine / count - torch.eye(c)).abs().max()) < math.sqrt(2) * error
+        assert float(((mine**4).mean(dim=0) - 3).abs().max()) < math.sqrt(96) * error
+        assert kstest(mine.norm(dim=1).numpy(), chi(c).cdf).pvalue > 1e-3
+        assert kstest(mine[:, 0].numpy(), norm.cdf).pvalue > 1e-3
+
+
+def pairs(count: int, length: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Structures of one query and one key each, both of about the given length."""
+    q, k = torch.randn(2, count, 1, 1, WIDTH, generator=generator(4), dtype=torch.float64)
+    return length * q / math.sqrt(WIDTH), length * k / math.sqrt(WIDTH)
+
+
+def softmax_kernel(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (q @ k.transpose(-1, -2)).exp()
+
+
+def squares(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """|q_i|² + |k_j|²."""
+    return (q * q).sum(-1)[..., :, None] + (k * k).sum(-1)[..., None, :]
+
+
+def square_of_sums(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """|q_i + k_j|²."""
+    return squares(q, k) + 2 * q @ k.transpose(-1, -2)

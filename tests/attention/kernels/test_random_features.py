@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from scipy.stats import chi, kstest, norm
 
 from molflt.attention.build import build_kernel
 from molflt.attention.kernels.kernel import FLOOR, Features, kernelised_attention, normalised, stable_features
@@ -12,13 +11,24 @@ from molflt.attention.kernels.random_features import (
     DrawnMatrix,
     RandomFeatureKernel,
     haar,
-    log_xi,
     orthogonal,
     positive,
     redraw,
 )
 from molflt.attention.registry import attention_config
-from tests.attention.kernels.checks import WIDTH, check_kernel, estimate, generator, standard_errors_off, tokens
+from tests.attention.kernels.checks import (
+    WIDTH,
+    check_kernel,
+    draws,
+    estimates,
+    generator,
+    pairs,
+    rows_are_gaussian,
+    softmax_kernel,
+    square_of_sums,
+    standard_errors_off,
+    tokens,
+)
 
 
 def iid(m: int, c: int, random: torch.Generator) -> torch.Tensor:
@@ -27,18 +37,6 @@ def iid(m: int, c: int, random: torch.Generator) -> torch.Tensor:
 
 def kernel_of(m: int = 14, c: int = WIDTH, seed: int = 0, draw=orthogonal) -> RandomFeatureKernel:
     return RandomFeatureKernel(positive, DrawnMatrix(draw, m, c, generator(seed))).double()
-
-
-def softmax_kernel(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return (q @ k.transpose(-1, -2)).exp()
-
-
-def estimates(draw, count: int, m: int, q: torch.Tensor, k: torch.Tensor, seed: int = 11) -> torch.Tensor:
-    """(count, batch, heads, n, n): the estimate with so many matrices, drawn one after another."""
-    random = generator(seed)
-    omegas = torch.stack([draw(m, q.shape[-1], random) for _ in range(count)])
-    phi_q, phi_k = (log_xi(x, omegas.flatten(0, 1)).exp().unflatten(-1, (count, m)) for x in (q, k))
-    return torch.einsum("bhidr,bhjdr->dbhij", phi_q, phi_k) / m
 
 
 def test_attention_is_the_dense_formula():
@@ -67,24 +65,18 @@ def test_gradcheck(masked):
 @pytest.mark.parametrize("draw", [orthogonal, iid])
 def test_unbiased_for_the_softmax_kernel(draw):
     q, k, _ = tokens(batch=1, n=4, scale=0.35)
-    values = estimates(draw, 1500, 8, q, k)
+    values = estimates(positive, draws(draw, 1500, 8), q, k)
     assert standard_errors_off(values, softmax_kernel(q, k)) < 4.5
     # Power: three per cent more are found out.
     assert standard_errors_off(1.03 * values, softmax_kernel(q, k)) > 4.5
-
-
-def pairs(count: int, length: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Structures of one query and one key each, both of about the given length."""
-    q, k = torch.randn(2, count, 1, 1, WIDTH, generator=generator(4), dtype=torch.float64)
-    return length * q / math.sqrt(WIDTH), length * k / math.sqrt(WIDTH)
 
 
 @pytest.mark.parametrize("m", [1, 16])
 def test_variance_with_independent_rows(m):
     """(exp|q + k|² − 1) exp(q·k)²/m (arXiv 2106.12566, Lemma 2 and Eq. 14)."""
     q, k = pairs(8, 0.4)
-    square, kernel = (q + k).square().sum(-1, keepdim=True), softmax_kernel(q, k)
-    values = estimates(iid, 80_000 // m, m, q, k).var(dim=0)
+    square, kernel = square_of_sums(q, k), softmax_kernel(q, k)
+    values = estimates(positive, draws(iid, 80_000 // m, m), q, k).var(dim=0)
     ratio = values / (torch.expm1(square) * kernel**2 / m)
     assert 0.8 < float(ratio.min()) < float(ratio.max()) < 1.25
     # Power: exp(|q + k|²) without the one, or half of |q + k|², is another number.
@@ -96,29 +88,21 @@ def test_variance_with_independent_rows(m):
 def test_orthogonal_rows_never_vary_more_than_independent_ones():
     """m = c, where the rows are a whole block."""
     q, k = pairs(10, 0.8)
-    independent, orthogonal_rows = (estimates(draw, 4000, WIDTH, q, k).var(dim=0) for draw in (iid, orthogonal))
+    independent, orthogonal_rows = (
+        estimates(positive, draws(draw, 4000, WIDTH), q, k).var(dim=0) for draw in (iid, orthogonal)
+    )
     assert float((orthogonal_rows / independent).mean()) < 0.95
     assert float((orthogonal_rows / independent).max()) < 1.15
     # Power: other independent rows are at one.
-    again = estimates(iid, 4000, WIDTH, q, k, seed=12)
+    again = estimates(positive, draws(iid, 4000, WIDTH, seed=12), q, k)
     assert float((again.var(dim=0) / independent).mean()) > 0.95
 
 
 def test_a_row_of_the_matrix_is_gaussian():
-    """Mean, covariance, fourth moments and the law of the lengths of two rows over many draws."""
-    count, c, random = 1500, 4, generator(1)
-    matrices = torch.stack([orthogonal(2 * c + 1, c, random) for _ in range(count)])
-    error = 4.5 / math.sqrt(count)
-    for row in (0, 2 * c):
-        mine = matrices[:, row]
-        assert float(mine.mean(dim=0).abs().max()) < error
-        assert float((mine.T @ mine / count - torch.eye(c)).abs().max()) < math.sqrt(2) * error
-        assert float(((mine**4).mean(dim=0) - 3).abs().max()) < math.sqrt(96) * error
-        assert kstest(mine.norm(dim=1).numpy(), chi(c).cdf).pvalue > 1e-3
-        assert kstest(mine[:, 0].numpy(), norm.cdf).pvalue > 1e-3
+    rows_are_gaussian(orthogonal)
     # Lengths within a block are independent of each other: those of one Gaussian matrix's own rows are not used.
-    correlation = torch.corrcoef(matrices[:, :c].norm(dim=2).T) - torch.eye(c)
-    assert float(correlation.abs().max()) < error
+    correlation = torch.corrcoef(draws(orthogonal, 1500, 4, 4).norm(dim=2).T) - torch.eye(4)
+    assert float(correlation.abs().max()) < 4.5 / math.sqrt(1500)
 
 
 def off_diagonal(block: torch.Tensor) -> float:
@@ -266,11 +250,3 @@ def test_a_normaliser_of_nothing_is_zero_with_a_finite_gradient():
 def test_a_bounded_normaliser_is_raised_to_the_floor():
     found = normalised(torch.ones(3, 1), torch.tensor([[0.5], [0.001], [-3.0]]), torch.ones(3, 1))
     torch.testing.assert_close(found, torch.tensor([[2.0], [1 / FLOOR], [1 / FLOOR]]))
-
-
-def test_the_estimate_of_a_kernel_is_what_it_multiplies():
-    """``estimate`` of the checks is the dense kernel of the features."""
-    kernel, (q, k, v) = kernel_of(), tokens()
-    weights = estimate(kernel, q, k)
-    expected = weights @ v / weights.sum(-1, keepdim=True)
-    torch.testing.assert_close(kernelised_attention(kernel, q, k, v, None), expected)

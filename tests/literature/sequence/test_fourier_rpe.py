@@ -8,7 +8,7 @@ import torch
 from molflt.errors import InputError
 from molflt.literature.sequence.fourier_rpe import GaussianMixtureRpe, LocalRpe
 from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, ProductKernel, token_positions
-from molflt.literature.sequence.prefix_sums import check_causal, sequence_attention
+from molflt.literature.sequence.prefix_sums import sequence_attention
 from tests.attention.kernels.checks import standard_errors_off
 from tests.literature.sequence.oracles import (
     HEAD_DIM,
@@ -166,21 +166,6 @@ def test_concatenation_equals_dense_formula(name, causal, shape):
     assert_differs(found, formula(waves, causal))
 
 
-def test_concatenation_tends_to_softmax_with_the_mask_in_its_exponent():
-    """κ ≈ exp(Σ_k a_k cos + q·k) (Eq. 3): with many positive features and short vectors, to a few hundredths."""
-    rpe = rpe_of(GaussianMixtureRpe, 1)
-    rpe.weights.data *= 0.2
-    content = kernel_of("posrf-orf", HEAD_DIM + 2 * N_FREQUENCIES, n_features=50_000)
-    q, k, v = (x.detach() for x in tokens(7))
-    q, k = q / 2, k / 2
-    logits = q @ k.transpose(-1, -2)
-    with torch.no_grad():
-        found = sequence_attention(ConcatenatedKernel(content, rpe), q, k, v, True)
-        wanted = dense(torch.exp(logits + dense_mask(rpe, (7,))), v, True)
-        assert float((found - wanted).abs().max()) < 0.03
-        assert float((found - dense(torch.exp(logits), v, True)).abs().max()) > 0.3
-
-
 @pytest.mark.parametrize("name", ["posrf-orf", "elu", "trigrf-iid"])
 @either_way
 @either_shape
@@ -219,15 +204,6 @@ def test_default_unit_resolves_the_sequence_and_that_of_the_paper_does_not():
     rpe = LocalRpe(1, 1, 10_000, generator())
     assert float(rpe.xi.abs().max()) / rpe.unit < 0.5
     assert float((rpe.xi.abs() > 0.5).double().mean()) == pytest.approx(0.617, abs=0.02)
-
-
-@either_family
-def test_positioned_kernels_see_no_future(family):
-    rpe = rpe_of(family, 2)
-    check_causal(ConcatenatedKernel(kernel_of("elu", 11), rpe, (2, 3)), N_HEADS, HEAD_DIM)
-    check_causal(ProductKernel(kernel_of("elu"), rpe, (2, 3)), N_HEADS, HEAD_DIM)
-    with pytest.raises(InputError, match="future"):
-        check_causal(ConcatenatedKernel(kernel_of("oprf-orf", 11), rpe, (2, 3)), N_HEADS, HEAD_DIM)
 
 
 def test_refusals():

@@ -81,29 +81,6 @@ def test_power_one_is_the_indicator_and_powers_end_at_k_radii():
         assert outside == 0
 
 
-def test_axes_multiply():
-    spectrum = LocalBox([1.0, 0.5, 2.0], [2, 3, 1])
-    axes = [LocalBox([v], [k]) for v, k in ((1.0, 2), (0.5, 3), (2.0, 1))]
-    for function, x in (("value", [0.7, -0.4, 1.1]), ("transform", [0.3, -0.9, 0.2])):
-        x = torch.tensor(x)
-        expected = math.prod(getattr(axis, function)(x[j : j + 1]).item() for j, axis in enumerate(axes))
-        assert getattr(spectrum, function)(x).item() == pytest.approx(expected, rel=1e-6)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("power", ORDERS)
-def test_transform_is_the_power_that_the_paper_writes(power):
-    """C [sin(2πvξ)/(πξ)]^k, C = 1/((2v)^{k−1} M_k(0)), and finite at ξ = 0."""
-    v = 1.3
-    spectrum = LocalBox([v], [power]).double()
-    xi = torch.tensor([0.07, 0.4, -1.1, 5.3], dtype=torch.float64)
-    peak = {1: 1, 2: 1, 3: 3 / 4, 4: 2 / 3, 5: 115 / 192, 6: 11 / 20}[power]
-    paper = (torch.sin(2 * math.pi * v * xi) / (math.pi * xi)) ** power / ((2 * v) ** (power - 1) * peak)
-    torch.testing.assert_close(spectrum.transform(xi[:, None]), paper, rtol=1e-4, atol=1e-6)
-    near_zero = spectrum.transform(torch.tensor([[0.0], [1e-9]], dtype=torch.float64))
-    torch.testing.assert_close(near_zero, torch.full((2,), 2 * v / peak).double(), rtol=1e-6, atol=0)
-
-
 @torch.no_grad()
 def test_indicator_cannot_be_sampled():
     """∫|g| grows by the same amount with every tenfold ξ_max; with power 2 it has ended."""
