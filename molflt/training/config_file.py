@@ -19,7 +19,6 @@ from pydantic_core import ErrorDetails
 
 from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import mechanisms, presets
-from molflt.bundled import resolve_path as resolve_path
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 
