@@ -92,7 +92,7 @@ def tiny(attention: Any) -> ModelConfig:
     "attention",
     [
         {"moment_channels": 2},
-        {"far_rank": 1, "isolated_atoms": 8.0, "frequencies": "exact"},
+        {"far_rank": 1, "isolated_atoms": 8.0, "frequencies": "exact", "sigma_max": 4.0},
         {
             "mechanism": "sampled",
             "far_rank": "m",
