@@ -65,12 +65,13 @@ def predict_command(
         check_output(out, oc20_split, overwrite)
     if forces and (out is None or out.suffix != ".extxyz"):
         raise InputError("--forces: forces are written with their structures; give -o NAME.extxyz")
-    if oc20_split is not None and on_error == "skip":
+    skip = on_error == "skip"
+    if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
     if calibrate is not None and len(members) == 1:
         raise InputError(f"--calibrate: {model} is a single model; uncertainties need an ensemble (ensemble=4)")
-    structures = resolve_inputs(inputs, tags, on_bad="skip" if on_error == "skip" else "stop")
+    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop")
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
     shard_result = None
