@@ -106,8 +106,8 @@ def cardinal_bspline(x: Tensor, order: int) -> Tensor:
     """M_k(x), the k-fold convolution of the indicator of [−½, ½]: polynomials of degree k − 1, zero beyond ±k/2.
 
     The recurrence of Cox and de Boor (de Boor, A Practical Guide to Splines, 1978, ch. X) adds terms of one sign
-    only; a sum of truncated powers would cancel. An indicator is ½ at its ends, which is the value to which its Fourier
-    integral converges, and which makes derivatives at a kink the mean of those from either side.
+    only; a sum of truncated powers would cancel. An indicator is ½ at its ends, which is the value to which its
+    Fourier integral converges, and which makes derivatives at a kink the mean of those from either side.
 
     Args:
         x: any shape.
@@ -132,8 +132,8 @@ def fourier_series(spectrum: LocalBox, reach: float, xi_max: float) -> tuple[Ten
 
     This is the trapezoid rule on every axis with the spacing 1/P, P = reach + 2kv. By Poisson's formula it gives f
     summed over shifts by P. As f has compact support, the spacing costs nothing, and the whole error is that of
-    ending at ξ_max. At a distance d from the knots of f on an axis it falls like 1/(ξ_max^k d). For k = 1 a knot is a jump;
-    near it the error does not fall but moves closer: Gibbs' overshoot of 9 % of the jump.
+    ending at ξ_max. At a distance d from the knots of f on an axis it falls like 1/(ξ_max^k d). For k = 1 a knot is a
+    jump; near it the error does not fall but moves closer: Gibbs' overshoot of 9 % of the jump.
 
     Args:
         spectrum: of any powers.
