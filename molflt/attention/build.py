@@ -111,7 +111,17 @@ def build_local(config: LocalConfig, sizes: Sizes) -> Built:
     near_only = LayerSizes(sizes.n_layers * sizes.n_recycles, sizes.n_heads, sizes.dim, far_dim=0, rank=1)
     positions = FourierPositions(None, None, near_only, config.order, config.moment_channels > 0)
     return positions, [
-        FourierAttention(sizes.dim, sizes.n_heads, sizes.n_rbf, 0, 0, None, 0, _moments(config, sizes), sizes.dropout)
+        FourierAttention(
+            sizes.dim,
+            sizes.n_heads,
+            sizes.n_rbf,
+            n_weights=0,
+            far_rank=0,
+            kernel=None,
+            far_dim=sizes.dim,
+            moments=_moments(config, sizes),
+            dropout=sizes.dropout,
+        )
         for _ in range(sizes.n_layers)
     ]
 

@@ -226,7 +226,7 @@ def split(
             envelope=fade[edges],
             self_basis=self_basis[rows],
             radial=neighbourhood.radial,
-            _basis=None if basis is None else basis[edges],
+            given_basis=None if basis is None else basis[edges],
         )
         found.append((part, around))
         s, a, e = own.stop, rows.stop, edges.stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -85,6 +86,7 @@ class Neighbourhood:
         envelope: (n_local,), 1 at distance zero, smoothly 0 at the cutoff.
         self_basis: (n_atoms, n_rbf) φ of distance zero and an atom's own type.
         radial: φ.
+        given_basis: (n_local, n_rbf) φ of each edge, where it has been made already.
     """
 
     edges: Tensor
@@ -94,7 +96,7 @@ class Neighbourhood:
     envelope: Tensor
     self_basis: Tensor
     radial: GaussianDistanceBasis
-    _basis: Tensor | None = field(default=None, repr=False)
+    given_basis: Tensor | None = None
     _pair_places: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
@@ -102,14 +104,11 @@ class Neighbourhood:
         """Number of edges."""
         return len(self.edges)
 
-    @property
+    @cached_property
     def basis(self) -> Tensor:
         """(n_local, n_rbf) φ of each edge; made once."""
-        if self._basis is None:
-            self._basis = self._make_whole_basis()
-        return self._basis
-
-    def _make_whole_basis(self) -> Tensor:
+        if self.given_basis is not None:
+            return self.given_basis
         if torch.is_grad_enabled() or self.n_edges <= self.edges_at_once:
             return self._make_basis(slice(None))
         out = self.distances.new_empty((self.n_edges, self.self_basis.shape[1]))

@@ -131,7 +131,7 @@ def _with_mechanism(value: Any) -> Any:
         raise ValueError("; ".join(f"{key}={_written(value[key])} {remedy}" for key, remedy in moved.items()))
     if not isinstance(name, str) or name not in mechanisms():
         raise ValueError(f"unknown mechanism '{name}'; choose one of {', '.join(mechanisms())}")
-    for key in value.keys() - mechanisms()[name].config.model_fields:
+    for key in sorted(value.keys() - mechanisms()[name].config.model_fields):
         owners = [other for other, mechanism in mechanisms().items() if key in mechanism.config.model_fields]
         if owners:
             raise ValueError(

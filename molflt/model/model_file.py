@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,13 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from molflt.attention.build import interchangeable_method
-from molflt.attention.config import FarFieldKeys, MethodKeys, MethodName, SampledConfig
-from molflt.attention.registry import mechanisms
+from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys, MethodName
 from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
+from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SCHEMA_VERSION = 7
@@ -29,6 +30,8 @@ OLDEST_SCHEMA = 6
 METADATA_KEY = "molflt"
 _MOST_METADATA = 1 << 20
 """Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
+_DRAWN_ANYWAY = 1 << 26
+"""Random numbers that a model may draw however small its file is."""
 _REMEDY = "the file was altered or is damaged: copy it again or train again"
 
 
@@ -136,8 +139,8 @@ def load_model(path: str | Path, frequencies: MethodName | None = None) -> Loade
         expected = _expected_tensors(path, metadata, handle)
         weights = {name: _checked_tensor(path, name, tensor, handle) for name, tensor in expected.items()}
     model = EnergyModel(metadata.config, metadata.seed)
-    if _has_idle_widths(metadata):
-        weights[_WIDTHS] = model.state_dict()[_WIDTHS]
+    if _widths_of_schema_6(metadata):
+        weights[WIDTHS] = model.state_dict()[WIDTHS]
     # A model trained in double precision stays in double precision; the constructor makes single precision.
     model.to(weights["energy_head.factor"].dtype)
     model.load_state_dict(weights)
@@ -213,7 +216,7 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         )
     try:
         if schema < 7:
-            _by_mechanism(path, content.get("config"))
+            by_mechanism(path, content.get("config"))
         return ModelMetadata.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
@@ -224,52 +227,6 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
 
 
-def _by_mechanism(path: Path, config: Any) -> None:
-    """Bring a configuration of schema 6, in which every mechanism had the keys of all, to the present schema.
-
-    The keys that stay are those of the mechanism chosen that act beside the others: the rest did nothing.
-
-    Raises:
-        InputError: RA with an estimator as its positional mask, or without a far field, which is no longer there.
-    """
-    attention = config.get("attention") if isinstance(config, dict) else None
-    if not isinstance(attention, dict):
-        return
-    mechanism = attention.get("mechanism", "fourier")
-    far_field, sampled = attention.get("far_field", True), attention.get("frequencies") == "sampled"
-    budget = attention.get("l_max") is not None
-    if mechanism == "randomised" and attention.get("positional_mask"):
-        if sampled or budget or not far_field:
-            raise InputError(
-                f"{path}: its attention is RA with sampled frequencies, under a budget (l_max), or without a far "
-                "field, which this molflt no longer has; train again with model.attention=ra-rpe"
-            )
-        mechanism = "randomised-rpe"
-    elif mechanism == "fourier" and attention.get("combine") == "concat":
-        mechanism = "concat"
-    elif mechanism == "fourier":
-        mechanism = "local" if not far_field else "sampled" if sampled else "budget" if budget else "fourier"
-    kept: dict[str, Any] = {}
-    if mechanism in mechanisms():
-        schema = mechanisms()[mechanism].config
-        given = schema.model_construct(
-            **{key: value for key, value in attention.items() if key in schema.model_fields}
-        )
-        kept = {key: getattr(given, key) for key in given.model_fields_set if given.acts(key)}
-        if kept.get("moment_channels", 0) is None:
-            del kept["moment_channels"]
-    config["attention"] = {**kept, "mechanism": mechanism}
-
-
-_WIDTHS = "positions.rpe.raw_widths"
-
-
-def _has_idle_widths(metadata: ModelMetadata) -> bool:
-    """Whether the widths of the Gaussians do nothing and may be of any number, as in schema 6 with spectrum=free."""
-    attention = metadata.config.attention
-    return metadata.schema_version < 7 and isinstance(attention, SampledConfig) and attention.spectrum == "free"
-
-
 def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[str, torch.Tensor]:
     """The state of a model of this configuration, on the meta device, once the file is known to hold such tensors.
 
@@ -277,7 +234,8 @@ def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[
     """
     found = set(handle.keys())
     config = metadata.config
-    if config.n_layers > len(found):
+    n_values = sum(math.prod(handle.get_slice(name).get_shape()) for name in found)
+    if config.n_layers > len(found) or _values_drawn(config) > max(_DRAWN_ANYWAY, 4 * n_values):
         raise InputError(f"{path}: the weights do not fit the sizes in the file's configuration; {_REMEDY}")
     try:
         with torch.device("meta"):
@@ -292,9 +250,22 @@ def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[
         )
     for name, tensor in expected.items():
         shape = tuple(handle.get_slice(name).get_shape())
-        if shape != tuple(tensor.shape) and not (name == _WIDTHS and _has_idle_widths(metadata)):
+        if shape != tuple(tensor.shape) and not (name == WIDTHS and _widths_of_schema_6(metadata)):
             raise InputError(f"{path}: tensor '{name}' has shape {shape}, expected {tuple(tensor.shape)}; {_REMEDY}")
     return expected
+
+
+def _values_drawn(config: ModelConfig) -> int:
+    """How many numbers the random features of all layers take to draw, which is done even on the meta device."""
+    attention = config.attention
+    if not isinstance(attention, KernelKeys) or not attention.acts("kernel"):
+        return 0
+    width = config.dim // config.n_heads + 2 * int(getattr(attention, "n_frequencies", 0))
+    return config.n_layers * width * (width + attention.n_features)
+
+
+def _widths_of_schema_6(metadata: ModelMetadata) -> bool:
+    return metadata.schema_version < 7 and has_idle_widths(metadata.config.attention)
 
 
 def _checked_tensor(path: Path, name: str, expected: torch.Tensor, handle: Any) -> torch.Tensor:

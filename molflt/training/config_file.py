@@ -19,7 +19,6 @@ from pydantic_core import ErrorDetails
 
 from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import mechanisms, presets
-from molflt.bundled import resolve_path as resolve_path
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 
@@ -86,8 +85,11 @@ def _apply(content: DictConfig, override: str) -> None:
         raise InputError(f"override '{override}' is not of the form key.sub=value, as in trainer.max_epochs=5")
     try:
         parsed = OmegaConf.from_dotlist([f"value={value}"])["value"]
-        # Sections are completed; a value, such as a name for a section, and the free list of splits are replaced.
-        OmegaConf.update(content, key, parsed, merge=OmegaConf.is_dict(parsed) and key != "data.val", force_add=True)
+        # Sections are completed. A value, the free list of splits, and another mechanism's keys are replaced.
+        merge = OmegaConf.is_dict(parsed) and key != "data.val" and "mechanism" not in parsed
+        if key == "model.attention.mechanism":
+            _drop_keys_of_other_mechanisms(content, parsed)
+        OmegaConf.update(content, key, parsed, merge=merge, force_add=True)
         _expand_attention(content)
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise InputError(f"override '{override}' cannot be applied ({_one_line(error)})") from error
@@ -98,6 +100,14 @@ def _expand_attention(content: DictConfig) -> None:
     name = OmegaConf.select(content, "model.attention")
     if isinstance(name, str) and name in presets():
         OmegaConf.update(content, "model.attention", OmegaConf.create(presets()[name]), merge=False)
+
+
+def _drop_keys_of_other_mechanisms(content: DictConfig, mechanism: Any) -> None:
+    """Keep what the mechanism now chosen has as well, so that one key changes it."""
+    attention = OmegaConf.select(content, "model.attention")
+    if isinstance(attention, DictConfig) and mechanism in mechanisms():
+        for key in set(attention) - set(mechanisms()[mechanism].config.model_fields):
+            del attention[key]
 
 
 def _one_line(error: Exception) -> str:

@@ -191,7 +191,10 @@ def config(
                 "n_rbf": 16,
                 "auxiliary_head": False,
                 # Moments of the neighbours see no further than these; here the far field is judged.
-                "attention": {"moment_channels": 0, **attention},
+                "attention": {
+                    **({} if attention.get("mechanism") in ("softmax", "kernelised") else {"moment_channels": 0}),
+                    **attention,
+                },
             },
             "optimiser": {"lr": lr},
             "trainer": {"max_epochs": epochs},

@@ -27,7 +27,7 @@ seed: 3
 data: {train: ../inputs/train.lmdb, val: {val: ../inputs/val.lmdb, other: ../inputs/other.lmdb}, max_atoms: 24}
 model:
   {dim: 16, n_heads: 2, n_layers: 1, ffn_dim: 16, n_rbf: 8, cutoff: 4.0, dropout: 0.2, attention_dropout: 0.1,
-  attention: {n_basis: 4, n_features: 8, n_frequencies: 8}}
+  attention: {n_basis: 4}}
 loss: {noisy_nodes: true}
 optimiser: {lr: 5.0e-3, warmup_steps: 2, ema_decay: 0.9}
 trainer: {max_epochs: 3, keep_last: 2, accelerator: cpu}

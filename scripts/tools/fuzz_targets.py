@@ -129,7 +129,7 @@ def _smiles(folder: Path) -> Target:
 
 def _model(folder: Path) -> Target:
     file = folder / "seed.safetensors"
-    sizes = {"n_basis": 2, "n_features": 2, "n_frequencies": 2}
+    sizes = {"n_basis": 2}
     config = ModelConfig.model_validate(
         {"dim": 4, "n_heads": 1, "n_layers": 1, "ffn_dim": 4, "n_rbf": 2, "attention": sizes}
     )

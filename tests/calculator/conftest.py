@@ -22,7 +22,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
 
 ELEMENTS = [1, 6, 7, 8, 13, 28, 29]
-WIDTHS = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4, "n_frequencies": 8, "n_features": 8}
+WIDTHS = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
 
 
 def loaded(model: EnergyModel, target: str = "energy", elements: list[int] = ELEMENTS) -> LoadedModel:

@@ -35,7 +35,7 @@ def slab_open() -> Atoms:
 KINDS = {"molecule": STRUCTURES["molecule"], "slab": slab_open, "triclinic": STRUCTURES["triclinic"]}
 ATTENTION = {
     "molflt": {},
-    "flt": {"far_rank": "m", "frequencies": "sampled"},
+    "flt": {"mechanism": "sampled", "far_rank": "m", "n_frequencies": 8, "n_features": 8},
     "mesh": {"frequencies": "mesh", "tolerance": 1e-3},
 }
 

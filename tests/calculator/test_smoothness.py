@@ -64,7 +64,8 @@ SLAB = {"sigma_max": 2.5}
 """Along ``move`` this slab crosses from the lattice sum to the image sum."""
 
 
-MOLFLT, FLT, MESH = {}, {"far_rank": "m", "frequencies": "sampled"}, {"frequencies": "mesh"}
+MOLFLT, MESH = {}, {"frequencies": "mesh"}
+FLT = {"mechanism": "sampled", "far_rank": "m", "n_frequencies": 8, "n_features": 8}
 PATHS = [(slab, move, 0.75), (slab, strain, 1.0), (crystal, strain, 1.0)]
 CASES = [(attention, *path) for attention in (MOLFLT, FLT, MESH) for path in PATHS]
 # The mesh of a molecule is mostly vacuum, and takes minutes.

@@ -21,7 +21,9 @@ def marked(name):
 
 @pytest.mark.parametrize("name", [marked(name) for name in PRESETS])
 def test_presets_give_what_they_gave(name):
-    assert preset_energies(name) == pytest.approx(GOLDEN[name], rel=1e-9, abs=1e-9)
+    # The paper's have random features by LAPACK, whose last bit in single precision depends on the processor.
+    tolerance = 1e-7 if name in LARGE else 1e-9
+    assert preset_energies(name) == pytest.approx(GOLDEN[name], rel=tolerance, abs=tolerance)
 
 
 @pytest.mark.parametrize("name", list(STORED))

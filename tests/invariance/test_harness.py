@@ -13,6 +13,7 @@ from ase import Atoms
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from molflt.attention.registry import attention_config
 from molflt.data.ase_io import from_atoms
 from molflt.data.rdkit_io import from_smiles
 from molflt.data.sources import open_dataset
@@ -30,20 +31,21 @@ from tests.attention.structures import STRUCTURES, slab
 
 SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8, "cutoff": 4.0}
 NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4, "n_frequencies": 8, "n_features": 8}
+"""Those keys of them that a mechanism has, and that act."""
 ATTENTIONS: dict[str, Any] = {
     "molflt": {},
-    "flt": {"far_rank": "m", "frequencies": "sampled"},
+    "flt": {"mechanism": "sampled", "far_rank": "m"},
     "rank one": {"far_rank": 1},
     "quadrature": {"frequencies": "quadrature"},
     "lattice": {"frequencies": "lattice"},
     "mesh": {"frequencies": "mesh", "tolerance": 1e-3},
-    "budget": {"frequencies": "sampled", "l_max": 2, "order": "auto"},
-    "free spectrum": {"frequencies": "sampled", "spectrum": "free"},
-    "no far field": {"far_field": False},
+    "budget": {"mechanism": "sampled", "l_max": 2},
+    "free spectrum": {"mechanism": "sampled", "spectrum": "free"},
+    "no far field": {"mechanism": "local"},
     "performer": {"mechanism": "kernelised"},
     "softmax": {"mechanism": "softmax"},
 }
-CONCAT = {"combine": "concat", "frequencies": "sampled", "directions": "random"}
+CONCAT = {"mechanism": "concat"}
 
 
 def load(config: ModelConfig) -> LoadedModel:
@@ -68,7 +70,9 @@ def load(config: ModelConfig) -> LoadedModel:
 
 
 def small(attention: dict[str, Any]) -> LoadedModel:
-    return load(ModelConfig(**SIZES, attention={**NARROW, **attention}))
+    config = attention_config(**attention)
+    acting = {key: value for key, value in NARROW.items() if key in type(config).model_fields and config.acts(key)}
+    return load(ModelConfig(**SIZES, attention=attention_config(**{**acting, **attention})))
 
 
 def structures(*names: str) -> list[Any]:
@@ -113,7 +117,7 @@ def test_the_published_form_fails_rotation_and_translation():
 
 def test_random_directions_fail_rotation_only():
     results = run_suite(
-        small({"frequencies": "sampled", "directions": "random"}), structures("molecule", "benzene"), n_draws=2
+        small({"mechanism": "sampled", "directions": "random"}), structures("molecule", "benzene"), n_draws=2
     )
     assert verdicts(results, "rotation") == {"fail"}
     assert verdicts(results, "translation") == {"pass"}
@@ -150,7 +154,7 @@ def test_each_check_finds_what_it_is_for(name, monkeypatch):
             output.energy = BROKEN[name](batch, n_max, output.energy)
         return output
 
-    loaded = small({"far_field": False})
+    loaded = small({"mechanism": "local"})
     monkeypatch.setattr(EnergyModel, "forward", broken)
     found = "rotation" if name == "not a number" else name
     checks = {check: CHECKS[check] for check in CHECKS if check == found}
@@ -174,7 +178,7 @@ def test_far_field_is_made_to_matter():
     assert 0 <= far_share(model, data) < SHARE <= far_share(scaled, data)
     # The model itself stays what it was.
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    blind = small({"far_field": False}).model
+    blind = small({"mechanism": "local"}).model
     assert not has_far_field(blind)
     assert scaled_until_it_matters(blind, data) is None
 

@@ -1,4 +1,4 @@
-"""Small models of every kind of attention, and what each must be proof against; the literature's as well."""
+"""Small models of every kind of attention, and what each must stand. The literature's are checked alike."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def change_in_company(model: EnergyModel) -> float:
-    """The largest relative change: alone, in a batch turned round, padded further, with atoms in another order."""
+    """The largest relative change: alone, with batch-mates in another order, padded further, with reordered atoms."""
     structures = all_structures()
     together = energies(model, structures)
     random = np.random.default_rng(0)

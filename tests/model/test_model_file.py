@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
-from molflt.literature.names import KERNELS
 from molflt.model import model_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import (
     METADATA_KEY,
+    OLDEST_SCHEMA,
     SCHEMA_VERSION,
     LoadedModel,
     ModelMetadata,
@@ -82,48 +82,65 @@ def _metadata(config: ModelConfig) -> ModelMetadata:
     )
 
 
-def _tiny(**attention: Any) -> ModelConfig:
-    sizes = {"n_basis": 4, "n_features": 8, "n_frequencies": 8}
+def tiny(attention: Any) -> ModelConfig:
     return ModelConfig.model_validate(
-        {"dim": 16, "n_heads": 2, "n_layers": 2, "ffn_dim": 16, "n_rbf": 8, "attention": {**sizes, **attention}}
+        {"dim": 8, "n_heads": 2, "n_layers": 2, "ffn_dim": 8, "n_rbf": 4, "attention": attention}
     )
 
 
 @pytest.mark.parametrize(
     "attention",
     [
-        {},
-        {"far_rank": 1},
-        {"far_rank": "m", "frequencies": "sampled"},
-        {"frequencies": "sampled", "spectrum": "free", "radii": "random", "directions": "random"},
-        {"combine": "concat", "frequencies": "sampled"},
-        {"mechanism": "softmax"},
-        {"mechanism": "randomised"},
-        {"mechanism": "randomised", "positional_mask": True},
-        {"far_field": False},
-        *({"mechanism": "kernelised", "kernel": kernel, "n_features": 12} for kernel in KERNELS),
+        {"moment_channels": 2},
+        {"far_rank": 1, "isolated_atoms": 8.0, "frequencies": "exact", "sigma_max": 4.0},
+        {
+            "mechanism": "sampled",
+            "far_rank": "m",
+            "n_features": 6,
+            "redraw_every": 5,
+            "l_max": 2,
+            "moment_channels": 0,
+        },
+        {"mechanism": "sampled", "spectrum": "free", "radii": "random", "directions": "random", "moment_channels": 2},
+        "local",
+        "performer",
+        "softmax",
     ],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_round_trip_gives_bit_equal_energies(
-    attention: dict[str, Any], dtype: torch.dtype, val_set: StructureDataset, tmp_path: Path
-) -> None:
+def test_round_trip_gives_bit_equal_energies(attention: Any, val_set: StructureDataset, tmp_path: Path) -> None:
+    check_round_trip(tiny(attention), val_set, tmp_path)
+
+
+def check_round_trip(config: ModelConfig, structures: StructureDataset, folder: Path) -> None:
     torch.manual_seed(1)
-    config = _tiny(**attention)
     model = EnergyModel(config, seed=7).eval()
     model.standardiser.mean.fill_(-1.23456789)
     model.standardiser.references[29] = 0.1 + 1e-12
-    model.to(dtype)
-    path = tmp_path / "model.safetensors"
-    save_model(path, model, _metadata(config))
-    again = load_model(path)
-    assert again.model.dtype == dtype
-    before, _ = predict(LoadedModel(model, again.metadata, path), val_set)
-    after, _ = predict(again, val_set)
-    np.testing.assert_array_equal(before.energies, after.energies)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, again.model.state_dict()[name]), name
+    path = folder / "model.safetensors"
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        save_model(path, model, _metadata(config))
+        again = load_model(path)
+        assert again.model.dtype == dtype
+        assert again.metadata.config == config
+        before, _ = predict(LoadedModel(model, again.metadata, path), structures)
+        after, _ = predict(again, structures)
+        np.testing.assert_array_equal(before.energies, after.energies)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:
+    """They would be refused: a free spectrum has no use for the atoms that training counts, nor exact for ε."""
+    config = tiny({"mechanism": "sampled", "spectrum": "free"})
+    config.attention.isolated_atoms = 7.5
+    model = EnergyModel(tiny({"tolerance": 1e-3}))
+    set_frequencies(model, "exact")
+    for one, idle in ((EnergyModel(config), "isolated_atoms"), (model, "tolerance")):
+        save_model(tmp_path / "model.safetensors", one, _metadata(one.config))
+        assert idle not in _read(tmp_path / "model.safetensors")[1]["config"]["attention"]
+        load_model(tmp_path / "model.safetensors")
 
 
 def test_metadata_says_where_the_model_comes_from(model_path: Path, tiny_data: Path) -> None:
@@ -180,9 +197,8 @@ def test_other_safetensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "3", '{"schema_version": "x"}', '{"schema_version": 1}', '{"schema_version": 1e999}',
-     '{"schema_version": 0}', "[" * 100_000, '{"schema_version": -1}',
-     '{"schema_version": 4, "target": "\\ud800"}'],
+    ["", "{", "[]", "null", "3", '{"schema_version": "x"}', '{"schema_version": 7}', '{"schema_version": 1e999}',
+     "[" * 100_000, '{"schema_version": 7, "target": "\\ud800"}'],
     ids=lambda text: text[:25],
 )  # fmt: skip
 def test_damaged_metadata(text: str, model_path: Path, tmp_path: Path) -> None:
@@ -219,35 +235,77 @@ def test_newer_schema_asks_for_an_upgrade(altered: Altered) -> None:
     _refuses(altered(change), f"schema {SCHEMA_VERSION + 1}", "upgrade molflt")
 
 
-def _as_of_an_early_schema(tensors: dict[str, torch.Tensor]) -> None:
-    for name in [name for name in tensors if ".moments." in name]:
-        del tensors[name]
-    tensors.update({"radial.gamma": torch.ones(119 * 119), "radial.beta": torch.zeros(119 * 119)})
+@pytest.mark.parametrize("schema", [-1, 0, 1, OLDEST_SCHEMA - 1])
+def test_a_schema_before_the_first_release_asks_for_training(schema: int, altered: Altered) -> None:
+    _refuses(altered(lambda t, m: m.update(schema_version=schema)), f"schema {schema}", "train again")
 
 
-def test_a_file_of_the_first_schema_is_read(altered: Altered) -> None:
+SCHEMA_6 = {
+    "combine": "product", "far_field": True, "far_rank": 0, "frequencies": "auto", "order": "auto", "tolerance": 1e-3,
+    "l_max": None, "far_dim": None, "moment_channels": None, "n_basis": 4, "sigma_min": 1.0, "sigma_max": 9.0,
+    "isolated_atoms": 8.0, "n_frequencies": 6, "directions": "averaged", "radii": "random", "proposal": "own",
+    "means": False, "spectrum": "gaussian", "periodic_radius": 7.0, "kernel": "posrf-orf", "n_features": 6,
+    "redraw_every": 3, "n_landmarks": 3, "n_samples": 2, "sampling": "biased", "positional_mask": False,
+    "dense_cutoff": 5.0, "mechanism": "fourier",
+}  # fmt: skip
+"""All keys that any attention had in schema 6, far from their defaults."""
+FAR = {"n_basis": 4, "sigma_min": 1.0, "sigma_max": 9.0, "isolated_atoms": 8.0}
+SAMPLED = {**FAR, "mechanism": "sampled", "n_frequencies": 6, "radii": "random", "proposal": "own"}
+
+
+def as_read(altered: Altered, old: dict[str, Any]) -> Any:
+    """The attention that a file of schema 6 with these keys is said to have."""
+
     def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
-        _as_of_an_early_schema(tensors)
-        metadata.update(schema_version=1)
-        metadata.pop("labels")
+        metadata.update(schema_version=6)
+        metadata["config"]["attention"] = {**SCHEMA_6, **old}
 
-    assert load_model(altered(change)).metadata.labels is None
+    metadata = read_metadata(altered(change))
+    assert metadata.schema_version == 6
+    return metadata.config.attention
 
 
-def test_before_the_third_schema_the_far_field_carried_all_values(altered: Altered) -> None:
-    def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
-        _as_of_an_early_schema(tensors)
-        metadata.update(schema_version=2)
-        metadata["config"]["attention"].pop("far_dim")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({}, {**FAR, "tolerance": 1e-3}),
+        ({"frequencies": "exact", "far_dim": 8, "moment_channels": 0}, {**FAR, "frequencies": "exact",
+          "far_dim": 8, "moment_channels": 0}),
+        ({"far_rank": "m"}, {**FAR, "tolerance": 1e-3, "far_rank": "m", "n_features": 6, "redraw_every": 3}),
+        ({"far_field": False, "far_rank": 1, "moment_channels": 5}, {"mechanism": "local", "moment_channels": 5}),
+        ({"frequencies": "sampled", "l_max": 2}, {**SAMPLED, "periodic_radius": 7.0, "l_max": 2}),
+        ({"frequencies": "sampled", "directions": "random", "means": True},
+         {**SAMPLED, "periodic_radius": 7.0, "directions": "random", "means": True}),
+        ({"frequencies": "sampled", "spectrum": "free"},
+         {"mechanism": "sampled", "sigma_min": 1.0, "sigma_max": 9.0, "n_frequencies": 6, "radii": "random",
+          "spectrum": "free", "periodic_radius": 7.0}),
+        ({"mechanism": "kernelised", "far_field": False},
+         {"mechanism": "kernelised", "n_features": 6, "redraw_every": 3}),
+        ({"mechanism": "softmax", "frequencies": "sampled"}, {"mechanism": "softmax", "dense_cutoff": 5.0}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_schema_6_keeps_the_keys_that_act(old: dict[str, Any], new: dict[str, Any], altered: Altered) -> None:
+    """That the energies stay is in tests/golden."""
+    assert as_read(altered, old) == tiny(new).attention
 
-    config = load_model(altered(change)).metadata.config
-    assert config.attention.far_dim == config.dim
 
-    def own_values(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
-        change(tensors, metadata)
-        metadata["config"]["attention"]["far_dim"] = 8
+@pytest.mark.parametrize(
+    "damage",
+    [{"mechanism": "fourrier"}, {"mechanism": ["fourier"]}, {"mechanism": 5}, {"far_rank": "m", "kernel": 5},
+     {"far_rank": "m", "kernel": ["-"]}, {"n_basis": "many"}, {"sigma_min": None}, {"far_field": None, "order": {}}],
+    ids=str,
+)  # fmt: skip
+def test_damage_in_schema_6(damage: dict[str, Any], altered: Altered) -> None:
+    with pytest.raises(InputError, match=r"metadata is damaged .*; .*train again"):
+        as_read(altered, damage)
 
-    _refuses(altered(own_values), "far_dim", "train again")
+
+def test_what_is_written_is_of_the_present_schema(altered: Altered, tmp_path: Path) -> None:
+    """Also of a model that was read from an older file."""
+    older = load_model(altered(lambda t, m: m.update(schema_version=6)))
+    save_model(tmp_path / "again.safetensors", older.model, older.metadata)
+    assert read_metadata(tmp_path / "again.safetensors").schema_version == SCHEMA_VERSION
 
 
 def test_tensors_missing_surplus_or_misshapen(altered: Altered) -> None:
@@ -264,51 +322,52 @@ def test_weights_that_are_not_numbers(value: float, altered: Altered) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "sizes"),
-    [
-        (None, {"dim": 10**9}),
-        (None, {"dim": 2 * 10**18}),
-        (None, {"ffn_dim": 10**10}),
-        (None, {"n_rbf": 10**12}),
-        (None, {"n_layers": 10**9}),
-        ("attention", {"n_basis": 10**10}),
-        ("attention", {"n_features": 10**12}),
-        ("attention", {"n_frequencies": 10**10, "frequencies": "sampled"}),
-    ],
+    "sizes",
+    [{"dim": 10**9}, {"dim": 2 * 10**18}, {"dim": 65_536}, {"ffn_dim": 10**10}, {"ffn_dim": 262_144},
+     {"n_rbf": 10**12}, {"n_layers": 10**9}, {"attention.n_basis": 10**10},
+     {"attention.far_rank": "m", "attention.n_features": 10**12}, {"attention.moment_channels": 65_536}],
     ids=str,
-)
-def test_absurd_sizes_allocate_nothing(section: str | None, sizes: dict[str, Any], altered: Altered) -> None:
+)  # fmt: skip
+def test_absurd_sizes_allocate_nothing(sizes: dict[str, Any], altered: Altered) -> None:
     # Were memory taken for these, the test run would not survive them.
-    path = altered(lambda t, m: (m["config"][section] if section else m["config"]).update(sizes))
-    _refuses(path)
+    _refuses(altered(lambda t, m: _update(m["config"], sizes)), "train again")
 
 
-def test_more_layers_than_tensors_are_not_built(altered: Altered, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = altered(lambda t, m: m["config"].update({"n_layers": 1024}))
+def _update(config: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (config[section] if section else config)[name] = value
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"n_layers": 1024}, {"dim": 65_536, "n_heads": 1, "attention.far_rank": "m"},
+     {"attention.far_rank": "m", "attention.n_features": 65_536, "dim": 4096, "n_heads": 1}],
+    ids=str,
+)  # fmt: skip
+def test_nothing_is_built_that_takes_long(
+    sizes: dict[str, Any], altered: Altered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More layers than tensors; and random features, which are drawn even where no memory is taken for weights."""
+    path = altered(lambda t, m: _update(m["config"], sizes))
 
     def build(*_: Any) -> None:
-        raise AssertionError("a thousand layers were made")
+        raise AssertionError("it was built")
 
     monkeypatch.setattr(model_file, "EnergyModel", build)
     _refuses(path, "do not fit the sizes")
 
 
 @pytest.mark.parametrize(
-    ("section", "values"),
-    [
-        (None, {"cutoff": 1e6}),
-        (None, {"cutoff": float("inf")}),
-        ("attention", {"sigma_min": 1e-9}),
-        ("attention", {"sigma_max": 1e300}),
-        ("attention", {"periodic_radius": 1e9}),
-        ("attention", {"dense_cutoff": 1e9}),
-    ],
+    "values",
+    [{"cutoff": 1e6}, {"cutoff": float("inf")}, {"attention.sigma_min": 1e-9}, {"attention.sigma_max": 1e300},
+     {"attention": {"mechanism": "sampled", "periodic_radius": 1e9}},
+     {"attention": {"mechanism": "softmax", "dense_cutoff": 1e9}}],
     ids=str,
-)
-def test_absurd_lengths_are_refused(section: str | None, values: dict[str, Any], altered: Altered) -> None:
-    # images of atoms and waves are counted by them
-    path = altered(lambda t, m: (m["config"][section] if section else m["config"]).update(values))
-    _refuses(path, "metadata is damaged", "train again")
+)  # fmt: skip
+def test_absurd_lengths_are_refused(values: dict[str, Any], altered: Altered) -> None:
+    # Images of atoms and waves are counted by them.
+    _refuses(altered(lambda t, m: _update(m["config"], values)), "metadata is damaged", "train again")
 
 
 def test_metadata_of_megabytes(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,33 +477,25 @@ def test_switching_method_is_recorded(loaded: LoadedModel, tmp_path: Path) -> No
     assert read_metadata(tmp_path / "exact.safetensors").config.attention.frequencies == "exact"
 
 
-@pytest.mark.parametrize("combine", ["product", "concat"])
-def test_sampled_model_refuses_another_method(combine: str) -> None:
-    model = EnergyModel(_tiny(frequencies="sampled", combine=combine))
-    with pytest.raises(InputError, match="trained with frequencies=sampled"):
-        set_frequencies(model, "exact")
-    set_frequencies(model, "sampled")
+@pytest.mark.parametrize("attention", [{"mechanism": "sampled"}, {"mechanism": "sampled", "l_max": 2}], ids=str)
+def test_an_estimator_refuses_another_method(attention: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="mechanism=sampled, an estimator that is part of it"):
+        set_frequencies(EnergyModel(tiny(attention)), "exact")
 
 
-@pytest.mark.parametrize("frequencies", ["sampled", "quadrature"])
-def test_budgeted_model_refuses_another_method(frequencies: Any) -> None:
-    model = EnergyModel(_tiny(frequencies=frequencies, l_max=2))
-    with pytest.raises(InputError, match="budget"):
-        set_frequencies(model, "exact")
+@pytest.mark.parametrize("name", ["sampled", "exakt"])
+def test_no_model_takes_a_method_that_is_none(name: Any, model_path: Path) -> None:
+    with pytest.raises(InputError, match=f"frequencies={name}: no such method; choose one of auto, exact"):
+        load_model(model_path, name)
 
 
-def test_no_model_becomes_sampled() -> None:
-    with pytest.raises(InputError, match="estimator"):
-        set_frequencies(EnergyModel(_tiny()), "sampled")
-
-
-@pytest.mark.parametrize("attention", [{"mechanism": "kernelised"}, {"mechanism": "softmax"}, {"far_field": False}])
-@pytest.mark.parametrize("frequencies", ["auto", "exact", "sampled"])
-def test_model_without_far_field_refuses_a_method(attention: dict[str, Any], frequencies: Any) -> None:
-    with pytest.raises(InputError, match="no Fourier far field"):
-        set_frequencies(EnergyModel(_tiny(**attention)), frequencies)
+@pytest.mark.parametrize("attention", ["performer", "softmax", "local"])
+def test_model_without_far_field_refuses_a_method(attention: str) -> None:
+    for frequencies in ("auto", "exact"):
+        with pytest.raises(InputError, match="no Fourier far field"):
+            set_frequencies(EnergyModel(tiny(attention)), frequencies)
 
 
 def test_schema_number_is_written_down() -> None:
-    # Whoever changes the layout of the file changes this number, and keeps reading the old one.
-    assert model_file.SCHEMA_VERSION == 6
+    # Whoever changes the layout of the file changes this number, and keeps reading the one before.
+    assert (model_file.OLDEST_SCHEMA, model_file.SCHEMA_VERSION) == (6, 7)

@@ -127,7 +127,7 @@ def test_molflt_is_its_formula(name: str) -> None:
 
 
 def test_the_last_pass_counts_and_hooks_are_gone() -> None:
-    model, atoms = make_model("molflt", recycles=3), STRUCTURES["molecule"]()
+    model, atoms = make_model("molflt", n_recycles=3), STRUCTURES["molecule"]()
     inputs: list[torch.Tensor] = []
     handle = model.encoder.layers[0].attention.register_forward_pre_hook(lambda m, a: inputs.append(a[0]))
     calls = calls_of(model, atoms)

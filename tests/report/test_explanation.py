@@ -41,7 +41,7 @@ def explained(loaded: LoadedModel, atoms: Atoms, atom: int | None = None) -> Exp
 
 @pytest.mark.parametrize(("name", "recycles"), [*((name, 1) for name in STRUCTURES), ("molecule", 3)])
 def test_the_parts_add_up(name: str, recycles: int) -> None:
-    loaded = make_loaded(recycles=recycles)
+    loaded = make_loaded(n_recycles=recycles)
     found = explained(loaded, STRUCTURES[name]())
     assert found.energy == pytest.approx(found.mean + found.atomic_energies.sum(), abs=1e-9)
     assert found.mean == 0.3

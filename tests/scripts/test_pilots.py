@@ -57,7 +57,7 @@ def test_the_energy_is_that_of_two_dipoles_far_apart():
 
 
 def test_without_a_far_field_every_structure_is_the_same(pairs):
-    x, _ = features(pairs, {"far_field": False})
+    x, _ = features(pairs, {"mechanism": "local"})
     assert spread(x) < 1e-7
 
 

@@ -1,0 +1,55 @@
+"""Model files of schema 6, in which every attention mechanism had the keys of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from molflt.attention.config import MechanismConfig, SampledConfig
+from molflt.attention.registry import mechanisms
+from molflt.errors import InputError
+
+WIDTHS = "positions.rpe.raw_widths"
+"""The tensor whose length is the number of Gaussians, ``n_basis``."""
+
+
+def by_mechanism(path: Path, config: Any) -> None:
+    """Bring a configuration of schema 6, in which every mechanism had the keys of all, to the present schema.
+
+    The keys that stay are those of the mechanism chosen that act beside the others: the rest did nothing.
+
+    Raises:
+        InputError: RA with an estimator as its positional mask, or without a far field, which is no longer there.
+    """
+    attention = config.get("attention") if isinstance(config, dict) else None
+    if not isinstance(attention, dict):
+        return
+    mechanism = attention.get("mechanism", "fourier")
+    far_field, sampled = attention.get("far_field", True), attention.get("frequencies") == "sampled"
+    budget = attention.get("l_max") is not None
+    if mechanism == "randomised" and attention.get("positional_mask"):
+        if sampled or budget or not far_field:
+            raise InputError(
+                f"{path}: its attention is RA with sampled frequencies, under a budget (l_max), or without a far "
+                "field, which this molflt no longer has; train again with model.attention=ra-rpe"
+            )
+        mechanism = "randomised-rpe"
+    elif mechanism == "fourier" and attention.get("combine") == "concat":
+        mechanism = "concat"
+    elif mechanism == "fourier":
+        mechanism = "local" if not far_field else "sampled" if sampled else "budget" if budget else "fourier"
+    kept: dict[str, Any] = {}
+    if mechanism in mechanisms():
+        schema = mechanisms()[mechanism].config
+        given = schema.model_construct(
+            **{key: value for key, value in attention.items() if key in schema.model_fields}
+        )
+        kept = {key: getattr(given, key) for key in given.model_fields_set if given.acts(key)}
+        if kept.get("moment_channels", 0) is None:
+            del kept["moment_channels"]
+    config["attention"] = {**kept, "mechanism": mechanism}
+
+
+def has_idle_widths(attention: MechanismConfig) -> bool:
+    """Whether the widths of the Gaussians do nothing: with ``spectrum=free``, whose files hold any number of them."""
+    return isinstance(attention, SampledConfig) and attention.spectrum == "free"

@@ -1,0 +1,170 @@
+"""Whole models with the attention and the kernels of the literature, checked as those of the package are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+
+from molflt.attention.registry import attention_config, kernels
+from molflt.data.sources import StructureDataset
+from molflt.errors import InputError
+from molflt.literature.names import KERNELS, PRESETS
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import load_model, set_frequencies
+from tests.attention.structures import STRUCTURES, rotated
+from tests.golden.values import energies as golden_energies
+from tests.golden.values import structures as golden_structures
+from tests.model.models import (
+    EXTREMES,
+    all_structures,
+    change_in_company,
+    change_when_moved,
+    check_finite,
+    check_forces,
+    check_hessian_vector_product,
+    check_it_trains_as_it_is_built,
+    check_supercells,
+    energies,
+    excess,
+    make_model,
+    relative,
+)
+from tests.model.test_model_file import SCHEMA_6, Altered, altered, as_read, check_round_trip, tiny
+
+__all__ = ["altered"]
+
+NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
+BUDGET = {"mechanism": "budget", "n_frequencies": 8, "l_max": 3, **NARROW}
+FLT = {kernel: {"mechanism": "sampled", "far_rank": "m", "kernel": kernel} for kernel in kernels()}
+ATTENTIONS: dict[str, Any] = {
+    "budget": BUDGET,
+    **{name: name for name in PRESETS if name != "flt-concat"},
+    **{f"flt with {kernel}": FLT[kernel] for kernel in KERNELS},
+}
+"""All that are invariant; flt-concat is not."""
+QUICK = {"budget", "ra", "ra-rpe", "lara-rpe", "elu", "trigrf-qmc", "flt with saderf-mm", "flt with oprf-fastfood"}
+
+
+def some_of(names: dict[str, Any]) -> list[Any]:
+    """Kernels differ in their features only: one of each kind always, the rest of the grid among the slow tests."""
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return [pytest.param(keys, id=name, marks=marks[name in QUICK]) for name, keys in names.items()]
+
+
+@pytest.mark.parametrize("attention", [*some_of(ATTENTIONS), "flt-concat"])
+def test_alone_in_a_batch_padded_and_reordered_agree(attention: Any) -> None:
+    assert change_in_company(make_model(attention)) < 1e-10
+    assert change_in_company(make_model(attention, torch.float32)) < 1e-5
+
+
+@pytest.mark.parametrize("attention", some_of(ATTENTIONS))
+def test_invariant_to_rotation_reflection_translation_and_image(attention: Any) -> None:
+    assert change_when_moved(make_model(attention)) < 1e-10
+
+
+def test_the_published_form_is_not() -> None:
+    model, structures = make_model("flt-concat"), all_structures()
+    turned = energies(model, [rotated(atoms, seed=i) for i, atoms in enumerate(structures)])
+    assert relative(turned, energies(model, structures)) > 1e-5
+
+
+@pytest.mark.parametrize("attention", [*some_of(ATTENTIONS), "flt-concat"])
+def test_trains_as_it_is_built(attention: Any) -> None:
+    check_it_trains_as_it_is_built(attention)
+
+
+@pytest.mark.parametrize("attention", ["ra-rpe", "lara-rpe", "saderf-mm"])
+def test_a_supercell_is_a_multiple(attention: str) -> None:
+    check_supercells(make_model(attention))
+
+
+def test_energies_of_separate_structures_add_up() -> None:
+    ra = {"mechanism": "randomised-rpe", "frequencies": "exact", **NARROW}
+    assert excess(make_model(ra), 50.0) < 1e-11
+    assert excess(make_model(ra), 5.0) > 1e-4
+
+
+def test_forces_under_a_budget() -> None:
+    model = make_model({**BUDGET, "order": "linear"}, cutoff=4.0, pair_types=False)
+    for name in ("molecule", "linear"):
+        check_forces(model, STRUCTURES[name]())
+    check_hessian_vector_product(model, STRUCTURES["molecule"]())
+
+
+@pytest.mark.parametrize("attention", [BUDGET, "flt-concat"], ids=["budget", "flt-concat"])
+def test_finite(attention: Any) -> None:
+    close, lonely = Atoms("H2", [[0, 0, 0], [0, 0, 0.1]]), Atoms("He2", [[0, 0, 0], [0, 400.0, 0]])
+    far = STRUCTURES["molecule"]()
+    far.positions += 1e4
+    for atoms in ([lonely], [close, far, *(STRUCTURES[name]() for name in ("atom", "slab", "tiny_cell"))]):
+        check_finite(make_model(attention, torch.float32), atoms, autocast=True)
+    for extreme in EXTREMES:
+        model = make_model(attention, torch.float32)
+        extreme(model)
+        check_finite(model, [STRUCTURES[name]() for name in ("molecule", "atom", "tiny_cell")])
+
+
+@pytest.mark.slow
+def test_five_thousand_atoms_under_a_budget() -> None:
+    side = np.linspace(0, 36.8, 18)
+    grid = np.stack(np.meshgrid(side, side, side, indexing="ij"), -1).reshape(-1, 3)[:5000]
+    atoms = Atoms("O5000", grid + np.random.default_rng(0).normal(0, 0.2, grid.shape))
+    check_finite(make_model(BUDGET, torch.float32), [atoms])
+
+
+@pytest.mark.parametrize("attention", [*some_of(ATTENTIONS), "flt-concat"])
+def test_round_trip_gives_bit_equal_energies(attention: Any, val_set: StructureDataset, tmp_path: Path) -> None:
+    check_round_trip(tiny(attention), val_set, tmp_path)
+
+
+@pytest.mark.parametrize("mechanism", ["concat", "budget"])
+def test_an_estimator_refuses_another_method(mechanism: str) -> None:
+    with pytest.raises(InputError, match=f"mechanism={mechanism}, an estimator that is part of it"):
+        set_frequencies(EnergyModel(tiny({"mechanism": mechanism})), "exact")
+
+
+STORED = json.loads((Path(__file__).parent / "golden" / "stored.json").read_text())
+
+
+@pytest.mark.parametrize("name", list(STORED))
+def test_stored_models_predict_for_ever_what_they_predicted(name: str) -> None:
+    """As in tests/golden."""
+    model = load_model(Path(__file__).parent / "golden" / f"{name}.safetensors").model
+    assert golden_energies(model, golden_structures()) == pytest.approx(STORED[name], rel=2e-6)
+
+
+FAR = {key: SCHEMA_6[key] for key in ("n_basis", "sigma_min", "sigma_max", "isolated_atoms")}
+RPE = {"mechanism": "randomised", "positional_mask": True}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"combine": "concat", "frequencies": "sampled"}, {"mechanism": "concat", **FAR, "n_frequencies": 6,
+          "radii": "random", "proposal": "own", "n_features": 6, "redraw_every": 3}),
+        ({"frequencies": "quadrature", "l_max": 2},
+         {"mechanism": "budget", **FAR, "n_frequencies": 6, "l_max": 2, "tolerance": 1e-3}),
+        ({"mechanism": "randomised"}, {"mechanism": "randomised", "n_samples": 2, "sampling": "biased"}),
+        (RPE, {"mechanism": "randomised-rpe", **FAR, "tolerance": 1e-3, "n_samples": 2, "sampling": "biased"}),
+        ({"far_rank": "m", "kernel": "lara"},
+         {**FAR, "tolerance": 1e-3, "far_rank": "m", "kernel": "lara", "n_landmarks": 3}),
+        ({"mechanism": "kernelised", "kernel": "elu"}, {"mechanism": "kernelised", "kernel": "elu"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_schema_6_keeps_the_keys_that_act(old: dict[str, Any], new: dict[str, Any], altered: Altered) -> None:
+    assert as_read(altered, old) == attention_config(**new)
+
+
+@pytest.mark.parametrize(
+    "old", [{"frequencies": "sampled"}, {"frequencies": "quadrature", "l_max": 2}, {"far_field": False}], ids=str
+)
+def test_a_mask_of_schema_6_that_is_gone(old: dict[str, Any], altered: Altered) -> None:
+    with pytest.raises(InputError, match="which this molflt no longer has; train again with"):
+        as_read(altered, {**RPE, **old})

@@ -1,0 +1,157 @@
+"""Configurations of models: what is shown acts, what does nothing is refused, and old keys are named with the new."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from pydantic import ValidationError
+
+from molflt.attention.config import MechanismConfig
+from molflt.attention.registry import MOVED, attention_config, kernels, mechanisms, presets
+from molflt.errors import InputError
+from molflt.model.config import ModelConfig
+from molflt.model.energy_model import EnergyModel
+from molflt.training.config_file import load_config, to_yaml
+from molflt.training.presets import preset_config
+from tests.attention.structures import STRUCTURES, batch_of
+
+OTHER_VALUES: dict[str, list[Any]] = {
+    "frequencies": ["quadrature"], "tolerance": [9e-3], "order": ["linear", "quadratic"], "far_rank": [1, "m"],
+    "far_dim": [4], "moment_channels": [3], "n_basis": [5], "sigma_min": [1.1], "sigma_max": [5.0],
+    "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
+    "proposal": ["own"], "means": [True], "spectrum": ["free"], "periodic_radius": [5.0], "l_max": [2],
+    "kernel": [], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
+    "sampling": ["biased"], "dense_cutoff": [6.0],
+}  # fmt: skip
+"""For every key of any mechanism: values that are not its default."""
+OTHER_VALUES["kernel"] = [name for name in ("posrf-iid", "elu") if name in kernels()]
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "fourier": [{"frequencies": "lattice"}, {"frequencies": "exact"}, {"far_rank": "m"}],
+    "sampled": [{}, {"directions": "random", "far_rank": "m"}, {"l_max": 2}, {"spectrum": "free"}],
+}
+"""Values that decide which other keys act."""
+CASES = [(name, keys) for name in mechanisms() for keys in VARIANTS.get(name, [{}])]
+NARROW = {"sigma_min": 1.5, "sigma_max": 3.0}
+"""Of a far field that reaches few periodic images."""
+
+
+def tensors_and_results(attention: MechanismConfig) -> tuple[dict[str, Any], list[Any]]:
+    """The tensors of a model, and how it contracts two structures, their energies, or why it refuses them.
+
+    One energy is of a model in training: attention that draws while it trains draws the same.
+    """
+    torch.manual_seed(0)
+    config = ModelConfig(dim=8, n_heads=2, n_layers=1, ffn_dim=8, n_rbf=4, cutoff=4.0)
+    # Not validated: also with a key that would be refused.
+    config.attention = attention
+    model = EnergyModel(config).double()
+    found: list[Any] = []
+    for name, training in (("linear", False), ("triclinic", True)):
+        torch.manual_seed(1)
+        try:
+            with torch.no_grad():
+                output = model.train(training)(batch(name, config.neighbour_cutoff, config.all_pairs_if_isolated))
+            found += [[str(contraction) for contraction in output.contractions], output.energy.tolist()]
+        except InputError as error:
+            found.append(str(error))
+    return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}, found
+
+
+@cache
+def batch(name: str, cutoff: float, all_pairs: bool) -> Any:
+    return batch_of([STRUCTURES[name]()], cutoff, all_pairs)
+
+
+def redrawn(attention: MechanismConfig) -> bool:
+    """Whether a model has random features that can be drawn anew, which is what ``redraw_every`` is about."""
+    model = EnergyModel(ModelConfig(dim=8, n_heads=2, n_layers=1, ffn_dim=8, n_rbf=4, attention=attention))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.redraw_features(1)
+    return any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def shown(config: MechanismConfig) -> dict[str, Any]:
+    """The keys and values of the attention as ``molflt config`` prints them."""
+    whole = preset_config("tiny")
+    whole.model.attention = config
+    return dict(yaml.safe_load(to_yaml(whole))["model"]["attention"])
+
+
+@pytest.mark.parametrize(("mechanism", "keys"), CASES)
+def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: dict[str, Any]) -> None:
+    """And whatever a key that is not shown is set to behind the configuration's back, no result depends on it."""
+    fields = mechanisms()[mechanism].config.model_fields
+    given = {"mechanism": mechanism, **keys, **(NARROW if "sigma_max" in fields else {})}
+    config = attention_config(**given)
+    printed = shown(config)
+    assert attention_config(**printed) == config
+    tensors, results = tensors_and_results(config)
+    # Without the literature there is one kernel.
+    unchangeable = {key for key, values in OTHER_VALUES.items() if not values}
+    for key in fields.keys() - {"mechanism"} - keys.keys() - unchangeable:
+        changed = [tensors_and_results(config.model_copy(update={key: value})) for value in OTHER_VALUES[key]]
+        refused = [does_nothing(key, **{**given, key: value}) for value in OTHER_VALUES[key]]
+        if key in printed:
+            assert not any(refused), key
+            acts = any(other != (tensors, results) for other in changed)
+            assert redrawn(config) if key == "redraw_every" else acts, f"{key} is shown and does nothing"
+        else:
+            assert all(refused), key
+            # l_max is of averaged directions alone, and has no meaning beside others.
+            assert key == "l_max" or all(other == results for _, other in changed), f"{key} is not shown, but acts"
+
+
+def does_nothing(key: str, **keys: Any) -> bool:
+    """Whether a configuration is refused because this key does nothing, and not for another reason or another key."""
+    try:
+        attention_config(**keys)
+    except ValidationError as error:
+        return f"{key} acts only with" in str(error) and "leave it out" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("preset", sorted(presets().keys() - kernels().keys()))
+def test_every_preset_survives_yaml(preset: str, tmp_path: Path) -> None:
+    whole = preset_config("tiny")
+    whole.model.attention = attention_config(preset)
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(whole))
+    assert load_config(path) == whole
+
+
+OLD = {
+    "combine": ["product", "concat"],
+    "far_field": [True, False],
+    "frequencies": ["sampled"],
+    "l_max": [4],
+    "positional_mask": [True, False],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in OLD for value in OLD[key]])
+def test_old_keys_are_refused_with_the_new_named(key: str, value: Any, tmp_path: Path) -> None:
+    """What the message names is a mechanism that takes the place of the old key, or it says to leave the key out."""
+    assert OLD.keys() == MOVED.keys()
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(preset_config("tiny")))
+    with pytest.raises(InputError, match=f"model.attention.*{key}={str(value).lower()} ") as refusal:
+        load_config(path, [f"model.attention={{{key}: {str(value).lower()}}}"])
+    message = str(refusal.value)
+    named = re.findall(r"mechanism=([\w-]+)", message)
+    assert named or "leave it out" in message
+    literature = {"concat", "budget", "randomised-rpe"}
+    for name in set(named) - (literature - mechanisms().keys()):
+        assert mechanisms()[name].config.model_fields["mechanism"].default == name
+
+
+def test_far_dim_must_fit_the_heads() -> None:
+    for far_dim in (12, 256):
+        with pytest.raises(ValidationError, match=rf"attention.far_dim \({far_dim}\) must be a multiple of n_heads"):
+            ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": far_dim}})
+    ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": 128}})
