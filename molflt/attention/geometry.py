@@ -1,7 +1,7 @@
 """What attention needs to know of a batch's geometry, computed once and shared by all layers and recycles.
 
 Atoms are stored packed, ``(n_atoms, ...)``, structure after structure. The quadratic contraction order works on
-padded pairs, ``(n_structures, n_max, n_max, ...)``; this file holds the way from one to the other.
+padded pairs, ``(n_structures, n_max, n_max, ...)``. This file translates between the two.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch.nn import functional
 class Geometry:
     """Positions, neighbours and layout of a batch of structures.
 
-    Positions and displacements are formed in float64, after centring every structure, and only then cast to
-    ``dtype``: coordinates far from the origin lose no digits.
+    Every structure is centred and displacements are formed in float64, and only then cast to ``dtype``, so that
+    coordinates far from the origin lose no digits.
 
     Attributes:
         positions: (n_atoms, 3) Å, float64, centred on each structure's mean.
         centroids: (n_structures, 3) Å, float64: what was taken off.
         atomic_numbers: (n_atoms,).
-        structure: (n_atoms,) index of the structure of each atom, ascending.
-        sizes: atoms per structure.
+        structure: (n_atoms,) the index of the structure of each atom, ascending.
+        sizes: how many atoms each structure has.
         cell: (n_structures, 3, 3) Å, float64, rows are lattice vectors.
-        pbc: per structure, which lattice vectors are periodic.
-        edge_index: (2, n_edges), (i, j): atom j sends to atom i; an atom is not its own neighbour here.
+        pbc: which lattice vectors of each structure are periodic.
+        edge_index: (2, n_edges), pairs (i, j) where atom j sends to atom i. An atom is not its own neighbour here.
         edge_displacements: (n_edges, 3) Å, Δ_ij = r_i − r_j − offset·cell, in ``dtype``.
-        dtype: dtype of everything computed from the geometry.
-        n_max: width of the padded layout; at least the largest size.
+        dtype: the dtype of everything computed from the geometry.
+        n_max: the width of the padded layout, at least the largest size.
     """
 
     positions: Tensor
@@ -61,22 +61,22 @@ class Geometry:
 
     @cached_property
     def edge_distances(self) -> Tensor:
-        """|Δ_ij|, (n_edges,) Å. Neighbours do not coincide (the neighbour list refuses it), so it is smooth."""
+        """|Δ_ij|, (n_edges,) Å. It is smooth, because the neighbour list refuses atoms that coincide."""
         return self.edge_displacements.norm(dim=-1)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Index of each structure's first atom."""
+        """The index of each structure's first atom."""
         return [0, *itertools.accumulate(self.sizes)][:-1]
 
     @property
     def is_full(self) -> bool:
-        """Whether the padded layout has no empty places, and is the packed one."""
+        """Whether the padded layout has no empty places, so that it is the packed one."""
         return self.n_structures * self.n_max == self.n_atoms
 
     @cached_property
     def slot(self) -> Tensor:
-        """(n_atoms,) place of each atom in the flattened (n_structures · n_max) layout."""
+        """(n_atoms,) the place of each atom in the flattened (n_structures · n_max) layout."""
         device = self.structure.device
         starts = torch.tensor(self.starts, device=device)
         local = torch.arange(self.n_atoms, device=device) - starts[self.structure]
@@ -121,18 +121,18 @@ class Geometry:
         return packed
 
     def pad_blocks(self, blocks: list[Tensor]) -> Tensor:
-        """Blocks (n_b, n_b, c), one per structure → (len(blocks), n_max, n_max, c), zeros where there is no pair."""
+        """One block (n_b, n_b, c) per structure → (len(blocks), n_max, n_max, c), zeros where there is no pair."""
         gaps = [self.n_max - block.shape[0] for block in blocks]
         return torch.stack(
             [functional.pad(block, (0, 0, 0, gap, 0, gap)) for block, gap in zip(blocks, gaps, strict=True)]
         )
 
     def pair_places(self, receiver: Tensor, sender: Tensor) -> Tensor:
-        """Places of pairs of atoms, (n,) and (n,), in the flattened (n_structures · n_max · n_max) layout."""
+        """The places of pairs of atoms, (n,) and (n,), in the flattened (n_structures · n_max · n_max) layout."""
         return self.slot[receiver] * self.n_max + self.slot[sender] % self.n_max
 
     def sum_on_pairs(self, places: Tensor, values: Tensor) -> Tensor:
-        """Values (c, n) at (n,) places, several at one place added → (c, n_structures, n_max, n_max)."""
+        """Values (c, n) at (n,) places → (c, n_structures, n_max, n_max); several at one place are added."""
         flat = values.new_zeros(values.shape[0], self.n_structures * self.n_max**2)
         summed = flat.scatter_add(1, places.expand(values.shape), values)
         return summed.view(-1, self.n_structures, self.n_max, self.n_max)
@@ -153,13 +153,13 @@ class Geometry:
 
 
 def select_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """``rows[index]`` for an index without repetitions; its derivative is a copy, where that of indexing is a sum."""
+    """``rows[index]`` for an index without repetitions. Its derivative is a copy, where that of indexing is a sum."""
     selected: Tensor = _Pack.apply(rows, index)
     return selected
 
 
 class _Pad(torch.autograd.Function):
-    """Rows to places of their own. Each is the other's derivative: nothing has to be added up."""
+    """Each row to a place of its own. Its derivative is :class:`_Pack`, and the reverse: nothing has to be added."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, slot: Tensor, n_slots: int) -> Tensor:
@@ -193,7 +193,7 @@ def build_geometry(
     dtype: torch.dtype,
     n_max: int | None = None,
 ) -> Geometry:
-    """Centre, form displacements, lay out.
+    """Centre the structures, form displacements, and lay out.
 
     Args:
         positions: (n_atoms, 3) Å; gradients flow through it.
@@ -204,7 +204,7 @@ def build_geometry(
         edge_index: (2, n_edges) neighbour list, both directions, without self pairs.
         cell_offsets: (n_edges, 3) lattice translation of the sender's image.
         dtype: floating dtype of everything derived.
-        n_max: width of the padded layout; the largest structure when None.
+        n_max: width of the padded layout; with None that of the largest structure.
 
     Raises:
         ValueError: ``n_max`` is smaller than the largest structure.
@@ -240,7 +240,7 @@ def build_geometry(
 
 
 def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
-    """Some atoms of structure ``b``, (n_part,) counted within it, as a structure without neighbours."""
+    """Some atoms of structure ``b``, (n_part,) indices counted within it, as a structure without neighbours."""
     none = torch.zeros((2, 0), dtype=torch.int64, device=atoms.device)
     index = geometry.starts[b] + atoms
     return Geometry(
@@ -268,4 +268,4 @@ def _displacements(
 
 
 _EDGES_AT_ONCE = 1 << 22
-"""Edges of which the cells are held at once; bounds memory, changes no result."""
+"""Edges whose cells are held at once. It bounds memory and changes no result."""

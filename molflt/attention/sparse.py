@@ -1,7 +1,7 @@
-"""Products along a sparse pattern: the neighbour list of the local branch, the assignment of atoms to a mesh.
+"""Products along a sparse pattern: the neighbour list, or the assignment of atoms to a mesh.
 
-Two products, each of which is the derivative of the other, so that both can be differentiated as often as wanted
-and neither forms a row of values for every entry of the pattern:
+There are two products. Each is the derivative of the other, so both can be differentiated as often as wanted, and
+neither forms a row of values for every entry of the pattern:
 
     weighted_sum:     out_i = Σ_e w_e x_col(e)      e in row i      (sparse times dense)
     scalar_products:  s_e = a_row(e) · b_col(e)                     (dense times dense, sampled)
@@ -30,7 +30,7 @@ class SparsePattern:
     """
 
     def __init__(self, row_starts: Tensor, columns: Tensor, n_columns: int) -> None:
-        # Half the memory, and what the products below read fastest.
+        # It takes half the memory, and the products below read it fastest.
         small = len(columns) < 2**31 and n_columns < 2**31
         index = torch.int32 if small else torch.int64
         self.row_starts = row_starts.to(index)
@@ -40,7 +40,7 @@ class SparsePattern:
 
     @classmethod
     def from_rows(cls, rows: Tensor, columns: Tensor, n_rows: int, n_columns: int) -> SparsePattern:
-        """From the row of every entry, (n_entries,) ascending."""
+        """A pattern from the row of every entry, (n_entries,) ascending."""
         return cls(_starts(rows, n_rows), columns, n_columns)
 
     @property
@@ -55,14 +55,14 @@ class SparsePattern:
 
     @property
     def rows(self) -> Tensor:
-        """(n_entries,) row of every entry; not kept."""
+        """(n_entries,) the row of every entry, made anew each time."""
         counts = self.row_starts.diff()
         index = torch.arange(self.n_rows, dtype=self.columns.dtype, device=self.columns.device)
         return index.repeat_interleave(counts, output_size=self.n_entries)
 
     @cached_property
     def transposed(self) -> tuple[SparsePattern, Tensor]:
-        """The pattern with rows and columns exchanged, and the (n_entries,) entries of this one in its order."""
+        """The pattern with rows and columns exchanged, and (n_entries,) the entries of this one in its order."""
         if self._origin is not None:
             origin, order = self._origin
             back = torch.empty_like(order)
@@ -74,7 +74,7 @@ class SparsePattern:
         return turned, order
 
     def parts(self, n_entries: int) -> Iterator[tuple[slice, slice, SparsePattern]]:
-        """Consecutive rows with about so many entries, their entries, and these rows as a pattern of their own."""
+        """Consecutive rows with about ``n_entries`` entries: the rows, their entries, and a pattern of their own."""
         limits = torch.tensor(list(range(n_entries, self.n_entries, n_entries)), device=self.row_starts.device)
         inner = torch.searchsorted(self.row_starts, limits.to(self.row_starts.dtype), right=True) - 1
         cuts = sorted({0, *inner.tolist(), self.n_rows})
@@ -89,10 +89,10 @@ class SparsePattern:
 
 
 def weighted_sum(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
-    """Σ_e w_e x_col(e) over the entries of every row.
+    """Σ_e w_e x_col(e) over the entries e of every row.
 
     Args:
-        pattern: of n_entries entries.
+        pattern: a pattern of n_entries entries.
         weights: (n_heads, n_entries).
         values: (n_heads, n_columns, n_channels).
 
@@ -107,7 +107,7 @@ def scalar_products(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tens
     """a_row(e) · b_col(e) for every entry e.
 
     Args:
-        pattern: of n_entries entries.
+        pattern: a pattern of n_entries entries.
         left: (n_heads, n_rows, n_channels).
         right: (n_heads, n_columns, n_channels).
 
@@ -119,25 +119,25 @@ def scalar_products(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tens
 
 
 def sum_of_entries(pattern: SparsePattern, entries: Tensor) -> Tensor:
-    """(n_entries, c) values of the entries, those of every row added → (n_rows, c)."""
+    """The sum of the entries of every row: (n_entries, c) → (n_rows, c)."""
     result: Tensor = _SumOfEntries.apply(pattern, entries, False)
     return result
 
 
 def to_entries(pattern: SparsePattern, rows: Tensor) -> Tensor:
-    """(n_rows, c) values of the rows, given to each of their entries → (n_entries, c)."""
+    """The row of every entry: (n_rows, c) → (n_entries, c)."""
     result: Tensor = _ToEntries.apply(pattern, rows, False)
     return result
 
 
 def of_columns(pattern: SparsePattern, columns: Tensor) -> Tensor:
-    """(n_columns, c) values of the columns, given to each of their entries → (n_entries, c)."""
+    """The column of every entry: (n_columns, c) → (n_entries, c)."""
     result: Tensor = _ToEntries.apply(pattern, columns, True)
     return result
 
 
 class _SumOfEntries(torch.autograd.Function):
-    """Of every row, or of every column. Each is the other's derivative."""
+    """The sum of the entries of every row or column. This and :class:`_ToEntries` are each other's derivative."""
 
     @staticmethod
     def forward(ctx: Any, pattern: SparsePattern, entries: Tensor, by_column: bool) -> Tensor:
@@ -148,7 +148,7 @@ class _SumOfEntries(torch.autograd.Function):
         else:
             order = torch.arange(pattern.n_entries, dtype=pattern.columns.dtype, device=entries.device)
             starts = pattern.row_starts
-        # Adding rows at an index is many times slower where rows are short.
+        # Adding rows at an index would be many times slower where rows are short.
         return functional.embedding_bag(order, entries.contiguous(), starts, mode="sum", include_last_offset=True)
 
     @staticmethod
@@ -171,7 +171,7 @@ class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
         ctx.pattern = pattern
-        # Values on a mesh are large, and only the derivative by the weights asks for them.
+        # Values on a mesh are large, and only the derivative with respect to the weights needs them.
         ctx.save_for_backward(
             weights if ctx.needs_input_grad[2] else None, values if ctx.needs_input_grad[1] else None
         )
@@ -213,7 +213,7 @@ def _weighted_sum_of_rows(pattern: SparsePattern, weights: Tensor, rows: Tensor)
 
 
 def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
-    """An embedding bag per head is this product, on every device, without a row for every entry."""
+    """An embedding bag per head computes this product on every device, without a row for every entry."""
     found = [
         functional.embedding_bag(
             pattern.columns,
@@ -225,12 +225,12 @@ def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor
         )
         for weight, value in zip(weights, values, strict=True)
     ]
-    # One head stays where it is: on a mesh a copy would cost as much as the sum.
+    # One head is not copied: on a mesh the copy would cost as much as the sum.
     return found[0][None] if len(found) == 1 else torch.stack(found)
 
 
 def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
-    # MKL's kernel refuses more entries than a full matrix has, as images in a small cell can make.
+    # MKL's kernel refuses more entries than a full matrix has, which images in a small cell can make.
     fits = pattern.n_entries <= pattern.n_rows * pattern.n_columns
     if fits and left.device.type == "cpu" and torch.backends.mkl.is_available() and left.dtype in _MKL_DTYPES:
         return _sample_with_mkl(pattern, left, right)
@@ -262,4 +262,4 @@ def _starts(sorted_or_not: Tensor, n: int) -> Tensor:
 _MKL_DTYPES = (torch.float32, torch.float64)
 
 _ENTRIES_AT_ONCE = 1 << 16
-"""Entries whose rows are held at once; bounds memory, not the result."""
+"""Entries whose rows are held at once. It bounds memory and changes no result."""

@@ -19,15 +19,15 @@ from molflt.attention.smooth import taper
 class BudgetQuadratureMethod(QuadratureMethod):
     """The trapezoid rule on the same ``n_nodes`` nodes for every structure, each cut at ``l_max``.
 
-    What is cut off depends on the structure's size, not on its orientation: rotation, reflection and translation
-    stay exact. Training adapts to what is left, which makes the budget part of the model. In periodic structures,
-    which have no centroid to expand around, the nodes are kept and images are summed on pairs.
+    What is cut off depends on the size of a structure and not on its orientation, so invariance under rotation,
+    reflection and translation stays exact. Training adapts to what is left, which makes the budget part of the model.
+    Periodic structures have no centroid to expand around: there the same nodes are summed over images on pairs.
 
     Args:
-        tolerance: ε that would hold with enough nodes; sets how far they reach.
+        tolerance: the ε that would hold with enough nodes; it sets how far they reach.
         n_nodes: r.
-        l_max: where each node is cut.
-        sigma_low: Å, the narrowest width the RPE can take; fixes the nodes.
+        l_max: where the expansion of each node ends.
+        sigma_low: Å, the narrowest width the RPE can take, which fixes the nodes.
     """
 
     interchangeable = False
@@ -39,7 +39,7 @@ class BudgetQuadratureMethod(QuadratureMethod):
         self.xi_cut = cutoff_factor(tolerance) / (2 * math.pi * sigma_low)
 
     def nodes(self, basis: GaussianBasis, diameter: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-        """See :class:`QuadratureMethod`; here they depend on no structure."""
+        """See :class:`QuadratureMethod`. Here they are the same for every structure."""
         spacing = TAPER * self.xi_cut / (self.n_nodes + 1)
         xi = spacing * torch.arange(1, self.n_nodes + 1, dtype=torch.float64, device=diameter.device)
         radial = spacing * 4 * math.pi * xi**2 * taper(xi, self.xi_cut, TAPER * self.xi_cut)
@@ -50,7 +50,7 @@ class BudgetQuadratureMethod(QuadratureMethod):
         return self.nodes(basis, basis.widths.new_zeros(()), self.tolerance)
 
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
-        """See :class:`FrequencyMethod`: the same truncated sum as the linear order."""
+        """See :class:`FrequencyMethod`. This is the same truncated sum as in the linear order."""
         found = []
         for b in structures:
             operator = self.operator(geometry, b, basis)
@@ -64,7 +64,7 @@ class BudgetQuadratureMethod(QuadratureMethod):
         return geometry.sizes[b] ** 2 * self._n_features() * len(basis)
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
-        """See :class:`FrequencyMethod`: isolated structures."""
+        """See :class:`FrequencyMethod`: for isolated structures only."""
         if geometry.is_periodic(b):
             return None
         x = geometry.atoms_of(b)

@@ -22,11 +22,11 @@ from molflt.literature.spectra.spectrum import wave_features
 
 @dataclass
 class ConcatContext(Context):
-    """Phases and coefficients of the sampled frequencies.
+    """Waves and coefficients of the sampled frequencies.
 
     Attributes:
         waves: (n_atoms, 2r) [cos 2πξ_k·r_i, sin 2πξ_k·r_i].
-        coefficients: (r, n_basis) a_k of each Gaussian of the RPE.
+        coefficients: (r, n_basis) a_k for each Gaussian of the RPE.
     """
 
     waves: Tensor
@@ -34,7 +34,7 @@ class ConcatContext(Context):
 
 
 class ConcatPositions(SharedPositions):
-    """The frequencies and the widths of the RPE, shared by all layers and heads."""
+    """The frequencies and the widths of the RPE, which all layers and heads share."""
 
     def __init__(self, rpe: GaussianRPE, method: SampledMethod) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ConcatAttention(AttentionLayer[ConcatContext, ConcatContext]):
 
     Args:
         dim: width of the model.
-        n_heads: heads.
+        n_heads: number of heads.
         n_basis: T.
         kernel: feature map of vectors of width dim / n_heads + 2r.
         dropout: on the values.

@@ -11,17 +11,17 @@ from molflt.attention.kernels.random_features import log_xi
 
 
 class SoftClusters(nn.Module):
-    """Parts for atoms, which have no order: a soft partition learned per head.
+    """Landmarks for atoms, which have no order: averages over a soft partition that each head learns.
 
     Atom i belongs to cluster c by the share softmax_c(e_c·q_i/|q_i|), and a landmark is the average over its
     cluster. A permutation of the atoms permutes the shares and leaves every average as it is, and an n-fold
-    supercell has the averages of its cell. LARA needs no more of its landmarks than that they do not depend on the
-    noise of ω: its weights sum to one for any proposals.
+    supercell has the averages of its cell. LARA only needs landmarks that do not depend on the noise of ω: its
+    weights sum to one for any proposals.
 
     Args:
-        n_heads: heads.
-        n_landmarks: C, clusters per head.
-        dim: c, width of a head.
+        n_heads: number of heads.
+        n_landmarks: C, the clusters of each head.
+        dim: c, the width of queries and keys.
         generator: of the start of e.
     """
 
@@ -45,7 +45,9 @@ class SoftClusters(nn.Module):
 
 
 class Segments(nn.Module):
-    """Parts for sequences: contiguous segments of equal length, to one token (LARA appendix G.3.1).
+    """Landmarks for sequences: averages over contiguous segments whose lengths differ by at most one token.
+
+    See LARA appendix G.3.1.
 
     Args:
         n_landmarks: C.
@@ -60,7 +62,7 @@ class Segments(nn.Module):
 
         Args:
             query: (batch, heads, n, c).
-            mask: not used: sequences are whole.
+            mask: not used, because sequences are whole.
         """
         n = query.shape[-2]
         segment = torch.arange(n, device=query.device) * self.n_landmarks // n
@@ -69,7 +71,7 @@ class Segments(nn.Module):
 
 
 _SHARPNESS = 3.0
-"""Standard deviation of e: large enough that clusters differ from the first step on."""
+"""Standard deviation of e at the start, large enough that clusters differ from the first step on."""
 
 
 class LaraKernel(Kernel):
@@ -89,7 +91,7 @@ class LaraKernel(Kernel):
     bounded. The decoupled form of Eq. 38, b_c + r_nc − 1/C, has neither property: its α N/q_c is unbounded and of
     both signs, and its normalised sum is off by ten times its own size as soon as ω carries noise.
 
-    While training, ω is drawn anew in every call; in evaluation it is the mean of its proposal: nothing is random.
+    In training ω is drawn anew in every call. In evaluation it is the mean of its proposal, and nothing is random.
 
     Args:
         landmarks: how queries and keys are averaged.
@@ -106,7 +108,7 @@ class LaraKernel(Kernel):
         centre = average @ query
         mean = centre + average @ key
         omega = mean + torch.randn_like(mean) if self.training else mean
-        # log q_c'(ω_c) without the constant that all share, (..., c, c').
+        # log q_c'(ω_c) without the constant that all have in common, (..., c, c').
         log_density = -0.5 * (omega[..., :, None, :] - mean[..., None, :, :]).square().sum(dim=-1)
         balance = torch.softmax(log_density, dim=-1)
         similarity = torch.softmax(query @ centre.transpose(-1, -2), dim=-1)

@@ -1,17 +1,17 @@
-"""RA: randomised attention, the unbiased estimate of softmax attention (Zheng et al. 2022, arXiv 2204.04667, §3).
+"""RA: randomised attention, an unbiased estimate of softmax attention (Zheng et al. 2022, arXiv 2204.04667, §3).
 
 Softmax attention is an expectation over ω of linear attention with one feature,
 
     out_n = E_{p_n} [Σ_m ξ(k_m, ω) v_m / Σ_m ξ(k_m, ω)],   ξ(x, ω) = exp(ω·x − |x|²/2),
     p_n = Σ_m π_nm N(q_n + k_m, I),   π_nm = exp(q_n·k_m)/Σ_m' exp(q_n·k_m')                       (Eqs 5 to 7)
 
-and RA draws S of its ω for every query. With positions, where far may be of either sign and near is positive (DESIGN
-§3),
+and RA draws S values of ω for every query. With positions, where near is positive and far may be of either sign
+(DESIGN §3),
 
     out_n = Σ_m (near_nm + far_nm) exp(q_n·k_m) v_m / Σ_m near_nm exp(q_n·k_m)
 
-is the same expectation with π_nm ∝ near_nm exp(q_n·k_m), near + far before ξ(k_m, ω) in the numerator and near in
-the denominator: p_n(ω) cancels the denominator, and what is left integrates to exp(q_n·k_m) term by term.
+is the same expectation with π_nm ∝ near_nm exp(q_n·k_m), near + far before ξ(k_m, ω) in the numerator, and near in
+the denominator: p_n(ω) cancels the denominator, and the rest integrates to exp(q_n·k_m) term by term.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ def randomised_attention(
     sampling: Sampling,
     draw: bool,
 ) -> Tensor:
-    """RA with S samples for every query; O(S n²).
+    """RA with S samples for every query, in O(S n²).
 
     Args:
         query: (batch, heads, n, c), scaled so that the softmax kernel is exp(q·k).
         key: as ``query``.
         value: (batch, heads, n, head_dim).
-        near: (batch, 1 or heads, n, n), not negative; zero between tokens that do not see each other. A token whose
-            row is zero gets an output of no meaning.
-        far: as ``near``, of either sign; None for zero.
+        near: (batch, 1 or heads, n, n), not negative, and zero between tokens that do not see each other. The output
+            of a token whose row is zero has no meaning.
+        far: as ``near``, but of either sign; None for zero.
         n_samples: S.
         sampling: "exact" draws from the mixture p_n and is unbiased; "biased" draws from one Gaussian around its
             mean (Eq. 31).
-        draw: False leaves the noise out: the expectation of the exact estimate, which is dense attention, and for
-            the biased one ω at the mean of its Gaussian.
+        draw: whether there is noise. Without it the exact estimate is its expectation, which is dense attention, and
+            the biased one has ω at the mean of its Gaussian.
 
     Returns:
         (batch, heads, n, head_dim).
     """
     seen = near > 0
     log_near = torch.where(seen, torch.where(seen, near, 1.0).log(), -torch.inf)
-    # Of a token that sees nobody nothing is asked, but it must not give NaN, not even to a gradient.
+    # The output of a token that sees nobody is not used, but it must not give NaN, not even in a gradient.
     log_near = log_near.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0)
     logits = query @ key.transpose(-1, -2)
     if sampling == "exact" and not draw:
@@ -90,15 +90,15 @@ def _weighted(log_weight: Tensor, value: Tensor, log_near: Tensor, far: Tensor |
 
 
 def _per_sample(x: Tensor, matrix: Tensor) -> Tensor:
-    """(batch, heads, n, S, a) times (batch, heads, a, b): one product, where broadcasting would copy the matrix."""
+    """(batch, heads, n, S, a) times (batch, heads, a, b) as one product; broadcasting would copy the matrix."""
     return (x.flatten(2, 3) @ matrix).unflatten(2, x.shape[2:4])
 
 
 def _chosen(shares: Tensor, n_samples: int) -> Tensor:
-    """Indices drawn with these probabilities: (batch, heads, n, m) → (batch, heads, n, S)."""
+    """S indices drawn with the given probabilities: (batch, heads, n, m) → (batch, heads, n, S)."""
     sums = shares.cumsum(dim=-1)
     total = sums[..., -1:]
-    # Below the total even after rounding, so that no entry of probability zero at the end is drawn.
+    # The draw stays below the total even after rounding, so that no entry of probability zero at the end is drawn.
     drawn = torch.rand(*shares.shape[:-1], n_samples, dtype=shares.dtype, device=shares.device) * total
     drawn = torch.minimum(drawn, total * (1 - torch.finfo(shares.dtype).eps))
     return torch.searchsorted(sums, drawn, right=True)
@@ -154,7 +154,7 @@ class MaskedRandomisedAttention(AttentionLayer[FourierContext, Prepared]):
         self.output = nn.Linear(dim, dim)
 
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
-        """See :class:`AttentionLayer`. Every part is contracted on pairs."""
+        """See :class:`AttentionLayer`. All parts are contracted on pairs."""
         return Prepared(context, [on_pairs(self.local_rpe, self.rpe_weights, part) for part in context.parts])
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:

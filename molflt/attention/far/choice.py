@@ -1,4 +1,4 @@
-"""Which numerical method and which contraction order, chosen for each structure by counting multiply-adds."""
+"""The numerical method and the contraction order of each structure, chosen by counting multiply-adds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from molflt.attention.geometry import Geometry
 from molflt.errors import InputError
 
 MESH_FROM = 200
-"""Atoms below which the mesh is not considered: smaller structures stay invariant to rounding, not to ε."""
+"""Up to so many atoms the mesh is not considered, so that small structures stay invariant to rounding, not to ε."""
 
 
 class AutomaticMethod(FrequencyMethod):
-    """``exact``, ``lattice`` or ``mesh``, whichever takes fewer multiply-adds for the structure at hand.
+    """``exact``, ``lattice`` or ``mesh``, whichever takes the fewest multiply-adds for the structure at hand.
 
-    ``lattice`` is offered where its artificial cell vectors turn with the structure: two periodic axes or three.
+    ``lattice`` is offered only with two or three periodic axes: there its artificial cell vectors turn with the
+    structure.
 
     Args:
         tolerance: ε of ``lattice`` and ``mesh``.
@@ -48,10 +49,10 @@ class AutomaticMethod(FrequencyMethod):
 
 
 EDGE_COST = 11.0
-"""How much dearer a multiply-add is that gathers along a neighbour list than one in a matrix product."""
+"""How many times dearer a multiply-add is along a neighbour list, where it gathers, than in a matrix product."""
 
 PAIR_COST = 100.0
-"""Multiply-adds that the exponential, the masking and the sum of one pair and head are worth."""
+"""What the exponential, the mask and the sum of one pair cost per head, in multiply-adds."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class LayerSizes:
     """What the layers will do with f̂.
 
     Attributes:
-        n_applications: layers times recycles.
-        n_heads: heads.
+        n_applications: number of layers times number of recycles.
+        n_heads: number of heads.
         dim: width of the near values, all heads together.
         far_dim: width of the values that the far field carries, all heads together.
-        rank: of the content factor: 1, or m.
+        rank: rank of the content factor, 1 or m.
     """
 
     n_applications: int
@@ -79,8 +80,8 @@ class Contraction:
 
     Attributes:
         method: None without a far field.
-        order: ``quadratic``: (Q'K'ᵀ ∘ M) V on padded pairs; ``linear``: Q'(K'ᵀV) and a neighbour list.
-        multiply_adds: counted.
+        order: ``quadratic`` is (Q'K'ᵀ ∘ M) V on padded pairs, ``linear`` is Q'(K'ᵀV) and a neighbour list.
+        multiply_adds: how many it takes.
     """
 
     method: FrequencyMethod | None
@@ -100,7 +101,9 @@ def choose_contraction(
     n_edges: int,
     basis: GaussianBasis | None,
 ) -> Contraction:
-    """The cheapest way for structure ``b``. Nothing else in the batch enters: it must not change a result.
+    """The cheapest way to contract structure ``b``.
+
+    Nothing else in the batch enters the choice: batch-mates must not change a result.
 
     Raises:
         InputError: ``order`` is forced to linear and no candidate has an operator for this structure.
@@ -112,7 +115,7 @@ def choose_contraction(
     if method is None or basis is None:
         options = [Contraction(None, "quadratic", near_on_pairs), Contraction(None, "linear", near_on_edges)]
     else:
-        # Mixing basis functions into heads, the content factor, and far values where they are not the near ones.
+        # The cost of mixing basis functions into heads and of the content factor.
         apply = repeats * n * n * sizes.n_heads * (method.n_weights(len(basis)) + sizes.rank)
         for candidate in method.candidates(geometry, b):
             if order != "linear":

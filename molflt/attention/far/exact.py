@@ -1,4 +1,4 @@
-"""The closed form of f on all pairs; summed over images when periodic. The reference for every other method."""
+"""The closed form of f on all pairs, summed over images when periodic: the reference for every other method."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from molflt.attention.far.method import EXP_COST, FrequencyMethod
 from molflt.attention.geometry import Geometry
 
 IMAGE_TOLERANCE = 1e-14
-"""What the widest Gaussian may still be at the edge of the image sum. The oracle has its own, strict, tolerance."""
+"""The value of the widest Gaussian at which the image sum ends. A reference has a strict tolerance of its own."""
 
 
 class ExactMethod(FrequencyMethod):
-    """f(Δ_ij) = Σ_t w_t n_t exp(−|Δ_ij|²/2σ_t²). O(N²), times the number of images."""
+    """f(Δ_ij) = Σ_t w_t n_t exp(−|Δ_ij|²/2σ_t²), in O(N²) times the number of images."""
 
     name = "exact"
 
@@ -45,6 +45,6 @@ class ExactMethod(FrequencyMethod):
         return basis.widest * math.sqrt(2 * math.log(1 / IMAGE_TOLERANCE))
 
     def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
-        """See :class:`FrequencyMethod`. Terms times basis functions."""
+        """See :class:`FrequencyMethod`. One exponential for every pair, image and basis function."""
         n_images = expected_images(geometry, b, self.image_radius(basis))
         return EXP_COST * geometry.sizes[b] ** 2 * n_images * len(basis)

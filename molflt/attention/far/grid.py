@@ -1,4 +1,4 @@
-"""Atoms assigned to the points of a grid, and convolutions on it by products with small matrices of waves."""
+"""How atoms are assigned to the points of a grid, and convolutions there by products with small matrices of waves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def assign(points: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of points along the axes of a grid.
+    """Nodes and weights of points along the axes of a grid, by cardinal B-splines.
 
     A spline of degree ``order`` − 1 has ``order`` − 2 continuous derivatives, and so has what is read off the grid.
-    All nodes lie on one side of the point: the shift by half a support is the same wherever an atom is, and drops out
-    of every difference of positions.
+    All nodes lie on one side of the point. This shift by half a support is the same for every atom, so it drops out
+    of differences of positions.
 
     Args:
         points: (n, 3) in units of the grid's spacing.
@@ -36,9 +36,10 @@ def assign(points: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 
 def optimal_influence(index: Tensor, n_grid: int, order: int) -> Tensor:
-    """W²/(Σ_m W(k + m n)²)² of one axis, W = sinc^order: undoes the assignment at both ends with the least error.
+    """W²/(Σ_m W(k + m n)²)² of one axis, W = sinc^order.
 
-    Hockney and Eastwood, §8-3-3, for an interaction without sharp features.
+    The filter that undoes the assignment at both ends with the least error, for an interaction without sharp
+    features (Hockney and Eastwood, §8-3-3).
 
     Args:
         index: k, integers as floats.
@@ -55,13 +56,13 @@ def trigonometric_matrix(n_grid: int, n_points: int, n_waves: int, like: Tensor)
 
     Args:
         n_grid: n, points in a period.
-        n_points: points from 0 on that are there; the others hold zeros.
+        n_points: how many points there are, from 0 on; the others hold zeros.
         n_waves: K, below n/2.
-        like: gives dtype and device of the result; it is computed in float64.
+        like: a tensor with the dtype and device of the result, which is computed in float64.
     """
     point = torch.arange(n_points, dtype=torch.float64, device=like.device)
     wave = torch.arange(1, n_waves + 1, dtype=torch.float64, device=like.device)
-    # Whole turns off before the multiplication by 2π, for the last digits.
+    # Whole turns are taken off before the multiplication by 2π, for the last digits.
     angle = 2 * math.pi * (torch.outer(wave, point) % n_grid) / n_grid
     pairs = math.sqrt(2) * torch.stack([angle.cos(), angle.sin()], dim=1).flatten(0, 1)
     return torch.cat([torch.ones_like(point)[None], pairs]).to(like.dtype)
@@ -73,7 +74,7 @@ def wave_numbers(n_waves: int, device: torch.device) -> Tensor:
 
 
 def along_axes(values: Tensor, matrices: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """A matrix applied along each axis of a grid: (x, y, z, c), (x', x), (y', y), (z', z) → (x', y', z', c)."""
+    """Apply a matrix along each axis of a grid: (x, y, z, c), (x', x), (y', y), (z', z) → (x', y', z', c)."""
     first, second, third = matrices
     x, y, z, c = values.shape
     values = (first @ values.reshape(x, -1)).view(-1, y, z * c)
@@ -84,9 +85,9 @@ def along_axes(values: Tensor, matrices: tuple[Tensor, Tensor, Tensor]) -> Tenso
 def exchange(values: Tensor, axes: tuple[int, int]) -> Tensor:
     """Exchange cos and sin along two axes of a spectrum in the rows of :func:`trigonometric_matrix`.
 
-    cos·cos becomes −sin·sin, cos·sin becomes sin·cos, and the constant, whose partner is the zero function, nothing:
-    from cos(a + b) = cos a cos b − sin a sin b, what the part of a spectrum does to waves that is odd in two wave
-    numbers.
+    cos·cos becomes −sin·sin and cos·sin becomes sin·cos. A constant, whose partner is the zero function, becomes
+    zero. By cos(a + b) = cos a cos b − sin a sin b, that is what the part of a spectrum that is odd in two wave
+    numbers does to waves.
     """
     rows = []
     for axis in axes:

@@ -1,4 +1,4 @@
-"""Periodic images: direct sums over them, and artificial cell vectors along the axes that do not repeat."""
+"""Periodic images: direct sums over them, and artificial cell vectors for axes that do not repeat."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import smooth_max
 
 _PAIRS_PER_CHUNK = 400_000
-"""Pairs times images held at once; bounds memory, not the result."""
+"""Pairs times images that are held at once. It bounds memory and changes no result."""
 
 _PAIRS_KEPT = 100_000
-"""Pairs times images up to which a backward pass keeps what the forward pass computed."""
+"""Up to so many pairs times images a backward pass keeps what the forward pass computed."""
 
 
 def wrapped_pair_displacements(geometry: Geometry, b: int) -> Tensor:
     """(n, n, 3) Å, float64: r_i − r_j of structure ``b``, folded by lattice vectors of its periodic axes.
 
-    The fold is by whole lattice vectors, so a sum over all images does not change; it only centres that sum.
+    The fold is by whole lattice vectors: it centres a sum over all images and does not change it.
     """
     start, n = geometry.starts[b], geometry.sizes[b]
     r = geometry.positions[start : start + n]
@@ -43,7 +43,7 @@ def periodic_vectors(geometry: Geometry, b: int) -> Tensor:
 
 
 def image_shifts(lattice: Tensor, radius: float) -> Tensor:
-    """(n_images, 3) Å: all lattice translations no longer than ``radius``, the zero translation included.
+    """(n_images, 3) Å: all lattice translations no longer than ``radius``, zero among them.
 
     Args:
         lattice: (n_periodic, 3) Å.
@@ -60,7 +60,7 @@ def image_shifts(lattice: Tensor, radius: float) -> Tensor:
 
 
 def expected_images(geometry: Geometry, b: int, radius: float) -> float:
-    """How many lattice translations a ball of ``radius`` Å holds, by volume; at least one."""
+    """How many lattice translations a ball of ``radius`` Å holds, judged by volume; at least one."""
     if not geometry.is_periodic(b):
         return 1.0
     lattice = periodic_vectors(geometry, b).detach().cpu().numpy()
@@ -75,12 +75,12 @@ def _chunks(delta: Tensor, shifts: Tensor) -> Iterator[Tensor]:
 
 
 def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Σ_n F(Δ_ij + n·A) over all images within ``radius``; just F(Δ_ij) when nothing repeats.
+    """Σ_n F(Δ_ij + n·A) over all images within ``radius``, or F(Δ_ij) alone where nothing repeats.
 
     Args:
         geometry: the batch.
         b: which structure.
-        radius: Å; every image with |Δ_ij + n·A| ≤ radius is included. F must be negligible, or zero, beyond.
+        radius: Å. Every image with |Δ_ij + n·A| ≤ radius is included; beyond it F must be negligible or zero.
         function: maps displacements (..., 3) Å in the geometry's dtype to (..., c).
 
     Returns:
@@ -94,13 +94,13 @@ def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callabl
 
     def term(delta: Tensor, part: Tensor) -> Tensor:
         displacements = delta[:, :, None, :] + part
-        # The box of images is larger than the ball that is asked for.
+        # The images reach further than the ball that is asked for.
         pair_i, pair_j, image = torch.nonzero(squared_norm(displacements.detach()) <= radius**2, as_tuple=True)
         values = function(displacements[pair_i, pair_j, image].to(geometry.dtype))
         flat = values.new_zeros((n * n, values.shape[1])).index_add(0, pair_i * n + pair_j, values)
         return flat.view(n, n, values.shape[1])
 
-    # A long sum's intermediates would fill the memory; they are computed again in the backward pass.
+    # The intermediates of a long sum would fill the memory, so a backward pass computes them again.
     recompute = torch.is_grad_enabled() and n * n * len(shifts) > _PAIRS_KEPT
     total: Tensor | None = None
     for part in _chunks(delta, shifts):
@@ -111,20 +111,22 @@ def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callabl
 
 
 def squared_norm(displacements: Tensor) -> Tensor:
-    """|Δ|², without the square root whose gradient is infinite at zero."""
+    """|Δ|², without the square root, whose derivative is infinite at zero."""
     return (displacements * displacements).sum(dim=-1)
 
 
 def safe_norm(displacements: Tensor) -> Tensor:
-    """|Δ| with gradient zero, instead of NaN, at Δ = 0."""
+    """|Δ| with a derivative of zero instead of NaN at Δ = 0."""
     squared = squared_norm(displacements)
     nonzero = squared > 0
     return torch.where(nonzero, torch.where(nonzero, squared, torch.ones_like(squared)).sqrt(), 0.0)
 
 
 def padded_cell(geometry: Geometry, b: int, basis: GaussianBasis, tolerance: float) -> Tensor:
-    """(3, 3) Å: the periodic vectors of structure ``b``, then orthogonal ones long enough that the images they make
-    contribute less than ``tolerance``. A smooth function of the positions.
+    """(3, 3) Å: the periodic vectors of structure ``b``, then orthogonal ones for the other axes.
+
+    These are so long that the images they make contribute less than ``tolerance``, and are smooth functions of the
+    positions.
     """
     pbc = geometry.pbc[b]
     if all(pbc):
@@ -140,13 +142,13 @@ def padded_cell(geometry: Geometry, b: int, basis: GaussianBasis, tolerance: flo
 
 
 def _orthogonal_complement(vectors: Tensor) -> Tensor:
-    """Orthonormal rows spanning what the given rows do not."""
+    """Orthonormal rows that span what the given rows do not."""
     if vectors.shape[0] == 0:
         return torch.eye(3, dtype=vectors.dtype, device=vectors.device)
     if vectors.shape[0] == 2:
         normal = torch.linalg.cross(vectors[0], vectors[1])
         return (normal / normal.norm())[None]
-    # One periodic axis: any frame around it serves; start from the Cartesian axis farthest from it.
+    # Around one periodic axis any frame serves; this one starts from the Cartesian axis farthest from it.
     axis = vectors[0] / vectors[0].norm()
     helper = torch.eye(3, dtype=axis.dtype, device=axis.device)[int(axis.detach().abs().argmin())]
     first = torch.linalg.cross(axis, helper)

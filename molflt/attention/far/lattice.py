@@ -19,9 +19,10 @@ from molflt.attention.smooth import taper
 class LatticeMethod(FrequencyMethod):
     """Σ_n f(Δ + n·A) = (1/V) Σ_{ξ∈Λ*} g(ξ) cos(2πξ·Δ), ξ = 0 included.
 
-    All |ξ| up to the cutoff with a smooth taper, one of ±ξ. Exact under wrapping any atom and under a change of
-    the lattice basis, because the set of ξ knows nothing of either. A non-periodic axis gets an artificial cell
-    vector orthogonal to the periodic ones, long enough that the images it makes contribute less than ε.
+    The sum runs over all |ξ| up to a cutoff with a smooth taper, and takes one of each pair ±ξ. It does not change
+    when an atom is wrapped or another basis of the lattice is chosen, because the set of ξ depends on neither. A
+    non-periodic axis gets an artificial cell vector orthogonal to the periodic ones, so long that the images it
+    makes contribute less than ε.
 
     Args:
         tolerance: ε, relative to Σ_t |w_t n_t|.
@@ -36,8 +37,8 @@ class LatticeMethod(FrequencyMethod):
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`.
 
-        All structures at once: fewer vectors than another has are filled up with vectors of weight zero. A Gaussian
-        of twice the width needs an eighth of the vectors, so each group of Gaussians takes only its own.
+        All structures are summed at once; those with fewer vectors are filled up with vectors of weight zero. A
+        Gaussian of twice the width needs an eighth of the vectors, so each group of Gaussians takes only its own.
         """
         waves, weights, counts = self.waves(geometry, structures, basis)
         groups = []
@@ -53,7 +54,7 @@ class LatticeMethod(FrequencyMethod):
     def waves(
         self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis
     ) -> tuple[Tensor, Tensor, list[int]]:
-        """Plane waves on the atoms, the longest waves first.
+        """Plane waves at the atoms, the longest waves first.
 
         Returns:
             cos 2πξ_k·r_i and sin 2πξ_k·r_i in turn, (len(structures), n_max, 2K); the weight of each for each basis
@@ -64,10 +65,10 @@ class LatticeMethod(FrequencyMethod):
         xi = integers @ torch.linalg.inv(cell).transpose(1, 2)
         zero = ~exists
         zero[:, 0] = True
-        # A norm has no gradient at the zero vector.
+        # A norm has no derivative at the zero vector.
         length = torch.where(zero, 0.0, torch.where(zero[..., None], 1.0, xi).norm(dim=-1))
         turns = geometry.padded_positions[list(structures)] @ xi.transpose(1, 2)
-        # Whole turns come off in double precision: what is left has all its digits in any dtype.
+        # Whole turns are taken off in double precision, so that the rest has all its digits in any dtype.
         phase = 2 * math.pi * (turns - turns.detach().round()).to(geometry.dtype)
         waves = torch.stack([phase.cos(), phase.sin()], dim=-1).flatten(2)
 
@@ -88,7 +89,7 @@ class LatticeMethod(FrequencyMethod):
             basis: the Gaussians.
 
         Returns:
-            (n, K, 3) float64, one of each pair ±ξ, and (n, K) bool: which are not there to fill up.
+            (n, K, 3) float64, one of each pair ±ξ, and (n, K) bool, false for those that only fill up.
         """
         longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.narrowest)
         found = [_half_lattice(one, longest) for one in cell.cpu().numpy()]
@@ -100,7 +101,7 @@ class LatticeMethod(FrequencyMethod):
         return torch.from_numpy(integers).to(cell.device), torch.from_numpy(exists).to(cell.device)
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures:
-        """See :class:`FrequencyMethod`: 2K features, K the reciprocal vectors, in number as the volume."""
+        """See :class:`FrequencyMethod`: 2K features for K reciprocal vectors, whose number grows as the volume."""
         waves, weights, _ = self.waves(geometry, [b], basis)
         return PositionFeatures(waves[0, : geometry.sizes[b]], weights[0].transpose(0, 1))
 
@@ -117,7 +118,7 @@ class LatticeMethod(FrequencyMethod):
         return geometry.sizes[b] * n_features * (TRIG_COST + 2 * n_channels * n_applications)
 
     def _expected_vectors(self, geometry: Geometry, b: int, basis: GaussianBasis) -> np.ndarray:
-        """(n_basis,): reciprocal vectors, one of ±ξ, that each Gaussian needs, by volume."""
+        """(n_basis,): how many reciprocal vectors, one of each pair ±ξ, each Gaussian needs, judged by volume."""
         with torch.no_grad():
             volume = abs(float(np.linalg.det(padded_cell(geometry, b, basis, self.tolerance).cpu().numpy())))
         longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.detach().cpu().numpy())
@@ -137,4 +138,4 @@ def _half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
 
 
 _GROUP = 4
-"""Basis functions contracted at once: fewer, larger products against fewer vectors."""
+"""How many basis functions are contracted at once: more make larger products, fewer need fewer vectors."""

@@ -10,23 +10,23 @@ from torch import Tensor, nn
 from molflt.attention.smooth import gaussian
 
 REFERENCE_DENSITY = 0.05
-"""ρ₀ in atoms/Å³: about that of condensed matter; fixed, so that weights keep their meaning across data sets."""
+"""ρ₀ in atoms/Å³, about that of condensed matter. It is fixed, so that weights mean the same for all data sets."""
 
 
 class GaussianRPE(nn.Module):
     """f(Δ) = Σ_t w_t n_t exp(−|Δ|²/2σ_t²), g(ξ) = Σ_t w_t n_t (2πσ_t²)^{3/2} exp(−2π²σ_t²|ξ|²).
 
-    The widths σ_t are shared by all layers and heads and held here; the weights w_t belong to each. The factor n_t
-    keeps wide Gaussians, which sum over many atoms, from swamping the rest: it is one over the number of atoms that
-    one counts, c_t = ρ₀(2πσ_t²)^{3/2} others and the atom itself. An isolated structure of N atoms has no more than
-    N − 1 others, so there 1/n_t = 1 + c_t (N − 1)/(c_t + N − 1); dividing by atoms that are not there would leave the
-    far field too weak to learn from.
+    The widths σ_t are held here and shared by all layers and heads; each of those has weights w_t of its own. The
+    factor n_t keeps wide Gaussians, which sum over many atoms, from swamping the rest. It is one over the number of
+    atoms that a Gaussian counts: c_t = ρ₀(2πσ_t²)^{3/2} others and the atom itself. An isolated structure of N atoms
+    has no more than N − 1 others, so there 1/n_t = 1 + c_t (N − 1)/(c_t + N − 1); dividing by atoms that are not
+    there would leave the far field too weak to learn from.
 
     Args:
         n_basis: T, the number of Gaussians.
         sigma_min: Å, the narrowest width at the start.
         sigma_max: Å, the widest width at the start.
-        n_atoms: N, of an isolated structure; None where structures have no end, being periodic.
+        n_atoms: N of an isolated structure; None where structures are periodic and have no end.
     """
 
     MARGIN = 1.25
@@ -35,7 +35,7 @@ class GaussianRPE(nn.Module):
         super().__init__()
         self.n_basis = n_basis
         self.n_atoms = n_atoms
-        # Bounds by construction: the cost and the guard of every numerical method follow from them.
+        # Widths stay within these bounds by construction; cost and guard of every numerical method follow from them.
         self.sigma_low = sigma_min / self.MARGIN
         self.sigma_high = sigma_max * self.MARGIN
         start = torch.exp(torch.linspace(math.log(sigma_min), math.log(sigma_max), n_basis))
@@ -48,18 +48,18 @@ class GaussianRPE(nn.Module):
         return self.sigma_low * (self.sigma_high / self.sigma_low) ** torch.sigmoid(self.raw_widths)
 
     def forward(self) -> GaussianBasis:
-        """The basis functions at the present widths; computed once per batch."""
+        """The basis functions at the present widths, computed once per batch."""
         return GaussianBasis(self.widths, self.n_atoms)
 
 
 class GaussianBasis:
-    """n_t exp(−|Δ|²/2σ_t²) for all t, in real space and in reciprocal space.
+    """The functions n_t exp(−|Δ|²/2σ_t²) for all t, in real space and in reciprocal space.
 
     Attributes:
         widths: σ_t, (n_basis,) Å.
-        n_atoms: of an isolated structure, see :class:`GaussianRPE`.
+        n_atoms: see :class:`GaussianRPE`.
         amplitudes: n_t, (n_basis,): the amplitude of f that a weight of one gives.
-        narrowest, widest: smallest and largest σ_t as numbers, Å.
+        narrowest, widest: the smallest and the largest σ_t as numbers, Å.
     """
 
     def __init__(self, widths: Tensor, n_atoms: float | None = None) -> None:
@@ -90,12 +90,12 @@ class GaussianBasis:
 
 
 def cutoff_factor(tolerance: float) -> float:
-    """C with exp(−c²/2) = tolerance/10: where a Gaussian and its transform count as ended.
+    """The c with exp(−c²/2) = tolerance/10, beyond which a Gaussian or its transform is left out.
 
-    The factor of ten covers that it is the integral of the tail, not its first value, that is left out.
+    The factor of ten is there because what is left out is the integral of the tail and not its first value.
     """
     return math.sqrt(2 * math.log(10 / tolerance))
 
 
 TAPER = 1.08
-"""The spectrum is kept whole up to ξ_c and tapered to zero at TAPER·ξ_c, so that nodes enter at zero weight."""
+"""The spectrum is whole up to ξ_c and tapered to zero at TAPER·ξ_c, so that nodes enter with a weight of zero."""

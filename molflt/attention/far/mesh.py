@@ -1,7 +1,8 @@
-"""Particle mesh: values spread on a grid, convolved with f, and read off again (DESIGN §3, item 6).
+"""Particle mesh: values are spread on a grid, convolved with f, and read off again (DESIGN §3, item 6).
 
-The FFT for Toeplitz RPE of Luo et al. (arXiv 2106.12566) carried over to scattered points, with the P3M assignment of
-Hockney and Eastwood. The spectrum of f ends so early that products with small matrices of waves take the FFT's place.
+This carries the FFT for Toeplitz RPE of Luo et al. (arXiv 2106.12566) over to scattered points, with the P3M
+assignment of Hockney and Eastwood. The spectrum of f ends so early that products with small matrices of waves
+replace the FFT.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ from molflt.attention.geometry import Geometry, select_rows, subset_of_atoms
 from molflt.attention.sparse import SparsePattern, weighted_sum
 
 NODES = 6
-"""Grid points per axis that an atom is spread over. More allow a coarser grid; here spreading, which grows with the
-cube, and the waves cost about the same."""
-
+"""Grid points per axis that an atom is spread over. With more the grid can be coarser, but spreading grows with their
+cube; with this number spreading and waves cost about the same."""
 
 Axes = tuple[int, int] | tuple[()]
-"""Which axes a part of a spectrum exchanges cosines and sines along."""
+"""The axes along which a part of a spectrum exchanges cosines and sines."""
 
 
 @dataclass
 class MeshOperator:
-    """f̂ of one structure on its grid. A FarOperator.
+    """f̂ of one structure on its grid; a :class:`FarOperator`.
 
     Attributes:
-        order: (n,) the atoms by place, and ``place``: (n,) of every atom in that order. Neighbours in space read the
-            same grid points, which are then still in the processor's cache.
+        order: (n,) indices of the atoms in order of place. Neighbours in space read the same grid points, which are
+            then still in the processor's cache.
+        place: (n,) the position of every atom in that order.
         gather: which grid points every atom reads; transposed, which atoms every grid point receives.
-        weights: (n · NODES³,) of the entries of ``gather``.
+        weights: (n · NODES³,) weights of the entries of ``gather``.
         weights_transposed: the same in the order of the transposed pattern.
-        n_points: along each vector, grid points that are not padding.
-        matrices: grid points to waves along each vector, (2K + 1, n_points).
-        spectra: of the basis functions on the waves, by what they exchange (see :func:`_spectra`):
-            (n_weights, *waves).
+        n_points: how many grid points are not padding, along each vector.
+        matrices: from grid points to waves along each vector, (2K + 1, n_points).
+        spectra: transforms of the basis functions on the waves, (n_weights, *waves), by the axes along which they
+            exchange (see :func:`_spectra`).
     """
 
     order: Tensor
@@ -64,7 +65,7 @@ class MeshOperator:
     spectra: dict[Axes, Tensor]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """See :class:`FarOperator`; a bounded number of channels at a time."""
+        """See :class:`FarOperator`. A bounded number of channels is carried at a time."""
         _, n_heads, n_channels = values.shape
         step = _MESH_VALUES_AT_ONCE // max(math.prod(self.n_points), math.prod(map(len, self.matrices)))
         step = min(max(step, _CHANNELS_AT_LEAST), _CHANNELS_AT_MOST)
@@ -92,10 +93,10 @@ class MeshOperator:
 
 @dataclass
 class BandedOperator:
-    """The sum of several meshes, each for some of the basis functions. A FarOperator.
+    """The sum of several meshes, each for some of the basis functions; a :class:`FarOperator`.
 
     Attributes:
-        bands: meshes, and the indices of the basis functions of each.
+        bands: the meshes, each with the indices of its basis functions.
     """
 
     bands: list[tuple[MeshOperator, Tensor]]
@@ -109,10 +110,11 @@ class BandedOperator:
 
 
 class MeshMethod(FrequencyMethod):
-    """f by a particle mesh, for any boundary conditions; O(N^{4/3}) at fixed density, with a small factor.
+    """f by a particle mesh, for any boundary conditions, in O(N^{4/3}) at fixed density with a small factor.
 
-    Rotation and wrapping hold to ε, not exactly: the grid does not turn with the structure. The grid is a function
-    of cell and widths, and in open directions of the extent, with steps; energies jump by less than ε there.
+    Invariance under rotation and wrapping holds to ε and not exactly, because the grid does not turn with the
+    structure. The number of grid points follows from cell and widths, in open directions also from the extent; where
+    it steps, energies jump by less than ε.
 
     Args:
         tolerance: ε, relative to Σ_t |w_t n_t|.
@@ -130,10 +132,10 @@ class MeshMethod(FrequencyMethod):
         return BandedOperator([(self._mesh(geometry, b, basis.some(chosen)), chosen) for chosen in bands])
 
     def _bands(self, geometry: Geometry, b: int, basis: GaussianBasis) -> list[Tensor]:
-        """Basis functions that share a mesh.
+        """Indices of the basis functions that share a mesh, mesh after mesh.
 
         In open directions the widest Gaussian decides how much padding there is and the narrowest how fine the mesh
-        is: octaves apart, each has what it needs.
+        is. With a mesh for every octave, each Gaussian has what it needs and not much more.
         """
         if all(geometry.pbc[b]):
             return [torch.arange(len(basis), device=basis.widths.device)]
@@ -180,23 +182,24 @@ class MeshMethod(FrequencyMethod):
         )
 
     def _cell(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
-        """(3, 3) Å: several images of an atom are equally near in a padded box, and each adds its share."""
+        """(3, 3) Å."""
+        # Several images of an atom are equally near in a padded box, and each adds its share.
         return padded_cell(geometry, b, basis, self.tolerance / 10)
 
     def n_grid(self, cell: Tensor, basis: GaussianBasis) -> tuple[int, int, int]:
-        """Grid points along each cell vector."""
+        """How many grid points there are along each cell vector."""
         spacing = basis.narrowest * spacing_in_widths(self.tolerance)
         x, y, z = (max(NODES, math.ceil(float(v.norm()) / spacing)) for v in cell.detach())
         return x, y, z
 
     def n_waves(self, n_grid: int) -> int:
-        """K of a period of so many grid points: those that the narrowest Gaussian contains, to the tolerance."""
-        # Of the points alone, so that it stays when a grid is kept while its cell changes.
+        """K for a period of ``n_grid`` points: the waves that the narrowest Gaussian contains."""
+        # It depends on the points alone, so that it stays when a grid is kept while its cell changes.
         longest = cutoff_factor(self.tolerance / 4) / (2 * math.pi) * spacing_in_widths(self.tolerance)
         return min(math.ceil(longest * n_grid), (n_grid - 1) // 2)
 
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
-        """See :class:`FrequencyMethod`: the operator on unit vectors, for comparison rather than for use."""
+        """See :class:`FrequencyMethod`. It applies the operator to unit vectors, for comparison and not for use."""
         found = []
         for b in structures:
             rows = torch.arange(geometry.sizes[b], device=geometry.positions.device)
@@ -233,7 +236,7 @@ class MeshMethod(FrequencyMethod):
 
     @staticmethod
     def _occupied(geometry: Geometry, b: int, axis: Tensor, n_grid: int) -> int:
-        """Grid points along an open axis between which the atoms are, at most."""
+        """An upper bound of the grid points that the atoms reach along an open axis."""
         start = geometry.starts[b]
         positions = geometry.positions[start : start + geometry.sizes[b]].detach()
         length = float(axis.detach().norm())
@@ -241,7 +244,7 @@ class MeshMethod(FrequencyMethod):
         return math.ceil(float(high - low) / length * n_grid) + NODES
 
     def achieved_error(self, geometry: Geometry, b: int, basis: GaussianBasis, n_sample: int = 100) -> float:
-        """Largest deviation from the exact sum on the pairs of a sample of atoms, relative to the amplitudes."""
+        """The largest deviation from the exact sum on the pairs of some atoms, relative to the amplitudes."""
         n = geometry.sizes[b]
         chosen = torch.linspace(0, n - 1, min(n, n_sample)).round().long().to(geometry.positions.device)
         sample = subset_of_atoms(geometry, b, chosen)
@@ -251,7 +254,7 @@ class MeshMethod(FrequencyMethod):
             return float(((found - expected).abs() / basis.amplitudes).max())
 
     def _columns(self, geometry: Geometry, b: int, basis: GaussianBasis, senders: Tensor) -> Tensor:
-        """(n, len(senders), n_basis): f̂ between every atom and some."""
+        """(n, len(senders), n_basis): f̂ between every atom and the senders."""
         unit = torch.zeros(geometry.sizes[b], len(senders), dtype=geometry.dtype, device=senders.device)
         unit[senders, torch.arange(len(senders), device=senders.device)] = 1.0
         each = torch.eye(len(basis), dtype=geometry.dtype, device=senders.device)
@@ -260,24 +263,24 @@ class MeshMethod(FrequencyMethod):
 
 
 def _by_place(points: Tensor) -> Tensor:
-    """(n,): indices of points (n, 3) in units of the spacing, those of one cube of the grid together."""
+    """(n,) indices that bring points of one cube of the grid together; points (n, 3) in units of the spacing."""
     cube = torch.div(points - points.amin(dim=0), _CUBE, rounding_mode="floor").long()
     _, y, z = cube.amax(dim=0) + 1
     return torch.argsort((cube[:, 0] * y + cube[:, 1]) * z + cube[:, 2], stable=True)
 
 
 def spacing_in_widths(tolerance: float) -> float:
-    """h/σ at which a Gaussian of width σ is represented to ``tolerance``."""
+    """The h/σ at which a grid of spacing h represents a Gaussian of width σ to ``tolerance``."""
     return _SPACING_AT_ONE * tolerance**_SPACING_POWER
 
 
 def _spectra(
     cell: Tensor, n_grid: tuple[int, int, int], n_waves: list[int], basis: GaussianBasis
 ) -> dict[Axes, Tensor]:
-    """Fourier transforms of the basis functions over the volume, the assignment undone, (n_weights, *waves).
+    """Fourier transforms of the basis functions over the volume, with the assignment undone, (n_weights, *waves).
 
-    By the axes along which they exchange cosines and sines: none for the part that is even in every wave number,
-    which is all there is if the cell's vectors are orthogonal, and the three pairs for the rest.
+    They are given by the axes along which they exchange cosines and sines: no axes for the part that is even in every
+    wave number, which is all there is if the cell's vectors are orthogonal, and the three pairs of axes for the rest.
     """
     options: dict[str, Any] = {"dtype": torch.float64, "device": cell.device}
     index = [torch.arange(k + 1, **options) for k in n_waves]
@@ -310,15 +313,15 @@ def _spectra(
 
 
 _SPACING_AT_ONE, _SPACING_POWER = 1.52, 0.135
-"""h/σ = 0.60 at ε = 1e-3, 0.44 at 1e-4, 0.32 at 1e-5: measured, with a margin; tests compare with the image sum."""
+"""h/σ = 0.60 at ε = 1e-3, 0.44 at 1e-4, 0.32 at 1e-5: measured with a margin. Tests compare with the image sum."""
 
 _MESH_VALUES_AT_ONCE, _CHANNELS_AT_LEAST, _CHANNELS_AT_MOST = 1 << 27, 16, 128
-"""Grid points times channels held at once, several times over, and bounds of the channels. Fewer channels waste what
-is fetched with a point, more do not stay in cache."""
+"""Grid points times channels that are held at once, several times over, and bounds of the number of channels. Fewer
+channels waste what is fetched with a point, more do not stay in the cache."""
 
 _CUBE = 4
-"""Edge of the cubes by which atoms are ordered, in grid spacings."""
+"""The edge of the cubes by which atoms are ordered, in grid spacings."""
 
 _TRANSFORM_COST, _SCATTER_COST, _FILTER_COST, _PLAN_COST = 4.0, 4.0, 60.0, 300.0
-"""In multiply-adds of a large matrix product: one in products with small matrices, one that gathers or scatters, what
-is done to every wave, and to make and sort an entry of the assignment; measured on CPUs."""
+"""Costs, measured on CPUs in multiply-adds of a large matrix product: of one in products with small matrices, of one
+that gathers or scatters, of what is done to every wave, and of making and sorting an entry of the assignment."""

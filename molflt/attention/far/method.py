@@ -30,23 +30,23 @@ class FarOperator(Protocol):
 
 
 class FrequencyMethod(nn.Module):
-    """Turns a geometry into f̂: its basis functions on all pairs, or, where it can, an operator without pairs.
+    """Turns a geometry into f̂: its basis functions on all pairs or, where it can, an operator without pairs.
 
     Attributes:
-        name: what ``frequencies=`` calls it.
-        interchangeable: the method computes f itself to its tolerance, so that weights trained with one such
-            method may be used with another. An estimator is part of the model and is not.
+        name: the name that reports and ``frequencies=`` use.
+        interchangeable: whether the method computes f itself to its tolerance, so that weights trained with one such
+            method may be used with another. An estimator does not: it is part of the model.
     """
 
     name: str
     interchangeable: bool = True
 
     def n_weights(self, n_basis: int) -> int:
-        """Number of basis functions of f̂, that is, of weights per layer and head, for T Gaussians."""
+        """How many basis functions f̂ has for T Gaussians, that is, how many weights each layer and head has."""
         return n_basis
 
     def candidates(self, geometry: Geometry, b: int) -> Sequence[FrequencyMethod]:
-        """The methods to choose from for structure ``b``."""
+        """The methods among which to choose for structure ``b``."""
         return (self,)
 
     def pair_basis(self, geometry: Geometry, basis: GaussianBasis) -> Tensor:
@@ -58,49 +58,49 @@ class FrequencyMethod(nn.Module):
         raise NotImplementedError
 
     def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
-        """Of an estimator, what f̂ is a sum of: Σ_k a_k sinc(2π|ξ_k||Δ|), directions averaged.
+        """The terms of an estimator f̂ = Σ_k a_k sinc(2π|ξ_k||Δ|), with directions averaged.
 
         Returns:
-            |ξ_k| (r,) 1/Å and a_k of each weight (r, n_weights); None where f itself is computed.
+            |ξ_k| (r,) 1/Å and a_k for each weight (r, n_weights); None where f itself is computed.
         """
         return None
 
     def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
-        """Multiply-adds that the block of structure ``b`` takes."""
+        """How many multiply-adds the block of structure ``b`` takes."""
         raise NotImplementedError
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> FarOperator | None:
-        """f̂ of structure ``b`` without pairs; None where the method has only pairs to offer."""
+        """f̂ of structure ``b`` without pairs; None where the method only works on pairs."""
         return None
 
     def operator_cost(
         self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
     ) -> float:
-        """Multiply-adds of making the operator of structure ``b`` and applying it; infinite where there is none.
+        """How many multiply-adds it takes to make and apply the operator of structure ``b``; infinite without one.
 
         Args:
             geometry: the batch.
             b: which structure.
             basis: the Gaussians.
-            n_channels: values per atom, over all heads.
+            n_channels: number of values per atom, all heads together.
             n_applications: how often it will be applied.
         """
         return math.inf
 
 
 TRIG_COST = 40.0
-"""Multiply-adds a sine and a cosine are worth, and EXP_COST an exponential: measured on CPUs; only choices of method
-depend on them."""
+"""What a sine and a cosine cost in multiply-adds, as EXP_COST is for an exponential. They were measured on CPUs; only
+the choice of a method depends on them."""
 EXP_COST = 8.0
 
 
 @dataclass
 class PositionFeatures:
-    """f̂_h(Δ_ij) = Σ_k φ_ik c_kh φ_jk of one structure, with c = coefficients · weights. A FarOperator.
+    """f̂_h(Δ_ij) = Σ_k φ_ik c_kh φ_jk of one structure, with c = coefficients · weights; a :class:`FarOperator`.
 
     Attributes:
         features: φ, (n, n_features).
-        coefficients: (n_features, n_weights), with their sign: they act on one side only.
+        coefficients: (n_features, n_weights) with their sign, because they act on one side only.
     """
 
     features: Tensor

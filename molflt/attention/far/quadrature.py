@@ -21,17 +21,17 @@ from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import smooth_max, taper
 
 TRUNCATION = 1e-13
-"""Error of the expansion in spherical waves, where no budget limits it. It falls faster than exponentially, so that
-rounding costs few terms more than ε would, and both contraction orders agree to rounding."""
+"""Error of the expansion in spherical waves. It falls faster than exponentially, so that rounding costs few terms
+more than ε would, and both contraction orders agree to rounding."""
 
 
 class QuadratureMethod(FrequencyMethod):
     """f(Δ) = ∫₀^∞ 4πξ² g(ξ) sin(2πξΔ)/(2πξΔ) dξ ≈ Σ_k δ 4πξ_k² g(ξ_k) sinc(2πξ_kΔ), ξ_k = kδ.
 
-    Converges exponentially: ξ_max = c/(2πσ_min), δ = 1/(D + cσ_max) with D the largest distance. δ is a
-    differentiable function of the geometry and nodes enter at zero weight, so the energy is smooth. The linear
-    order expands each node in spherical waves; their number jumps with the size of the structure, by steps that
-    TRUNCATION keeps out of sight.
+    The rule converges exponentially, with ξ_max = c/(2πσ_min), δ = 1/(D + cσ_max) and D the largest distance. The
+    energy is smooth, because δ is a differentiable function of the geometry and nodes enter with a weight of zero.
+    The linear order expands each node in spherical waves. Their number jumps with the size of the structure, but
+    with TRUNCATION the jump does not show.
 
     Args:
         tolerance: ε, relative to Σ_t |w_t n_t|.
@@ -44,7 +44,7 @@ class QuadratureMethod(FrequencyMethod):
         self.tolerance = tolerance
 
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
-        """See :class:`FrequencyMethod`. Periodic structures are summed over images: correct, and slow."""
+        """See :class:`FrequencyMethod`. Periodic structures are summed over images, which is correct but slow."""
         return geometry.pad_blocks([self._block(geometry, b, basis) for b in structures])
 
     def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
@@ -54,7 +54,7 @@ class QuadratureMethod(FrequencyMethod):
         return geometry.sizes[b] ** 2 * n_images * n_nodes * (TRIG_COST + len(basis))
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
-        """See :class:`FrequencyMethod`: spherical waves in isolated structures, where they are the smaller sum."""
+        """See :class:`FrequencyMethod`: spherical waves, for isolated structures no larger than MAX_DEGREE allows."""
         if not math.isfinite(self.operator_cost(geometry, b, basis, 1, 1)):
             return None
         x = geometry.atoms_of(b)
@@ -74,7 +74,7 @@ class QuadratureMethod(FrequencyMethod):
         kappa_max = TAPER * cutoff_factor(self.tolerance) / basis.narrowest
         radius = torch.arange(1, n_nodes + 1, dtype=torch.float64) / n_nodes * kappa_max * extent
         degrees = degree_for(radius, TRUNCATION).ceil()
-        # One more than the last for the margin of the count of nodes.
+        # The count of nodes has a margin of one, which may have one degree more.
         if float(degrees[-1]) + 1 > MAX_DEGREE:
             return math.inf
         n_features = float(((degrees + 1) ** 2).sum())
@@ -102,22 +102,22 @@ class QuadratureMethod(FrequencyMethod):
             values = sinc_of_square(kappa**2 * squared[..., None]) @ weights.to(geometry.dtype)
             if not geometry.is_periodic(b):
                 return values
-            # Beyond the radius f has ended but its quadrature, which is periodic, has not.
+            # Beyond the radius f has ended, but its quadrature, which is periodic, has not.
             return values * taper(safe_norm(delta), radius, TAPER * radius)[..., None]
 
         return sum_over_images(geometry, b, TAPER * radius, on_displacements)
 
     def nodes(self, basis: GaussianBasis, diameter: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-        """Nodes ξ_k (r,) 1/Å and the weight of each for each basis function (r, n_basis); float64.
+        """Nodes ξ_k (r,) 1/Å and their weights for each basis function (r, n_basis), in float64.
 
         Args:
             basis: the Gaussians.
-            diameter: scalar, Å: the largest distance at which f will be asked for.
+            diameter: () Å, the largest distance at which f will be asked for.
             tolerance: of each value.
         """
         widths = basis.widths.to(torch.float64)
         xi_cut = cutoff_factor(tolerance) / (2 * math.pi * widths.min())
-        # The rule repeats f with period L = 1/δ, and the radial form weighs the repeated tail by up to 2L²/σ².
+        # The rule repeats f with the period L = 1/δ, and the radial form weighs the repeated tail by up to 2L²/σ².
         spacing = 1 / (diameter + cutoff_factor(tolerance / 10) * widths.max())
         r = math.ceil(float((TAPER * xi_cut / spacing).detach()))
         xi = spacing * torch.arange(1, r + 1, dtype=torch.float64, device=spacing.device)
@@ -126,7 +126,7 @@ class QuadratureMethod(FrequencyMethod):
 
 
 def _extent(geometry: Geometry, b: int, basis: GaussianBasis, tolerance: float) -> float:
-    """Å: half of the largest distance at which f will be asked for, at most."""
+    """An upper bound in Å of half of the largest distance at which f will be asked for."""
     if geometry.is_periodic(b):
         return TAPER * basis.widest * cutoff_factor(tolerance) / 2
     return float(smooth_max(geometry.atoms_of(b).detach().norm(dim=1)))

@@ -1,7 +1,7 @@
 """The paper's estimator of f from r sampled frequencies, and its invariant form (DESIGN §3, items 1 and 2).
 
-An estimator is part of the model: with few samples f̂ differs from f by tens of per cent, and training adapts
-the weights to f̂. Models record their method and refuse a switch.
+An estimator is part of the model: with few samples f̂ differs from f by tens of per cent, and training adapts the
+weights to f̂. Models record their method and refuse another one.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ SCALE_MARGIN = 2.0
 
 
 class SampledMethod(FrequencyMethod):
-    """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or with the direction integrated out, Σ_k a_k sinc(2π|ξ_k||Δ|).
+    """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or Σ_k a_k sinc(2π|ξ_k||Δ|) with the direction integrated out.
 
-    ξ_k = μ_k + s_k ε_k with ε_k ~ N(0, I) drawn once and saved with the model, s_k learnable and μ_k zero or
-    learnable ("learnable means and variances", FLT appendix A.4 and B.3). a_k = g(ξ_k)/(r p(ξ_k)) with p the mixture
-    of all r proposals (balance heuristic) or each sample's own density (the paper; its variance is infinite). The
-    narrowest proposal is a fixed guard, s = 1/(2πσ_low): it bounds g/p for every width the RPE can take.
+    The frequencies are ξ_k = μ_k + s_k ε_k. The ε_k ~ N(0, I) are drawn once and saved with the model, the s_k are
+    learnable, the μ_k zero or learnable ("learnable means and variances", FLT appendix A.4 and B.3). In
+    a_k = g(ξ_k)/(r p(ξ_k)) p is the mixture of all r proposals (balance heuristic) or each sample's own density (the
+    paper; its variance is infinite). The last proposal is a fixed guard, s = 1/(2πσ_low), which bounds g/p for every
+    width the RPE can take.
 
     In a periodic structure f̂, which does not decay, is summed over images under a smooth envelope of radius
-    ``periodic_radius``; that keeps every invariance and makes the envelope part of the estimator.
+    ``periodic_radius``. That keeps every invariance and makes the envelope part of the estimator.
 
     Args:
-        rpe: the RPE function whose spectrum is sampled; sets the range of the scales.
+        rpe: the RPE function whose spectrum is sampled; it sets the range of the scales.
         n_frequencies: r.
         directions: ``averaged`` is rotation-invariant for every draw, ``random`` only in expectation.
-        radii: |ε_k| drawn from χ₃ or placed at its quantiles (j + ½)/r, dealt over the scales.
-        proposal: ``mixture`` or ``own``.
-        spectrum: ``gaussian`` (a_k from g) or ``free`` (a_k themselves are the weights of layer and head).
+        radii: whether the |ε_k| are drawn from χ₃ or placed at its quantiles (j + ½)/r and dealt over the scales.
+        proposal: the density p, ``mixture`` or ``own``.
+        spectrum: with ``gaussian`` the a_k follow from g, with ``free`` they are the weights of layer and head.
         periodic_radius: Å.
         seed: of the draw.
-        means: proposals with learnable means μ_k, which start at zero; for random directions only.
-        l_max: where averaged frequencies are cut in isolated structures; None: not at all, and then only pairs.
+        means: whether the proposals have learnable means μ_k, which start at zero; for random directions only.
+        l_max: where the expansion of averaged frequencies in spherical waves ends in isolated structures; with None
+            there is no expansion, and only pairs.
     """
 
     name = "sampled"
@@ -86,12 +88,12 @@ class SampledMethod(FrequencyMethod):
         self.free_means = nn.Parameter(torch.zeros(n_frequencies - 1, 3)) if means else None
 
     def n_weights(self, n_basis: int) -> int:
-        """T, or r when the spectrum is free."""
+        """See :class:`FrequencyMethod`: T, or r when the spectrum is free."""
         return self.n_frequencies if self.spectrum == "free" else n_basis
 
     @property
     def scales(self) -> Tensor:
-        """s_k, (r,) 1/Å: positive and bounded; the last is the fixed guard."""
+        """s_k, (r,) 1/Å, positive and bounded; the last is the fixed guard."""
         learnt = self.scale_low * (self.scale_high / self.scale_low) ** torch.sigmoid(self.raw_scales)
         return torch.cat([learnt, learnt.new_tensor([self.guard])])
 
@@ -106,7 +108,7 @@ class SampledMethod(FrequencyMethod):
         return self.means + self.scales[:, None] * self.epsilon
 
     def coefficients(self, basis: GaussianBasis) -> Tensor:
-        """a_k of each basis function, (r, n_weights): the identity when the spectrum is free."""
+        """a_k for each basis function, (r, n_weights); the identity when the spectrum is free."""
         if self.spectrum == "free":
             return torch.eye(self.n_frequencies, dtype=self.epsilon.dtype, device=self.epsilon.device)
         xi = self.frequencies()
@@ -154,7 +156,7 @@ class SampledMethod(FrequencyMethod):
         return n * n * n_images * self.n_frequencies * (TRIG_COST + self.n_weights(len(basis)))
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
-        """See :class:`FrequencyMethod`: in isolated structures, with random directions or under a budget."""
+        """See :class:`FrequencyMethod`: for isolated structures, with random directions or with an ``l_max``."""
         if geometry.is_periodic(b) or (self.directions == "averaged" and self.l_max is None):
             return None
         x, coefficients = geometry.atoms_of(b), self.coefficients(basis)

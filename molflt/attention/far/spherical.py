@@ -13,19 +13,19 @@ from molflt.attention.far.images import squared_norm
 from molflt.attention.far.method import PositionFeatures
 
 MAX_DEGREE = 96
-"""Powers of distances in Å stay within float64 up to here; no linear order pays beyond."""
+"""Up to this degree powers of distances in Å stay within float64; beyond it no linear order pays."""
 
 
 def spherical_features(positions: Tensor, kappa: Tensor, degrees: list[int]) -> Tensor:
-    """√(4π) j_l(κ_k|x_i|) Y_lm(x̂_i) for every node k and l ≤ degrees[k], computed in float64.
+    """√(4π) j_l(κ_k|x_i|) Y_lm(x̂_i) for every node k and every l ≤ degrees[k], computed in float64.
 
     Args:
         positions: (n, 3) Å from the centroid.
         kappa: (r,) 1/Å, positive.
-        degrees: highest l of each node, at most MAX_DEGREE.
+        degrees: the highest l of each node, at most MAX_DEGREE.
 
     Returns:
-        (n, Σ_k (degrees[k] + 1)²), nodes one after the other, float64.
+        (n, Σ_k (degrees[k] + 1)²) float64, node after node.
     """
     x = positions.to(torch.float64)
     kappa = kappa.to(torch.float64)
@@ -46,13 +46,13 @@ def spherical_features(positions: Tensor, kappa: Tensor, degrees: list[int]) -> 
 def spherical_operator(
     positions: Tensor, kappa: Tensor, coefficients: Tensor, degrees: list[int], dtype: torch.dtype
 ) -> PositionFeatures:
-    """Σ_k a_k sinc(κ_k|Δ_ij|), each node cut at its degree.
+    """Σ_k a_k sinc(κ_k|Δ_ij|) with the expansion of each node ended at its degree.
 
     Args:
         positions: (n, 3) Å from the centroid.
         kappa: (r,) 1/Å.
         coefficients: a, (r, n_weights).
-        degrees: highest l of each node.
+        degrees: the highest l of each node.
         dtype: of the result.
     """
     counts = torch.tensor([(degree + 1) ** 2 for degree in degrees], device=coefficients.device)
@@ -61,17 +61,17 @@ def spherical_operator(
 
 
 def degrees_of_features(l_max: int) -> Tensor:
-    """((l_max + 1)²,) int64: the l of every (l, m), in the order of the harmonics."""
+    """((l_max + 1)²,) int64: the l of every (l, m) in the order of the harmonics."""
     degrees = torch.arange(l_max + 1)
     return degrees.repeat_interleave(2 * degrees + 1)
 
 
 def degree_for(argument: Tensor, tolerance: float) -> Tensor:
-    """L beyond which Σ (2l+1) j_l(z)² P_l is below ``tolerance``, as a real number, increasing and smooth in z.
+    """The L beyond which Σ (2l+1) j_l(z)² P_l is below ``tolerance``: a real number, increasing and smooth in z.
 
     The form z + C d^{2/3} z^{1/3} with d digits is the excess bandwidth formula of the fast multipole method (Chew
-    et al., Fast and Efficient Algorithms in Computational Electromagnetics, 2001, §3.3); the summand for small z is
-    ours, and the tests compare the whole with the sum.
+    et al., Fast and Efficient Algorithms in Computational Electromagnetics, 2001, §3.3). The summand for small z is
+    ours; the tests compare the whole with the sum.
 
     Args:
         argument: z = κR (...), float64.
@@ -82,18 +82,18 @@ def degree_for(argument: Tensor, tolerance: float) -> Tensor:
 
 
 _LARGEST = 1e120
-"""Where a running recurrence is scaled down; far enough from the end of float64 for one more step."""
+"""Where a running recurrence is scaled down, far enough from the end of float64 for one more step."""
 
 
 def bessel_over_power(squared: Tensor, l_max: int) -> Tensor:
     """u_l(z²) = j_l(z)/z^l for l = 0 … l_max, with derivatives of any order.
 
-    j_l(z)/z^l is an even entire function of z, so that nothing is singular at z = 0, and the family is closed
-    under differentiation: du_l/d(z²) = −u_{l+1}/2 (DLMF 10.51.3). Computed in float64 whatever the dtype.
+    j_l(z)/z^l is an even entire function of z, so nothing is singular at z = 0, and the family is closed under
+    differentiation: du_l/d(z²) = −u_{l+1}/2 (DLMF 10.51.3). It is computed in float64 whatever the dtype.
 
     Args:
         squared: z² (...), not negative.
-        l_max: highest degree.
+        l_max: the highest degree.
 
     Returns:
         (..., l_max + 1), in the dtype of ``squared``.
@@ -105,7 +105,8 @@ def bessel_over_power(squared: Tensor, l_max: int) -> Tensor:
 def sinc_of_square(squared: Tensor) -> Tensor:
     """sin(z)/z of z² (...), elementwise, with derivatives of any order; ``torch.sinc`` has no second one at zero.
 
-    The derivatives are the u_l again. As only the first few are ever asked for, closed forms serve, in any dtype.
+    The derivatives are the u_l again. Only the first few are ever asked for, and for these closed forms serve in any
+    dtype.
     """
     found: Tensor = _ClosedForm.apply(squared, 0)
     return found
@@ -120,7 +121,7 @@ class _ClosedForm(torch.autograd.Function):
         ctx.degree = degree
         if degree == 0:
             return torch.sinc(squared.sqrt() / math.pi)
-        # Upwards the recurrence loses z^{-2} of its digits at every step, so that small z take the power series.
+        # Upwards the recurrence loses a factor z^{-2} of accuracy at every step, so small z take the power series.
         large = squared > 2.0 + degree**2
         return torch.where(large, _upwards(torch.where(large, squared, 1.0), degree), _series(squared, degree))
 
@@ -165,7 +166,7 @@ class _BesselOverPower(torch.autograd.Function):
 def _recur(squared: Tensor, l_max: int) -> Tensor:
     """Miller's algorithm: u_{l−1} = (2l+1) u_l − z² u_{l+1} downwards, started above both l_max and z.
 
-    Normalised by whichever of u_0 and u_1, known in closed form, is not near a zero.
+    The result is normalised by whichever of u_0 and u_1, both known in closed form, is not near a zero.
     """
     z = squared.sqrt()
     largest = float(z.max()) if z.numel() else 0.0
@@ -195,5 +196,5 @@ def _zeroth(z: Tensor) -> Tensor:
 
 
 def _first(z: Tensor) -> Tensor:
-    """j_1(z)/z = (sin z/z − cos z)/z². Used only where j_0 is the smaller, that is, beyond z ≈ 1.5."""
+    """j_1(z)/z = (sin z/z − cos z)/z², used only where j_0 is the smaller, that is, beyond z ≈ 1.5."""
     return (_zeroth(z) - z.cos()) / torch.where(z > 1, z * z, 1.0)

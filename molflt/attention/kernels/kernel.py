@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 FLOOR = 0.01
-"""Least share of its bound Σ_j |φ_Q||φ_K| that a normaliser of features of either sign may fall to."""
+"""A normaliser of features of either sign is kept above this share of its bound Σ_j |φ_Q||φ_K|."""
 
 
 @dataclass
 class Features:
-    """φ = exp(exponent) · factor, kept apart: who sums them over keys may shift the exponent first.
+    """φ = exp(exponent) · factor, kept apart so that a sum over keys can shift the exponents first.
 
     Attributes:
-        exponent: (batch, heads, n, m), or (batch, heads, n, 1) where all features of a token share one.
-        factor: (batch, heads, n, m) of moderate size, of either sign; None for one.
+        exponent: (batch, heads, n, m), or (batch, heads, n, 1) where all features of a token have the same.
+        factor: (batch, heads, n, m) of moderate size and of either sign; None stands for one.
     """
 
     exponent: Tensor
@@ -34,7 +34,7 @@ class Kernel(nn.Module):
     """A map of queries and keys to features whose scalar products are κ(q, k).
 
     Attributes:
-        n_features: number of features it makes.
+        n_features: how many features it makes.
         positive: whether no feature is ever negative, whatever the input.
     """
 
@@ -44,8 +44,8 @@ class Kernel(nn.Module):
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
         """Features of the queries and of the keys.
 
-        Anything taken from a whole structure (an average, a landmark) is taken per structure and head, and never
-        over the batch: a prediction may not depend on batch-mates.
+        Whatever is taken from many tokens (an average, a landmark) is taken from one structure and head, and never
+        from the batch: a prediction may not depend on batch-mates.
 
         Args:
             query: (batch, heads, n, c), scaled so that the softmax kernel is exp(q·k).
@@ -67,9 +67,9 @@ def stable_features(query: Features, key: Features, mask: Tensor | None) -> tupl
 
     The largest exponent of a feature over all keys of a structure and head goes from the keys to the queries, which
     leaves every product as it is; a maximum per key would not. What is then taken off a query is that query's own
-    and cancels against its normaliser. Features whose sizes differ by hundreds of orders (A|ω|² of optimised ones)
-    so keep the few that a query needs. Padding is masked in φ_K and not only in the values, so that it reaches
-    neither the numerator nor the normaliser.
+    maximum, and cancels against its normaliser. In this way features whose sizes differ by hundreds of orders (A|ω|²
+    of optimised ones) keep the few that a query needs. Padding is masked in φ_K and not only in the values, so that
+    it reaches neither the numerator nor the normaliser.
     """
     exponent = key.exponent if mask is None else key.exponent.masked_fill(~mask, -torch.inf)
     largest = exponent.detach().amax(dim=-2, keepdim=True).clamp(min=torch.finfo(exponent.dtype).min)
@@ -81,17 +81,17 @@ def stable_features(query: Features, key: Features, mask: Tensor | None) -> tupl
 def normalised(numerator: Tensor, normaliser: Tensor, bound: Tensor | None = None) -> Tensor:
     """Numerator over normaliser, safe where the normaliser vanishes.
 
-    A query none of whose features meets a key's gets zero instead of NaN. Features of either sign estimate a
-    positive sum by a number that may come out as zero or less; it is raised to ``FLOOR`` of its bound.
+    A query whose features meet those of no key gets zero instead of NaN. Features of either sign estimate a positive
+    sum by a number that may come out as zero or less; it is raised to ``FLOOR`` times its bound.
 
     Args:
         numerator: (..., c).
         normaliser: (..., 1).
-        bound: (..., 1) sum of the absolute values of the normaliser's terms; None where all are positive.
+        bound: (..., 1), the sum of the absolute values of the normaliser's terms; None where all are positive.
     """
     if bound is not None:
         normaliser = torch.maximum(normaliser, FLOOR * bound)
-    # The root, because the backward pass divides by the square.
+    # The root of the least number, because the backward pass divides by the square.
     met = normaliser > math.sqrt(torch.finfo(normaliser.dtype).tiny)
     return torch.where(met, numerator / torch.where(met, normaliser, 1.0), 0.0)
 

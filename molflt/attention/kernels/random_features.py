@@ -24,7 +24,7 @@ class RandomFeatureKernel(Kernel):
     Args:
         component: what is done with ω·x.
         weights: the matrix of the ω.
-        positive: whether ``component`` makes one positive feature of every ω, or a cosine and a sine.
+        positive: whether ``component`` makes one positive feature of every ω; otherwise a cosine and a sine.
     """
 
     def __init__(self, component: ComponentFunction, weights: WeightMatrix, positive: bool = True) -> None:
@@ -40,7 +40,7 @@ class RandomFeatureKernel(Kernel):
         return self.component(query, key, omega, mask)
 
     def redraw(self, generator: torch.Generator) -> None:
-        """New ω, where they are drawn and not learned."""
+        """Draw new ω, where they are drawn and not learned."""
         self.weights.redraw(generator)
 
 
@@ -68,7 +68,7 @@ Draw = Callable[[int, int, torch.Generator], Tensor]
 
 
 class WeightMatrix(nn.Module):
-    """ω of a random feature kernel, part of the model and saved with it.
+    """ω of a random feature kernel, which is part of the model and saved with it.
 
     Attributes:
         shape: (m, c); m may differ from the number asked for where a law comes in whole rules.
@@ -81,16 +81,16 @@ class WeightMatrix(nn.Module):
         raise NotImplementedError
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Draw anew; nothing, for matrices that are learned."""
+        """Draw anew; learned matrices stay as they are."""
 
 
 class DrawnMatrix(WeightMatrix):
-    """A matrix drawn from a law, the same until it is drawn anew.
+    """A matrix drawn from a law, which stays the same until it is drawn anew.
 
     Args:
         draw: the law.
         n_features: m.
-        dim: c, width of a head.
+        dim: c, the width of queries and keys.
         generator: of the first draw.
     """
 
@@ -98,7 +98,7 @@ class DrawnMatrix(WeightMatrix):
         super().__init__()
         self.draw = draw
         self.n_features = n_features
-        # Where the generator is, whatever device modules are being built on: some laws need numbers, not shapes.
+        # On the generator's device, also where modules are built on the meta device: some laws need numbers.
         with generator.device:
             omega = draw(n_features, dim, generator)
         self.shape = (len(omega), dim)
@@ -117,7 +117,7 @@ class DrawnMatrix(WeightMatrix):
 
 
 def orthogonal(n_features: int, dim: int, generator: torch.Generator) -> Tensor:
-    """(n_features, dim): each row is N(0, I), rows within a block of ``dim`` are orthogonal.
+    """(n_features, dim): each row is N(0, I), and rows within a block of ``dim`` are orthogonal.
 
     Directions come from Haar-distributed matrices, lengths from independent Gaussian vectors.
     """
@@ -133,12 +133,12 @@ def haar(dim: int, generator: torch.Generator) -> Tensor:
 
 
 def performer_kernel(config: KernelKeys, width: int, n_heads: int, generator: torch.Generator) -> RandomFeatureKernel:
-    """FAVOR+: positive features with orthogonal frequencies; the same for all heads."""
+    """FAVOR+: positive features with orthogonal frequencies, the same for all heads."""
     return RandomFeatureKernel(positive, DrawnMatrix(orthogonal, config.n_features, width, generator))
 
 
 def redraw(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """New random features in every kernel of a model, where they are drawn and not learned."""
+    """Draw new random features in every kernel of a model that does not learn them."""
     for part in module.modules():
         if isinstance(part, RandomFeatureKernel):
             part.redraw(generator)

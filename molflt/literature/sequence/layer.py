@@ -1,4 +1,4 @@
-"""The interface of all attention mechanisms on sequences, and one layer for each."""
+"""One layer for each kind of attention on sequences and grids."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SequenceAttention(nn.Module):
 
     Args:
         dim: width of the model.
-        n_heads: heads.
-        causal: whether a token sees only itself and those before it.
+        n_heads: number of heads.
+        causal: whether a token sees only itself and the tokens before it.
 
     Raises:
         InputError: ``n_heads`` does not divide ``dim``.
@@ -39,7 +39,7 @@ class SequenceAttention(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The mechanism: three times (batch, heads, n, head_dim) → the same; the softmax kernel is exp(q·k)."""
+        """The mechanism: (batch, heads, n, head_dim) three times → the same once; the softmax kernel is exp(q·k)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,12 +50,12 @@ class SequenceAttention(nn.Module):
 
 
 class SoftmaxSequenceAttention(SequenceAttention):
-    """Dense softmax with a relative bias. Quadratic.
+    """Dense softmax with a relative bias, quadratic in the tokens.
 
     Args:
         dim: see :class:`SequenceAttention`.
         n_heads: see :class:`SequenceAttention`.
-        bias: b of a sequence or a grid; may be shared by layers.
+        bias: b of a sequence or a grid; layers may share it.
         causal: see :class:`SequenceAttention`.
     """
 
@@ -70,7 +70,7 @@ class SoftmaxSequenceAttention(SequenceAttention):
 
 
 class KernelisedSequenceAttention(SequenceAttention):
-    """Kernelised attention with any kernel. Linear.
+    """Kernelised attention with any kernel, linear in the tokens.
 
     Positions enter only through kernels that know them: with a
     :class:`~molflt.literature.sequence.positioned_kernels.ConcatenatedKernel` this is FLT as published, with a
@@ -79,7 +79,7 @@ class KernelisedSequenceAttention(SequenceAttention):
     Args:
         dim: see :class:`SequenceAttention`.
         n_heads: see :class:`SequenceAttention`.
-        kernel: of vectors of width head_dim.
+        kernel: feature map of vectors of width head_dim.
         causal: see :class:`SequenceAttention`.
 
     Raises:
@@ -98,15 +98,15 @@ class KernelisedSequenceAttention(SequenceAttention):
 
 
 class LogLinearAttention(SequenceAttention):
-    """The log-linear Performer, with queries and keys of unit length where ``normalise`` is set (NPRF).
+    """The log-linear Performer; with ``normalise`` queries and keys have unit length (NPRF).
 
     Args:
         dim: see :class:`SequenceAttention`.
         n_heads: see :class:`SequenceAttention`.
-        kernel: of vectors of width head_dim.
-        bias: b of a sequence or a grid; may be shared by layers.
+        kernel: feature map of vectors of width head_dim.
+        bias: b of a sequence or a grid; layers may share it.
         causal: see :class:`SequenceAttention`.
-        normalise: queries and keys to unit length, as in the paper's Algorithm 1.
+        normalise: whether queries and keys are brought to unit length, as in the paper's Algorithm 1.
         order: see :func:`~molflt.literature.sequence.relative_bias.log_linear_attention`.
 
     Raises:

@@ -14,11 +14,11 @@ from molflt.literature.sequence.fourier_rpe import FourierRpe
 
 
 class PositionedKernel(Kernel):
-    """A kernel of content and an RPE, for a sequence or the tokens of a grid in raster order.
+    """A kernel of the content together with an RPE, for a sequence or for a grid in raster order.
 
     Args:
-        kernel: of content.
-        rpe: of positions in R¹ for a sequence, in R² for a grid.
+        kernel: feature map of the content.
+        rpe: in R¹ for a sequence, in R² for a grid.
         grid: (h, w); None for a sequence.
 
     Raises:
@@ -37,7 +37,7 @@ class PositionedKernel(Kernel):
         self.grid = grid
 
     def position_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """N₁ and N₂ᵀ of the tokens of x, (batch, heads, n, 2r) each.
+        """N₁ and N₂ᵀ for the tokens of x, (batch, heads, n, 2r) each.
 
         Raises:
             InputError: more tokens than the grid has.
@@ -49,11 +49,11 @@ class PositionedKernel(Kernel):
 class ConcatenatedKernel(PositionedKernel):
     """Q̂ = [N₁, q], K̂ = [N₂, k], then φ(Q̂), φ(K̂): κ ≈ exp(f(Δ) + q·k), as published (Eq. 3, Algorithm 1).
 
-    Q̂·K̂ = Σ_k a_k cos(2πξ_k·Δ) + q·k holds exactly; what φ makes of it is up to the kernel. A query or key, scaled by
-    head_dim^{-1/4}, is longer by Σ_k|a_k| in square, and the variance of random features with it.
+    Q̂·K̂ = Σ_k a_k cos(2πξ_k·Δ) + q·k holds exactly; what φ makes of it is up to the kernel. The squared length of a
+    query or key grows by Σ_k|a_k|, and with it the variance of random features.
 
     Args:
-        kernel: of vectors of width head_dim + 2r.
+        kernel: feature map of vectors of width head_dim + 2r.
         rpe: see :class:`PositionedKernel`.
         grid: see :class:`PositionedKernel`.
 
@@ -76,12 +76,12 @@ class ConcatenatedKernel(PositionedKernel):
 
 
 class ProductKernel(PositionedKernel):
-    """κ(q_i, k_j) Σ_k a_k cos(2πξ_k·Δ): the RPE as a mask and not in the exponent, by features of every pair (2r m).
+    """κ(q_i, k_j) Σ_k a_k cos(2πξ_k·Δ): the RPE as a mask and not in the exponent, by 2r m features.
 
-    The mask has no random features between it and the weights, and may be negative, and so may the weights.
+    No random features stand between the mask and the weights. The mask may be negative, and so may the weights.
 
     Args:
-        kernel: of vectors of width head_dim.
+        kernel: feature map of vectors of width head_dim.
         rpe: see :class:`PositionedKernel`.
         grid: see :class:`PositionedKernel`.
 
@@ -103,7 +103,7 @@ class ProductKernel(PositionedKernel):
 
 
 def token_positions(n: int, grid: tuple[int, int] | None, device: torch.device) -> Tensor:
-    """0, 1, … of a sequence, (n, 1), or row and column of the first n tokens of a grid, (n, 2); float64, in tokens.
+    """Positions in tokens, float64: 0, 1, … of a sequence, (n, 1), or rows and columns on a grid, (n, 2).
 
     Raises:
         InputError: more tokens than the grid has.
@@ -118,7 +118,7 @@ def token_positions(n: int, grid: tuple[int, int] | None, device: torch.device) 
 
 
 def _outer(waves: Tensor, content: Features) -> Features:
-    """Features w_a φ_b of all a and b."""
+    """The features w_a φ_b for all a and b."""
     exponent = content.exponent
     factor = torch.ones_like(exponent) if content.factor is None else content.factor
     pairs = (waves[..., :, None] * factor[..., None, :]).flatten(-2)
@@ -130,12 +130,12 @@ def _outer(waves: Tensor, content: Features) -> Features:
 class CosformerKernel(Kernel):
     """κ(q_i, k_j) = ReLU(q_i)·ReLU(k_j) cos(π(i − j)/2M), from φ(x)_i = [ReLU(x) cos(πi/2M), ReLU(x) sin(πi/2M)].
 
-    No weight is negative as long as no distance exceeds M, nor is any feature. M is fixed, where the paper's code
-    takes the length of the batch, so that a text does not depend on what it is batched with.
+    No feature is negative as long as no distance exceeds M, and so no weight is. The paper's code takes the length of
+    the batch for M; here M is fixed, so that the result for a text does not depend on its batch-mates.
 
     Args:
-        dim: c, width of a head.
-        max_length: M, the longest sequence.
+        dim: c, the width of queries and keys.
+        max_length: M, the length of the longest sequence.
 
     Raises:
         InputError: ``max_length`` is not positive.

@@ -10,7 +10,7 @@ from molflt.attention.kernels.kernel import Kernel, kernelised_attention, normal
 from molflt.errors import InputError
 
 CHUNK = 64
-"""Near the usual m: within a chunk a token then costs about as much as its look at the state before it."""
+"""Near the usual m, where the pairs within a chunk cost a token about as much as the state before the chunk."""
 
 
 def sequence_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
@@ -34,9 +34,9 @@ def sequence_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor
 def causal_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, chunk: int = CHUNK) -> Tensor:
     """Causal kernelised attention (Katharopoulos et al. 2020, arXiv 2006.16236, Eqs 8 and 9).
 
-    What is taken off the key exponents is one number per feature for a whole sequence and head. It knows of the
-    future, but it goes to the queries and cancels, so that no output depends on it, as long as nothing underflows:
-    in float32 what lies 87 below the largest exponent of a feature, or of a query, counts as zero.
+    One number per feature is taken off the exponents of all keys of a sequence and head. It knows of the future, but
+    it goes to the queries and cancels, so no output depends on it as long as nothing underflows: in float32 a term
+    counts as zero if its exponent is 87 below the largest of its feature or query.
 
     Args:
         kernel: the feature map; one that :func:`check_causal` accepts.
@@ -59,14 +59,14 @@ def causal_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, 
 def prefix_sums(phi_q: Tensor, phi_k: Tensor, value: Tensor, chunk: int = CHUNK) -> Tensor:
     """Σ_{j≤i} (φ_Q,i · φ_K,j) v_j for every i, in O(n (chunk (m + c) + m c)) time.
 
-    Pairs within a chunk are summed one by one; of the chunks before, only Σ_j φ_K,j v_jᵀ is needed. The states of
-    all chunks are kept, n m c / chunk numbers, so that chunks run at the same time.
+    Pairs within a chunk are summed one by one; of the chunks before it only Σ_j φ_K,j v_jᵀ is needed. These states
+    are kept for all chunks, n m c / chunk numbers, so that all chunks are computed at once.
 
     Args:
         phi_q: (..., n, m).
         phi_k: as ``phi_q``.
         value: (..., n, c).
-        chunk: tokens in a chunk; n need not be a multiple. It changes rounding and speed only.
+        chunk: tokens in a chunk, of which n need not be a multiple. It changes only rounding and speed.
 
     Returns:
         (..., n, c).
@@ -77,12 +77,12 @@ def prefix_sums(phi_q: Tensor, phi_k: Tensor, value: Tensor, chunk: int = CHUNK)
     if chunk < 1:
         raise InputError(f"a chunk must hold at least one token, got {chunk}")
     n = phi_q.shape[-2]
-    # Tokens of zeros at the end, which no token before them sees.
+    # Padding stands at the end, where no token sees it.
     padding = (0, 0, 0, -n % chunk)
     q, k, v = (functional.pad(x, padding).unflatten(-2, (-1, chunk)) for x in (phi_q, phi_k, value))
     within = (q @ k.transpose(-1, -2)).tril() @ v
     states = (k.transpose(-1, -2) @ v).cumsum(dim=-3)
-    # The state before a chunk, by a shift: subtracting the chunk's own part from the sum would cancel.
+    # The state before a chunk comes from a shift, because subtracting the chunk's own part would cancel digits.
     before = functional.pad(states[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
     return (within + q @ before).flatten(-3, -2)[..., :n, :]
 
@@ -90,13 +90,14 @@ def prefix_sums(phi_q: Tensor, phi_k: Tensor, value: Tensor, chunk: int = CHUNK)
 def check_causal(kernel: Kernel, n_heads: int, dim: int) -> None:
     """Refuse a kernel whose features of a token depend on other tokens, by trying it on two.
 
-    Averages over the sequence (optimised positive features, SADERF, the landmarks of LARA) carry the future into the
-    features of the past, and no mask on the sums can undo that. Features that follow the position alone are fine.
+    Averages over the sequence (in optimised positive features, SADERF and the landmarks of LARA) carry the future
+    into the features of the past, and no mask on the sums can undo that. Features that depend on the position of
+    their token are fine.
 
     Args:
         kernel: the feature map.
-        n_heads: heads.
-        dim: c, the width it is applied to.
+        n_heads: number of heads.
+        dim: c, the width of queries and keys.
 
     Raises:
         InputError: the features of the first token change with the second.

@@ -18,7 +18,7 @@ from molflt.errors import InputError
 from molflt.literature.sequence.toeplitz import CHANNELS_AT_ONCE, future, toeplitz_matrix, toeplitz_product
 
 _PRODUCTS_PER_TRANSFORM = 7.0
-"""Multiply-adds of a matrix product that take as long as one number times log₂ of the length in an FFT, measured."""
+"""How many multiply-adds of a matrix product take as long as an FFT per number and log₂ of its length: measured."""
 
 
 def log_linear_attention(
@@ -33,20 +33,20 @@ def log_linear_attention(
 ) -> Tensor:
     """Σ_j e^{b_{j−i}} κ(q_i, k_j) v_j / Σ_j e^{b_{j−i}} κ(q_i, k_j) (Eq. 10), in O(n log n · m head_dim).
 
-    Both contraction orders give the same: by FFT, "linear", or on all pairs, O(n² (m + head_dim)), "quadratic", which
-    is faster for sequences of up to some thousand tokens.
+    Both contraction orders give the same result. "linear" is by FFT. "quadratic" is on all pairs, O(n² (m +
+    head_dim)), and faster for sequences of up to some thousand tokens.
 
     The causal form sets c_{j−i} = e^{b_{j−i}} to zero for j > i (§3.2). By FFT that zero holds to rounding, relative
     to the largest φ_K v of the sequence: see :func:`~molflt.literature.sequence.toeplitz.toeplitz_product`.
 
     Args:
-        kernel: the feature map; for ``causal`` one whose features of a token depend on no other.
+        kernel: the feature map. With ``causal`` the features of a token must depend on no other token.
         query: (batch, heads, n, c).
         key: as ``query``.
         value: (batch, heads, n, head_dim).
         bias: b, (heads, 2n − 1), or (heads, 2h − 1, 2w − 1) of a grid in raster order.
         shape: (n,) or (h, w).
-        causal: whether a token sees only itself and those before it.
+        causal: whether a token sees only itself and the tokens before it.
         order: "linear", "quadratic", or "auto" for the one that takes less time.
 
     Returns:
@@ -59,7 +59,7 @@ def log_linear_attention(
     phi_q, phi_k = stable_features(query_features, key_features, None)
     if causal:
         bias = bias.masked_fill(future(shape, bias.device), -torch.inf)
-    # The largest b of a head is a common factor, and cancels.
+    # The largest b of a head gives a common factor, which cancels.
     axes = tuple(range(-len(shape), 0))
     coefficients = torch.exp(bias - bias.detach().amax(dim=axes, keepdim=True))
     ones = torch.ones_like(value[..., :1])
@@ -72,7 +72,7 @@ def log_linear_attention(
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """x/|x| of queries and keys, (..., c): the N of NPRF (Algorithm 1). Keeps the variance of φ in bounds (§3.3)."""
+    """x/|x| of queries and keys, (..., c): the N of NPRF (Algorithm 1). It bounds the variance of φ (§3.3)."""
     return functional.normalize(x, dim=-1)
 
 
@@ -91,7 +91,7 @@ def _by_pairs(coefficients: Tensor, phi_q: Tensor, phi_k: Tensor, value: Tensor,
 def _by_fft(coefficients: Tensor, phi_q: Tensor, phi_k: Tensor, value: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The same by FFT.
 
-    The outer products φ_K vᵀ of all tokens, n m c numbers, are never held at once, nor kept for the backward pass.
+    The outer products φ_K vᵀ of all tokens, n m c numbers, are neither held at once nor kept for a backward pass.
     """
     n_features = max(1, CHANNELS_AT_ONCE // value.shape[-1])
     parts = zip(phi_q.split(n_features, dim=-1), phi_k.split(n_features, dim=-1), strict=True)
@@ -111,12 +111,12 @@ def _some_features(
 
 
 class RelativeBias(nn.Module):
-    """b_{j−i} of a sequence, or of a grid with an offset of rows and one of columns. Zero at the start.
+    """b_{j−i} of a sequence, or of a grid with an offset of rows and one of columns; zero at the start.
 
-    In the paper one bias is shared by all layers: give the same module to each.
+    In the paper all layers share one bias: give the same module to each.
 
     Args:
-        n_heads: heads.
+        n_heads: number of heads.
         shape: (n,) of the longest sequence, or (h, w) of the grid.
 
     Raises:
@@ -134,7 +134,7 @@ class RelativeBias(nn.Module):
         """The bias of n tokens.
 
         Args:
-            n: up to the longest sequence; for a grid all of its tokens.
+            n: at most the length of the longest sequence; for a grid all of its tokens.
 
         Returns:
             (heads, 2n − 1) or (heads, 2h − 1, 2w − 1), and the shape (n,) or (h, w) that it belongs to.
@@ -163,7 +163,7 @@ def softmax_attention(
         value: as ``query``.
         bias: b, (heads, 2n − 1), or (heads, 2h − 1, 2w − 1) of a grid in raster order.
         shape: (n,) or (h, w).
-        causal: whether a token sees only itself and those before it.
+        causal: whether a token sees only itself and the tokens before it.
 
     Returns:
         (batch, heads, n, head_dim).

@@ -1,7 +1,7 @@
 """Toeplitz matrices of sequences and grids: products by FFT, and the matrices themselves.
 
-A Toeplitz matrix on a sequence has entries c_{j−i}; on a grid, in raster order, its entries depend on the offset of
-rows and on that of columns (a two-level, or block Toeplitz matrix). Both are the same code with one axis or two.
+A Toeplitz matrix on a sequence has entries c_{j−i}. On a grid in raster order its entries depend on the offset of
+rows and on that of columns (a two-level or block Toeplitz matrix). The same code serves both, with one axis or two.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def toeplitz_product(
 ) -> Tensor:
     """y_i = Σ_j c_{j−i} x_j in O(n log n) (arXiv 2106.12566, Eqs 12 and 13).
 
-    The matrix is embedded in a circulant one of at least twice its size on every axis. The rounding error is
-    relative to the largest entry of the whole sequence, not of the row: a zero comes out as that much noise.
+    The matrix is embedded in a circulant one of at least twice its size on every axis. The rounding error is relative
+    to the largest entry of the whole sequence and not of the row, and a zero comes out as that much noise.
 
     Args:
-        coefficients: (..., 2n − 1) of c_{−(n−1)}, …, c_{n−1} for a sequence, (..., 2h − 1, 2w − 1) for a grid;
-            offsets are those of the token that is summed over, minus that of the row.
+        coefficients: c_{−(n−1)}, …, c_{n−1}, (..., 2n − 1), for a sequence, (..., 2h − 1, 2w − 1) for a grid. An
+            offset is the place of the token that is summed over minus that of the row.
         x: (..., n, channels), n = h·w in raster order for a grid; leading axes broadcast with the coefficients.
         shape: (n,) or (h, w).
-        channels_at_once: how many are transformed together: memory beyond input and output is that of this many
-            channels of twice the length on every axis.
+        channels_at_once: how many channels are transformed together. Beside input and output there is memory for
+            this many channels of twice the length on every axis.
 
     Returns:
         (..., n, channels), float32 at least.
@@ -42,7 +42,7 @@ def toeplitz_product(
     n, levels = x.shape[-2], len(shape)
     if n != torch.Size(shape).numel():
         raise InputError(f"got {n} tokens for a Toeplitz matrix of shape {shape}")
-    # No FFT in half precision.
+    # There is no FFT in half precision.
     dtype = torch.promote_types(torch.promote_types(x.dtype, coefficients.dtype), torch.float32)
     axes = tuple(range(-levels, 0))
     sizes = tuple(next_fast_len(2 * length - 1, real=True) for length in shape)
@@ -50,7 +50,7 @@ def toeplitz_product(
         p for length, size in zip(reversed(shape), reversed(sizes), strict=True) for p in (0, size - 2 * length + 1)
     ]
     around = functional.pad(coefficients.to(dtype), padding).roll([1 - length for length in shape], axes)
-    # The conjugate, because the sum runs over c_{j−i} and not c_{i−j}.
+    # It is conjugated because the sum runs over c_{j−i} and not over c_{i−j}.
     spectrum = torch.fft.rfftn(around, dim=axes).conj().unsqueeze(-levels - 1)
     products = []
     for part in x.to(dtype).transpose(-1, -2).split(channels_at_once, dim=-2):
@@ -81,10 +81,10 @@ def toeplitz_matrix(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def future(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which coefficients belong to j > i, bool of the shape of the coefficients.
+    """Which coefficients belong to j > i: bool, of the shape of the coefficients.
 
-    On a grid too the order of two tokens, by rows and then along the row, depends on their offset alone: offsets
-    that come after zero in raster order.
+    On a grid too the order of two tokens depends on their offset alone: it is positive where the offset comes after
+    zero in raster order.
     """
     counts = [2 * length - 1 for length in shape]
     total = torch.Size(counts).numel()

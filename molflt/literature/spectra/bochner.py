@@ -1,8 +1,8 @@
 """Shift-invariant kernels drawn from their own spectral density (FLT §4.3; Rahimi & Recht 2007).
 
 By Bochner's theorem a positive definite f with f(0) = 1 has a g that is a probability density. Frequencies drawn from
-it all weigh the same, a_k = 1/r, and no estimate of f(Δ) has a term beyond that. Student's t is the density of Matérn
-kernels, and a proposal with tails of a chosen power.
+it all have the weight a_k = 1/r, and no term of an estimate of f(Δ) is larger. Student's t is the density of Matérn
+kernels, and serves as a proposal with tails of a chosen power.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from molflt.literature.spectra.spectrum import Spectrum, check_dimension, log_pa
 
 
 class BochnerKernel(Spectrum):
-    """A kernel of one length λ, f(0) = 1, with g = p of scale 1/(2πλ).
+    """A kernel with one length λ and f(0) = 1, whose g = p has the scale 1/(2πλ).
 
     Args:
         dim: ℓ.
@@ -41,7 +41,7 @@ class BochnerKernel(Spectrum):
 
     @property
     def scale(self) -> Tensor:
-        """1/(2πλ), (1,) 1/Å: the 2π is that of e^{2πi Δ·ξ}."""
+        """1/(2πλ), (1,) 1/Å; the 2π is that of e^{2πi Δ·ξ}."""
         return 1 / (2 * math.pi * self.length)
 
     def transform(self, xi: Tensor) -> Tensor:
@@ -74,9 +74,9 @@ class MaternKernel(BochnerKernel):
 
     Rasmussen & Williams, Gaussian Processes for Machine Learning (2006), Eq. 4.14 with 4.16 and 4.17 for f. Their
     Eq. 4.15, S(ξ) ∝ (2ν/λ² + 4π²|ξ|²)^{−(ν + ℓ/2)}, in the same convention for the transform, is Student's t in R^ℓ
-    with 2ν degrees of freedom and scale 1/(2πλ); so is it drawn and normalised here.
+    with 2ν degrees of freedom and the scale 1/(2πλ), and that is how it is drawn and normalised here.
 
-    At Δ = 0 exactly the first derivative of f is given as zero, as symmetry has it, and the second is not to be used.
+    At Δ = 0 the first derivative of f comes out as zero, as symmetry demands; the second must not be used.
 
     Args:
         dim: ℓ.
@@ -121,14 +121,14 @@ class LaplaceKernel(MaternKernel):
 
 
 def student_noise(n: int, dim: int, degrees: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    """(n, dim) draws of unit scale: z/√(χ²/degrees) with z ~ N(0, I) in R^dim and χ² of ``degrees`` degrees.
+    """(n, dim) draws of unit scale: z/√(χ²/d) with z ~ N(0, I) in R^dim and χ² of d degrees of freedom.
 
     Args:
         n: number of draws.
         dim: ℓ.
-        degrees: of freedom; a whole number, so that χ² is a sum of that many squares.
+        degrees: d, a whole number, so that χ² is a sum of that many squares.
         generator: of the noise.
-        like: gives dtype and device.
+        like: a tensor with the dtype and device wanted.
     """
     normal = normal_noise((n, dim + degrees), generator, like)
     chi_squared = (normal[:, dim:] ** 2).sum(dim=1, keepdim=True)

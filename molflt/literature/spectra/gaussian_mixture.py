@@ -1,4 +1,4 @@
-"""Gaussian mixtures with means, RPE functions that oscillate (FLT §4.3), and a proposal that is such a mixture."""
+"""Gaussian mixtures with means, whose RPE functions oscillate (FLT §4.3), and a proposal that is such a mixture."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class GaussianMixture(Spectrum):
 class MixtureProposal(nn.Module):
     """p(ξ) = 1/(J+1) [Σ_j ½ N(ξ; ±c_j, s_j² I) + N(ξ; 0, guard² I)].
 
-    A draw picks a component at random and is weighed by the density of the whole mixture, not by that of its
-    component: the balance heuristic (Veach & Guibas 1995, one-sample model). A component that has become narrower
-    than the spectrum, or has wandered off, then costs variance and cannot make g/p unbounded.
+    A draw picks a component at random, and is weighted by the density of the whole mixture and not of its component:
+    the balance heuristic (Veach & Guibas 1995, one-sample model). A component that has become narrower than the
+    spectrum or has moved away then costs variance, but cannot make g/p unbounded.
 
     Args:
         centres: c, (J, ℓ) 1/Å, at the start.

@@ -13,7 +13,7 @@ from molflt.literature.spectra.bochner import student_log_density, student_noise
 from molflt.literature.spectra.spectrum import Spectrum, log_parameter
 
 MAX_POWER = 6
-"""Splines of higher order are Gaussians to the eye: use one."""
+"""Splines of a higher order look like Gaussians; use a Gaussian instead."""
 
 
 class LocalBox(Spectrum):
@@ -21,12 +21,13 @@ class LocalBox(Spectrum):
 
     f is a product over axes of k-fold convolutions of the indicator of [−v, v], (2v)^{k−1} M_k(Δ/2v) with M_k the
     cardinal B-spline: for k = 1 the indicator (FLT Eq. 4), for k = 2 a hat, for k ≥ 3 with k − 2 continuous
-    derivatives. C is such that f(0) = 1, so that learning a radius does not change an amplitude. The axes are singled
-    out: in R³ this f is invariant under translations and not under rotations.
+    derivatives. C makes f(0) = 1, so that learning a radius does not change an amplitude. The axes are special: in R³
+    this f is invariant under translations but not under rotations.
 
-    Drawn for k ≥ 2 from Student's t on every axis, with k − 1 degrees of freedom, whose tail falls as slowly as that
-    of g (for k = 2 Cauchy's), so that g/p is bounded. Its scale √(3/k)/(2πv) is that of a Gaussian with the
-    curvature of g at zero. For k = 1 the integral of |g| diverges, and no density has a bounded g/p: use
+    For k ≥ 2 frequencies are drawn from Student's t with k − 1 degrees of freedom on every axis, whose tail falls as
+    slowly as that of g (for k = 2 it is Cauchy's), so that g/p is bounded. Its scale √(3/k)/(2πv) is that of a
+    Gaussian with the curvature of g at zero. For k = 1 the integral of |g| diverges, and no density has a bounded
+    g/p: use
     :func:`~molflt.literature.spectra.local_box.fourier_series`.
 
     Args:
@@ -55,7 +56,7 @@ class LocalBox(Spectrum):
 
     @property
     def scales(self) -> Tensor:
-        """(ℓ,) 1/Å: of the proposal on every axis."""
+        """(ℓ,) 1/Å, the scale of the proposal on every axis."""
         return (3 / self.radii.new_tensor(self.powers)).sqrt() / (2 * math.pi * self.radii)
 
     def value(self, displacements: Tensor) -> Tensor:
@@ -104,9 +105,9 @@ class LocalBox(Spectrum):
 def cardinal_bspline(x: Tensor, order: int) -> Tensor:
     """M_k(x), the k-fold convolution of the indicator of [−½, ½]: polynomials of degree k − 1, zero beyond ±k/2.
 
-    By the recurrence of Cox and de Boor (de Boor, A Practical Guide to Splines, 1978, ch. X), which adds terms of one
-    sign only; the sum of truncated powers would cancel. An indicator is ½ at its ends: that is the value to which its
-    Fourier integral converges, and it makes derivatives at a kink the mean of those from either side.
+    The recurrence of Cox and de Boor (de Boor, A Practical Guide to Splines, 1978, ch. X) adds terms of one sign
+    only; a sum of truncated powers would cancel. An indicator is ½ at its ends, which is the value to which its
+    Fourier integral converges, and which makes derivatives at a kink the mean of those from either side.
 
     Args:
         x: any shape.
@@ -117,7 +118,7 @@ def cardinal_bspline(x: Tensor, order: int) -> Tensor:
     """
     knots = torch.arange(order + 1, dtype=x.dtype, device=x.device) - order / 2
     from_knots = x[..., None] - knots
-    # Differences of one array: a rounding error at a knot cannot count a point twice or not at all.
+    # All signs come from one array, so a rounding error at a knot cannot count a point twice or not at all.
     spline = -from_knots.sign().diff(dim=-1) / 2
     for m in range(2, order + 1):
         rising = from_knots[..., : order + 1 - m] * spline[..., :-1]
@@ -129,10 +130,10 @@ def cardinal_bspline(x: Tensor, order: int) -> Tensor:
 def fourier_series(spectrum: LocalBox, reach: float, xi_max: float) -> tuple[Tensor, Tensor]:
     """Nodes and coefficients with Σ_k a_k cos(2πξ_k·Δ) → f(Δ) for |Δ_j| ≤ ``reach`` as ξ_max grows.
 
-    The trapezoid rule on every axis with spacing 1/P, P = reach + 2kv. By Poisson's formula it gives f summed over
-    shifts by P, and f has compact support, so that the spacing costs nothing: the whole error is that of ending at
-    ξ_max. At a distance d from the knots of f on an axis it falls like 1/(ξ_max^k d). For k = 1 a knot is a jump, and
-    near it the error does not fall but moves closer: Gibbs' overshoot of 9 % of the jump.
+    This is the trapezoid rule on every axis with the spacing 1/P, P = reach + 2kv. By Poisson's formula it gives f
+    summed over shifts by P. As f has compact support, the spacing costs nothing, and the whole error is that of
+    ending at ξ_max. At a distance d from the knots of f on an axis it falls like 1/(ξ_max^k d). For k = 1 a knot is a
+    jump; near it the error does not fall but moves closer: Gibbs' overshoot of 9 % of the jump.
 
     Args:
         spectrum: of any powers.
@@ -140,7 +141,7 @@ def fourier_series(spectrum: LocalBox, reach: float, xi_max: float) -> tuple[Ten
         xi_max: 1/Å, where the series ends on each axis.
 
     Returns:
-        ξ (K, ℓ) 1/Å and a (K,); K is about ½ Π_j 2ξ_max P_j. Only one of ξ and −ξ is among the nodes.
+        ξ (K, ℓ) 1/Å and a (K,), with K about ½ Π_j 2ξ_max P_j. Only one of ξ and −ξ is among the nodes.
         a is differentiable in the radii; the nodes are constants.
 
     Raises:
@@ -149,7 +150,7 @@ def fourier_series(spectrum: LocalBox, reach: float, xi_max: float) -> tuple[Ten
     if not (reach > 0 and xi_max > 0):
         raise InputError(f"reach and xi_max must be positive, got {reach} and {xi_max}")
     radii = spectrum.radii.detach()
-    # One kv for the support of the neighbouring image, another to keep the ringing at its edge out of reach.
+    # One kv is for the support of the neighbouring image, another keeps the ringing at its edge out of reach.
     spacing = 1 / (reach + 2 * radii * radii.new_tensor(spectrum.powers))
     counts = torch.floor(xi_max / spacing).long().tolist()
     axes = [torch.arange(-n, n + 1, device=radii.device) for n in counts]

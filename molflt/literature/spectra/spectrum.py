@@ -17,8 +17,8 @@ class Spectrum(nn.Module):
 
         f(Δ) = ∫ g(ξ) e^{2πi Δ·ξ} dξ ≈ Σ_k a_k cos(2πξ_k·Δ),   a_k = g(ξ_k)/(r p(ξ_k)),   ξ_k ~ p        (FLT Eq. 2)
 
-    Every g here is real and even, so f is real and even, and no sine enters. All four functions are differentiable
-    in the parameters, which are positive by construction where they must be.
+    Every g here is real and even; so f is real and even too, and no sine enters. All four functions are
+    differentiable in the parameters, which are positive by construction where they must be.
 
     Attributes:
         dim: ℓ.
@@ -37,8 +37,8 @@ class Spectrum(nn.Module):
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """(n, ℓ) 1/Å, independent draws from p, differentiable in the parameters.
 
-        A draw is noise moved and scaled by the parameters: the generator in the same state gives the same noise, and
-        the frequencies follow the parameters smoothly.
+        A draw is noise that the parameters move and scale. A generator in the same state gives the same noise, so the
+        frequencies follow the parameters smoothly.
         """
         raise NotImplementedError
 
@@ -49,18 +49,18 @@ class Spectrum(nn.Module):
     def coefficients(self, xi: Tensor) -> Tensor:
         """a_k of the drawn frequencies: (r, ℓ) 1/Å → (r,).
 
-        In float64 inside: far out in a heavy tail the product of three densities is below the least float32.
+        They are computed in float64: far out in a heavy tail the product of three densities underflows in float32.
         """
         wide = xi.to(torch.float64)
         return (self.transform(wide) / (xi.shape[0] * self.log_prob(wide).exp())).to(xi.dtype)
 
 
 def log_parameter(values: Sequence[float], name: str) -> nn.Parameter:
-    """The logarithm of positive numbers as a parameter: whatever it learns, its exponential is positive.
+    """The logarithm of positive numbers as a parameter, whose exponential is positive whatever it learns.
 
     Args:
-        values: the start.
-        name: what the message calls them.
+        values: the numbers at the start.
+        name: what an error message calls them.
 
     Raises:
         InputError: a number is not positive and finite, or there are none.
@@ -71,16 +71,16 @@ def log_parameter(values: Sequence[float], name: str) -> nn.Parameter:
 
 
 def normal_noise(shape: tuple[int, ...], generator: torch.Generator, like: Tensor) -> Tensor:
-    """N(0, I) of a shape, drawn in float64 so that both precisions see the same draw, in the dtype of ``like``."""
+    """Draws of N(0, 1) in the dtype of ``like``; they are made in float64, so that both precisions see the same."""
     noise = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
     return noise.to(like)
 
 
 def check_dimension(dim: int) -> None:
-    """A dimension is a positive whole number.
+    """Check the dimension of positions.
 
     Raises:
-        InputError: it is not.
+        InputError: it is below one.
     """
     if dim < 1:
         raise InputError(f"the dimension of positions must be at least 1, got {dim}")
