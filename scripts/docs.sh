@@ -10,5 +10,5 @@ if [ "${1:-}" = "serve" ]; then
     shift
     exec mkdocs serve "$@"
 fi
-mkdocs build --strict --quiet "$@"
+mkdocs build --strict "$@"
 echo "site/index.html"

@@ -33,7 +33,7 @@ def predict_command(
     calibrate: str = typer.Option(
         None, help="Labelled structures; scales an ensemble's uncertainties to its errors.", show_default=False
     ),
-    oc20_split: OC20Split = typer.Option(
+    oc20_split: OC20Split | None = typer.Option(
         None, help="With npz: the OC20 leaderboard's keys for this split; four runs make one file."
     ),
     shard: str = typer.Option(

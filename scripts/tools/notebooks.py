@@ -60,7 +60,8 @@ def execute(notebook: Any, work: Path, private: Path) -> None:
 
 def tidy(notebook: Any) -> None:
     """Drop what differs from one run to the next without meaning anything."""
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     for cell in notebook.cells:
         cell.metadata = {}
         for output in cell.get("outputs", ()):
