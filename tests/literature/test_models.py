@@ -44,11 +44,22 @@ BUDGET = {"mechanism": "budget", "n_frequencies": 8, "l_max": 3, **NARROW}
 FLT = {kernel: {"mechanism": "sampled", "far_rank": "m", "kernel": kernel} for kernel in kernels()}
 ATTENTIONS: dict[str, Any] = {
     "budget": BUDGET,
+    "biased ra": {"mechanism": "randomised", "sampling": "biased"},
     **{name: name for name in PRESETS if name != "flt-concat"},
     **{f"flt with {kernel}": FLT[kernel] for kernel in KERNELS},
 }
 """All that are invariant; flt-concat is not."""
-QUICK = {"budget", "ra", "ra-rpe", "lara-rpe", "elu", "trigrf-qmc", "flt with saderf-mm", "flt with oprf-fastfood"}
+QUICK = {
+    "budget",
+    "biased ra",
+    "ra",
+    "ra-rpe",
+    "lara-rpe",
+    "elu",
+    "trigrf-qmc",
+    "flt with saderf-mm",
+    "flt with oprf-fastfood",
+}
 
 
 def some_of(names: dict[str, Any]) -> list[Any]:
