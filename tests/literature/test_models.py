@@ -20,6 +20,7 @@ from molflt.model.model_file import load_model, set_frequencies
 from tests.attention.structures import STRUCTURES, rotated
 from tests.golden.values import energies as golden_energies
 from tests.golden.values import structures as golden_structures
+from tests.model.files import SCHEMA_6, attention_of_schema_6, check_round_trip, tiny
 from tests.model.models import (
     EXTREMES,
     all_structures,
@@ -35,9 +36,6 @@ from tests.model.models import (
     make_model,
     relative,
 )
-from tests.model.test_model_file import SCHEMA_6, Altered, altered, as_read, check_round_trip, tiny
-
-__all__ = ["altered"]
 
 NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
 BUDGET = {"mechanism": "budget", "n_frequencies": 8, "l_max": 3, **NARROW}
@@ -169,13 +167,15 @@ RPE = {"mechanism": "randomised", "positional_mask": True}
     ],
     ids=str,
 )  # fmt: skip
-def test_schema_6_keeps_the_keys_that_act(old: dict[str, Any], new: dict[str, Any], altered: Altered) -> None:
-    assert as_read(altered, old) == attention_config(**new)
+def test_schema_6_keeps_the_keys_that_act(
+    old: dict[str, Any], new: dict[str, Any], model_path: Path, tmp_path: Path
+) -> None:
+    assert attention_of_schema_6(old, model_path, tmp_path) == attention_config(**new)
 
 
 @pytest.mark.parametrize(
     "old", [{"frequencies": "sampled"}, {"frequencies": "quadrature", "l_max": 2}, {"far_field": False}], ids=str
 )
-def test_a_mask_of_schema_6_that_is_gone(old: dict[str, Any], altered: Altered) -> None:
+def test_a_mask_of_schema_6_that_is_gone(old: dict[str, Any], model_path: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="which this molflt no longer has; train again with"):
-        as_read(altered, {**RPE, **old})
+        attention_of_schema_6({**RPE, **old}, model_path, tmp_path)

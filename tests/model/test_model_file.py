@@ -6,59 +6,43 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.model import model_file
-from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import (
     METADATA_KEY,
     OLDEST_SCHEMA,
     SCHEMA_VERSION,
     LoadedModel,
-    ModelMetadata,
-    TrainingData,
     load_model,
     read_metadata,
     save_model,
     set_frequencies,
 )
 from molflt.prediction.predictor import predict
+from tests.model.files import Change, altered, check_round_trip, content_of, metadata_of, tiny
 
-Altered = Callable[..., Path]
-
-
-def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    with safe_open(path, framework="pt") as handle:
-        names = list(handle.keys())
-        return {name: handle.get_tensor(name) for name in names}, json.loads(handle.metadata()[METADATA_KEY])
+Alter = Callable[[Change], Path]
 
 
 @pytest.fixture
-def altered(model_path: Path, tmp_path: Path) -> Altered:
-    """Write a copy of the model after ``change(tensors, metadata)``."""
-
-    def write(change: Callable[[dict[str, torch.Tensor], dict[str, Any]], object]) -> Path:
-        tensors, metadata = _read(model_path)
-        change(tensors, metadata)
-        path = tmp_path / "altered.safetensors"
-        save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
-        return path
-
-    return write
+def alter(model_path: Path, tmp_path: Path) -> Alter:
+    """The trained model's file after ``change(tensors, metadata)``."""
+    return partial(altered, model_path, tmp_path)
 
 
 def _refuses(path: Path, *words: str) -> None:
-    """Both ways in give one InputError of one line that names the file and says what to do."""
+    """Loading gives one InputError of one line that names the file and says what to do."""
     with pytest.raises(InputError) as caught:
         load_model(path)
     message = str(caught.value)
@@ -69,38 +53,12 @@ def _refuses(path: Path, *words: str) -> None:
         assert word in message
 
 
-def _metadata(config: ModelConfig) -> ModelMetadata:
-    return ModelMetadata(
-        config=config,
-        seed=7,
-        target="y_relaxed",
-        elements=[1, 29],
-        standardiser={},
-        training_data=TrainingData(path="x", fingerprint="y", n_structures=1),
-        validation={},
-        epoch=0,
-    )
-
-
-def tiny(attention: Any) -> ModelConfig:
-    return ModelConfig.model_validate(
-        {"dim": 8, "n_heads": 2, "n_layers": 2, "ffn_dim": 8, "n_rbf": 4, "attention": attention}
-    )
-
-
 @pytest.mark.parametrize(
     "attention",
     [
         {"moment_channels": 2},
         {"far_rank": 1, "isolated_atoms": 8.0, "frequencies": "exact", "sigma_max": 4.0},
-        {
-            "mechanism": "sampled",
-            "far_rank": "m",
-            "n_features": 6,
-            "redraw_every": 5,
-            "l_max": 2,
-            "moment_channels": 0,
-        },
+        {"mechanism": "sampled", "far_rank": "m", "n_features": 6, "redraw_every": 5, "l_max": 2},
         {"mechanism": "sampled", "spectrum": "free", "radii": "random", "directions": "random", "moment_channels": 2},
         "local",
         "performer",
@@ -112,25 +70,6 @@ def test_round_trip_gives_bit_equal_energies(attention: Any, val_set: StructureD
     check_round_trip(tiny(attention), val_set, tmp_path)
 
 
-def check_round_trip(config: ModelConfig, structures: StructureDataset, folder: Path) -> None:
-    torch.manual_seed(1)
-    model = EnergyModel(config, seed=7).eval()
-    model.standardiser.mean.fill_(-1.23456789)
-    model.standardiser.references[29] = 0.1 + 1e-12
-    path = folder / "model.safetensors"
-    for dtype in (torch.float32, torch.float64):
-        model.to(dtype)
-        save_model(path, model, _metadata(config))
-        again = load_model(path)
-        assert again.model.dtype == dtype
-        assert again.metadata.config == config
-        before, _ = predict(LoadedModel(model, again.metadata, path), structures)
-        after, _ = predict(again, structures)
-        np.testing.assert_array_equal(before.energies, after.energies)
-        for name, value in model.state_dict().items():
-            assert torch.equal(value, again.model.state_dict()[name]), name
-
-
 def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:
     """They would be refused: a free spectrum has no use for the atoms that training counts, nor exact for ε."""
     config = tiny({"mechanism": "sampled", "spectrum": "free"})
@@ -138,8 +77,8 @@ def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:
     model = EnergyModel(tiny({"tolerance": 1e-3}))
     set_frequencies(model, "exact")
     for one, idle in ((EnergyModel(config), "isolated_atoms"), (model, "tolerance")):
-        save_model(tmp_path / "model.safetensors", one, _metadata(one.config))
-        assert idle not in _read(tmp_path / "model.safetensors")[1]["config"]["attention"]
+        save_model(tmp_path / "model.safetensors", one, metadata_of(one.config))
+        assert idle not in content_of(tmp_path / "model.safetensors")[1]["config"]["attention"]
         load_model(tmp_path / "model.safetensors")
 
 
@@ -203,7 +142,7 @@ def test_other_safetensors(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_damaged_metadata(text: str, model_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "damaged.safetensors"
-    save_file(_read(model_path)[0], path, metadata={METADATA_KEY: text})
+    save_file(content_of(model_path)[0], path, metadata={METADATA_KEY: text})
     _refuses(path, "metadata is damaged", "train again")
     with pytest.raises(InputError, match="damaged"):
         read_metadata(path)
@@ -222,103 +161,35 @@ def test_damaged_metadata(text: str, model_path: Path, tmp_path: Path) -> None:
         ("surprise", 1),
     ],
 )
-def test_metadata_out_of_range(key: str, value: Any, altered: Altered) -> None:
-    path = altered(lambda tensors, metadata: metadata.update({key: value}))
+def test_metadata_out_of_range(key: str, value: Any, alter: Alter) -> None:
+    path = alter(lambda tensors, metadata: metadata.update({key: value}))
     # An empty configuration is one of defaults: the weights then do not fit.
     _refuses(path, "train again")
 
 
-def test_newer_schema_asks_for_an_upgrade(altered: Altered) -> None:
+def test_newer_schema_asks_for_an_upgrade(alter: Alter) -> None:
     def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
         metadata.update(schema_version=SCHEMA_VERSION + 1, surprise={"of": "the future"})
 
-    _refuses(altered(change), f"schema {SCHEMA_VERSION + 1}", "upgrade molflt")
+    _refuses(alter(change), f"schema {SCHEMA_VERSION + 1}", "upgrade molflt")
 
 
 @pytest.mark.parametrize("schema", [-1, 0, 1, OLDEST_SCHEMA - 1])
-def test_a_schema_before_the_first_release_asks_for_training(schema: int, altered: Altered) -> None:
-    _refuses(altered(lambda t, m: m.update(schema_version=schema)), f"schema {schema}", "train again")
+def test_a_schema_before_the_first_release_asks_for_training(schema: int, alter: Alter) -> None:
+    _refuses(alter(lambda t, m: m.update(schema_version=schema)), f"schema {schema}", "train again")
 
 
-SCHEMA_6 = {
-    "combine": "product", "far_field": True, "far_rank": 0, "frequencies": "auto", "order": "auto", "tolerance": 1e-3,
-    "l_max": None, "far_dim": None, "moment_channels": None, "n_basis": 4, "sigma_min": 1.0, "sigma_max": 9.0,
-    "isolated_atoms": 8.0, "n_frequencies": 6, "directions": "averaged", "radii": "random", "proposal": "own",
-    "means": False, "spectrum": "gaussian", "periodic_radius": 7.0, "kernel": "posrf-orf", "n_features": 6,
-    "redraw_every": 3, "n_landmarks": 3, "n_samples": 2, "sampling": "biased", "positional_mask": False,
-    "dense_cutoff": 5.0, "mechanism": "fourier",
-}  # fmt: skip
-"""All keys that any attention had in schema 6, far from their defaults."""
-FAR = {"n_basis": 4, "sigma_min": 1.0, "sigma_max": 9.0, "isolated_atoms": 8.0}
-SAMPLED = {**FAR, "mechanism": "sampled", "n_frequencies": 6, "radii": "random", "proposal": "own"}
-
-
-def as_read(altered: Altered, old: dict[str, Any]) -> Any:
-    """The attention that a file of schema 6 with these keys is said to have."""
-
-    def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
-        metadata.update(schema_version=6)
-        metadata["config"]["attention"] = {**SCHEMA_6, **old}
-
-    metadata = read_metadata(altered(change))
-    assert metadata.schema_version == 6
-    return metadata.config.attention
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({}, {**FAR, "tolerance": 1e-3}),
-        ({"frequencies": "exact", "far_dim": 8, "moment_channels": 0}, {**FAR, "frequencies": "exact",
-          "far_dim": 8, "moment_channels": 0}),
-        ({"far_rank": "m"}, {**FAR, "tolerance": 1e-3, "far_rank": "m", "n_features": 6, "redraw_every": 3}),
-        ({"far_field": False, "far_rank": 1, "moment_channels": 5}, {"mechanism": "local", "moment_channels": 5}),
-        ({"frequencies": "sampled", "l_max": 2}, {**SAMPLED, "periodic_radius": 7.0, "l_max": 2}),
-        ({"frequencies": "sampled", "directions": "random", "means": True},
-         {**SAMPLED, "periodic_radius": 7.0, "directions": "random", "means": True}),
-        ({"frequencies": "sampled", "spectrum": "free"},
-         {"mechanism": "sampled", "sigma_min": 1.0, "sigma_max": 9.0, "n_frequencies": 6, "radii": "random",
-          "spectrum": "free", "periodic_radius": 7.0}),
-        ({"mechanism": "kernelised", "far_field": False},
-         {"mechanism": "kernelised", "n_features": 6, "redraw_every": 3}),
-        ({"mechanism": "softmax", "frequencies": "sampled"}, {"mechanism": "softmax", "dense_cutoff": 5.0}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_schema_6_keeps_the_keys_that_act(old: dict[str, Any], new: dict[str, Any], altered: Altered) -> None:
-    """That the energies stay is in tests/golden."""
-    assert as_read(altered, old) == tiny(new).attention
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [{"mechanism": "fourrier"}, {"mechanism": ["fourier"]}, {"mechanism": 5}, {"far_rank": "m", "kernel": 5},
-     {"far_rank": "m", "kernel": ["-"]}, {"n_basis": "many"}, {"sigma_min": None}, {"far_field": None, "order": {}}],
-    ids=str,
-)  # fmt: skip
-def test_damage_in_schema_6(damage: dict[str, Any], altered: Altered) -> None:
-    with pytest.raises(InputError, match=r"metadata is damaged .*; .*train again"):
-        as_read(altered, damage)
-
-
-def test_what_is_written_is_of_the_present_schema(altered: Altered, tmp_path: Path) -> None:
-    """Also of a model that was read from an older file."""
-    older = load_model(altered(lambda t, m: m.update(schema_version=6)))
-    save_model(tmp_path / "again.safetensors", older.model, older.metadata)
-    assert read_metadata(tmp_path / "again.safetensors").schema_version == SCHEMA_VERSION
-
-
-def test_tensors_missing_surplus_or_misshapen(altered: Altered) -> None:
-    _refuses(altered(lambda t, m: t.pop("energy_head.factor")), "missing: energy_head.factor", "train again")
-    _refuses(altered(lambda t, m: t.update(extra=torch.zeros(1))), "unknown: extra", "train again")
-    _refuses(altered(lambda t, m: t.update({"energy_head.factor": torch.zeros(4)})), "(4,)", "(3,)")
+def test_tensors_missing_surplus_or_misshapen(alter: Alter) -> None:
+    _refuses(alter(lambda t, m: t.pop("energy_head.factor")), "missing: energy_head.factor", "train again")
+    _refuses(alter(lambda t, m: t.update(extra=torch.zeros(1))), "unknown: extra", "train again")
+    _refuses(alter(lambda t, m: t.update({"energy_head.factor": torch.zeros(4)})), "(4,)", "(3,)")
     integers = {"energy_head.factor": torch.zeros(3, dtype=torch.int64)}
-    _refuses(altered(lambda t, m: t.update(integers)), "energy_head.factor", "int64")
+    _refuses(alter(lambda t, m: t.update(integers)), "energy_head.factor", "int64")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_numbers(value: float, altered: Altered) -> None:
-    _refuses(altered(lambda t, m: t["encoder.norm.weight"].fill_(value)), "encoder.norm.weight", "NaN")
+def test_weights_that_are_not_numbers(value: float, alter: Alter) -> None:
+    _refuses(alter(lambda t, m: t["encoder.norm.weight"].fill_(value)), "encoder.norm.weight", "NaN")
 
 
 @pytest.mark.parametrize(
@@ -328,9 +199,9 @@ def test_weights_that_are_not_numbers(value: float, altered: Altered) -> None:
      {"attention.far_rank": "m", "attention.n_features": 10**12}, {"attention.moment_channels": 65_536}],
     ids=str,
 )  # fmt: skip
-def test_absurd_sizes_allocate_nothing(sizes: dict[str, Any], altered: Altered) -> None:
+def test_absurd_sizes_allocate_nothing(sizes: dict[str, Any], alter: Alter) -> None:
     # Were memory taken for these, the test run would not survive them.
-    _refuses(altered(lambda t, m: _update(m["config"], sizes)), "train again")
+    _refuses(alter(lambda t, m: _update(m["config"], sizes)), "train again")
 
 
 def _update(config: dict[str, Any], values: dict[str, Any]) -> None:
@@ -346,10 +217,10 @@ def _update(config: dict[str, Any], values: dict[str, Any]) -> None:
     ids=str,
 )  # fmt: skip
 def test_nothing_is_built_that_takes_long(
-    sizes: dict[str, Any], altered: Altered, monkeypatch: pytest.MonkeyPatch
+    sizes: dict[str, Any], alter: Alter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More layers than tensors; and random features, which are drawn even where no memory is taken for weights."""
-    path = altered(lambda t, m: _update(m["config"], sizes))
+    path = alter(lambda t, m: _update(m["config"], sizes))
 
     def build(*_: Any) -> None:
         raise AssertionError("it was built")
@@ -365,9 +236,9 @@ def test_nothing_is_built_that_takes_long(
      {"attention": {"mechanism": "softmax", "dense_cutoff": 1e9}}],
     ids=str,
 )  # fmt: skip
-def test_absurd_lengths_are_refused(values: dict[str, Any], altered: Altered) -> None:
+def test_absurd_lengths_are_refused(values: dict[str, Any], alter: Alter) -> None:
     # Images of atoms and waves are counted by them.
-    _refuses(altered(lambda t, m: _update(m["config"], values)), "metadata is damaged", "train again")
+    _refuses(alter(lambda t, m: _update(m["config"], values)), "metadata is damaged", "train again")
 
 
 def test_metadata_of_megabytes(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +246,7 @@ def test_metadata_of_megabytes(model_path: Path, tmp_path: Path, monkeypatch: py
         raise AssertionError("it was parsed")
 
     path = tmp_path / "long.safetensors"
-    save_file(_read(model_path)[0], path, metadata={METADATA_KEY: "[" + "[]," * 1_000_000 + "[]]"})
+    save_file(content_of(model_path)[0], path, metadata={METADATA_KEY: "[" + "[]," * 1_000_000 + "[]]"})
     monkeypatch.setattr(model_file.json, "loads", not_to_be_called)
     _refuses(path, "metadata is damaged", "characters")
 
