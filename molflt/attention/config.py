@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 OrderKind = Literal["auto", "quadratic", "linear"]
 FarRank = Literal[0, 1, "m"]
@@ -43,6 +50,11 @@ class MechanismConfig(BaseModel):
             if not self.acts(name) and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} acts only with {self.only_with[name][0]}: leave it out")
         return self
+
+    @model_serializer(mode="wrap")
+    def _keys_that_act(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written down is what acts: the rest would be refused where it is read."""
+        return {name: value for name, value in handler(self).items() if self.acts(name)}
 
     def acts(self, name: str) -> bool:
         """Whether a key has any effect beside the others as they are."""

@@ -96,15 +96,10 @@ def library_versions() -> dict[str, str]:
 def save_model(path: str | Path, model: EnergyModel, metadata: ModelMetadata) -> None:
     """Write a model file of the present schema, atomically.
 
-    Keys of the attention that do nothing beside the others are left out, as they are refused where they are read.
-
     Raises:
         OSError: the system refuses; it names the file.
     """
-    attention = metadata.config.attention
-    idle = {name for name in type(attention).model_fields if not attention.acts(name)}
-    present = metadata.model_copy(update={"schema_version": SCHEMA_VERSION})
-    text = present.model_dump_json(exclude={"config": {"attention": idle}})
+    text = metadata.model_copy(update={"schema_version": SCHEMA_VERSION}).model_dump_json()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with atomic_file(path) as temporary:
         temporary.write_bytes(to_bytes(tensors, metadata={METADATA_KEY: text}))
