@@ -20,10 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.baselines.performer import ContentAttention
-from molflt.attention.content import BoundedProjection
 from molflt.attention.context import FourierContext
 from molflt.attention.geometry import Geometry
-from molflt.attention.layer import RPE_WEIGHT_STD, OnPairs, Prepared, from_pairs, on_pairs, to_pairs
+from molflt.attention.layer import (
+    RPE_WEIGHT_STD,
+    BoundedProjection,
+    OnPairs,
+    Prepared,
+    from_pairs,
+    on_pairs,
+    to_pairs,
+)
 from molflt.attention.mechanism import AttentionLayer, split_heads
 from molflt.attention.near import LocalRPE
 from molflt.literature.names import Sampling
