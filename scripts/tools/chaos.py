@@ -168,9 +168,6 @@ def main() -> None:
 
 def _import_everything() -> None:
     """What the commands import when they run, so that a strike meets them at work."""
-    import molflt.cli.report
-    import molflt.data.convert
-
     import molflt.data.lmdb_writer
     import molflt.invariance.harness
     import molflt.prediction.shards
