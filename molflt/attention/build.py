@@ -14,13 +14,13 @@ from molflt.attention.baselines.softmax import SoftmaxAttention, SoftmaxPosition
 from molflt.attention.config import (
     ContentKeys,
     FarFieldKeys,
+    FarRank,
     FourierConfig,
     KernelisedConfig,
     KernelKeys,
     LayerKeys,
     LocalConfig,
     MechanismConfig,
-    MethodName,
     SampledConfig,
     SoftmaxConfig,
 )
@@ -38,6 +38,7 @@ from molflt.attention.layer import FourierAttention
 from molflt.attention.mechanism import AttentionLayer, SharedPositions
 from molflt.attention.moments import LocalMoments
 from molflt.attention.registry import imported, kernels, mechanisms
+from molflt.choices import MethodName
 
 
 @dataclass(frozen=True)
@@ -110,20 +111,7 @@ def build_local(config: LocalConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3 without its far field."""
     near_only = LayerSizes(sizes.n_layers * sizes.n_recycles, sizes.n_heads, sizes.dim, far_dim=0, rank=1)
     positions = FourierPositions(None, None, near_only, config.order, config.moment_channels > 0)
-    return positions, [
-        FourierAttention(
-            sizes.dim,
-            sizes.n_heads,
-            sizes.n_rbf,
-            n_weights=0,
-            far_rank=0,
-            kernel=None,
-            far_dim=sizes.dim,
-            moments=_moments(config, sizes),
-            dropout=sizes.dropout,
-        )
-        for _ in range(sizes.n_layers)
-    ]
+    return positions, [_layer(config, sizes, 0, 0, None, sizes.dim) for _ in range(sizes.n_layers)]
 
 
 def build_fourier(config: FourierConfig, sizes: Sizes) -> Built:
@@ -175,28 +163,22 @@ def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: 
     )
     positions = FourierPositions(rpe, method, layer_sizes, config.order, config.moment_channels > 0)
     return positions, [
-        FourierAttention(
-            sizes.dim,
-            sizes.n_heads,
-            sizes.n_rbf,
-            positions.n_weights,
-            config.far_rank,
-            kernel,
-            far_dim,
-            _moments(config, sizes),
-            sizes.dropout,
-        )
-        for kernel in feature_maps
+        _layer(config, sizes, positions.n_weights, config.far_rank, kernel, far_dim) for kernel in feature_maps
     ]
+
+
+def _layer(
+    config: LayerKeys, sizes: Sizes, n_weights: int, far_rank: FarRank, kernel: Kernel | None, far_dim: int
+) -> FourierAttention:
+    moments = LocalMoments(sizes.dim, sizes.n_rbf, config.moment_channels) if config.moment_channels else None
+    return FourierAttention(
+        sizes.dim, sizes.n_heads, sizes.n_rbf, n_weights, far_rank, kernel, far_dim, moments, sizes.dropout
+    )
 
 
 def build_rpe(config: FarFieldKeys) -> GaussianRPE:
     """The RPE function f."""
     return GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms)
-
-
-def _moments(config: LayerKeys, sizes: Sizes) -> LocalMoments | None:
-    return LocalMoments(sizes.dim, sizes.n_rbf, config.moment_channels) if config.moment_channels else None
 
 
 def interchangeable_method(name: MethodName, tolerance: float) -> FrequencyMethod:

@@ -14,9 +14,10 @@ from pydantic import (
     model_validator,
 )
 
+from molflt.choices import MethodName
+
 OrderKind = Literal["auto", "quadratic", "linear"]
 FarRank = Literal[0, 1, "m"]
-MethodName = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
 Directions = Literal["averaged", "random"]
 Radii = Literal["random", "stratified"]
 Proposal = Literal["mixture", "own"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from molflt.choices import Interchangeable
+from molflt.choices import MethodName
 from molflt.cli.terminal import answer, output, warn
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def check_invariance_command(
     draws: int = typer.Option(3, min=1, help="Random transformations of each kind, per structure."),
     limit: int = typer.Option(32, min=1, help="Structures at most, evenly from those given."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
-    frequencies: Interchangeable = typer.Option(None, help="Evaluate the far field by this method."),
+    frequencies: MethodName = typer.Option(None, help="Evaluate the far field by this method."),
 ) -> None:
     """Measure the invariances of a trained model: rotation, translation, atom order, images, cell, batch.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.choices import EnergyUnit, Interchangeable, OnError, Per
+from molflt.choices import EnergyUnit, MethodName, OnError, Per
 from molflt.cli.options import DEVICE, FREQUENCIES, JSON, MAX_ATOMS, ON_ERROR, check_new_file
 from molflt.cli.terminal import answer, answer_json, command_line, say, warn, warn_skipped
 
@@ -37,7 +37,7 @@ def evaluate_command(
     on_error: OnError = ON_ERROR,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
-    frequencies: Interchangeable = FREQUENCIES,
+    frequencies: MethodName = FREQUENCIES,
 ) -> None:
     """Evaluate a model on labelled structures: MAE, RMSE, EwT; of an ensemble, also its uncertainties.
 

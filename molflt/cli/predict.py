@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from molflt.choices import Interchangeable, OC20Split, OnError, TagConvention
+from molflt.choices import MethodName, OC20Split, OnError, TagConvention
 from molflt.cli.options import DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS
 from molflt.cli.terminal import detail, errors, say, warn, warn_skipped
 from molflt.errors import InputError
@@ -47,7 +47,7 @@ def predict_command(
     tags: TagConvention = TAGS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
-    frequencies: Interchangeable = FREQUENCIES,
+    frequencies: MethodName = FREQUENCIES,
 ) -> None:
     """Predict energies of structures; prints them, or writes them with -o.
 

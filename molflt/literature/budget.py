@@ -30,8 +30,6 @@ class BudgetQuadratureMethod(QuadratureMethod):
         sigma_low: Å, the narrowest width the RPE can take, which fixes the nodes.
     """
 
-    interchangeable = False
-
     def __init__(self, tolerance: float, n_nodes: int, l_max: int, sigma_low: float) -> None:
         super().__init__(tolerance)
         self.n_nodes = n_nodes

@@ -32,24 +32,25 @@ class ConcatConfig(SampledKeys, KernelKeys):
     means: bool = Field(False, description="proposals with learnable means")
 
 
-class RandomisedConfig(MechanismConfig):
+class SampleKeys(MechanismConfig):
+    """Keys of the estimate by random features of every query."""
+
+    n_samples: int = Field(1, ge=1, le=1024, description="S, samples per query while training")
+    sampling: Sampling = Field(
+        "exact", description="exact is unbiased, biased draws around the mean (LARA paper, Eq. 31)"
+    )
+
+
+class RandomisedConfig(SampleKeys):
     """RA: softmax attention estimated by random features of every query; quadratic."""
 
     mechanism: Literal["randomised"] = Field("randomised", description="RA, without positions")
-    n_samples: int = Field(1, ge=1, le=1024, description="S, samples per query while training")
-    sampling: Sampling = Field(
-        "exact", description="exact is unbiased, biased draws around the mean (LARA paper, Eq. 31)"
-    )
 
 
-class RandomisedRpeConfig(MethodKeys):
+class RandomisedRpeConfig(SampleKeys, MethodKeys):
     """RA with the local RPE and the Fourier RPE as its positional mask."""
 
     mechanism: Literal["randomised-rpe"] = Field("randomised-rpe", description="RA with positions")
-    n_samples: int = Field(1, ge=1, le=1024, description="S, samples per query while training")
-    sampling: Sampling = Field(
-        "exact", description="exact is unbiased, biased draws around the mean (LARA paper, Eq. 31)"
-    )
 
 
 class BudgetConfig(ContentKeys, FarFieldKeys):

@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from molflt.attention.build import interchangeable_method
-from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys, MethodName
+from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys
+from molflt.choices import MethodName
 from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError
 from molflt.files import atomic_file

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from molflt.attention.config import MethodName
+from molflt.choices import MethodName
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, load_model, save_model
 

@@ -13,8 +13,7 @@ from ase import Atoms
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.attention.config import MethodName
-from molflt.choices import OnError, TagConvention
+from molflt.choices import MethodName, OnError, TagConvention
 from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata

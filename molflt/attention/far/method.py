@@ -34,12 +34,9 @@ class FrequencyMethod(nn.Module):
 
     Attributes:
         name: the name that reports and ``frequencies=`` use.
-        interchangeable: whether the method computes f itself to its tolerance, so that weights trained with one such
-            method may be used with another. An estimator does not: it is part of the model.
     """
 
     name: str
-    interchangeable: bool = True
 
     def n_weights(self, n_basis: int) -> int:
         """How many basis functions f̂ has for T Gaussians, that is, how many weights each layer and head has."""

@@ -52,7 +52,6 @@ class SampledMethod(FrequencyMethod):
     """
 
     name = "sampled"
-    interchangeable = False
 
     def __init__(
         self,
