@@ -23,6 +23,7 @@ from molflt.attention.config import (
     MechanismConfig,
     SampledConfig,
     SoftmaxConfig,
+    SpectrumName,
 )
 from molflt.attention.context import FourierPositions
 from molflt.attention.far.choice import AutomaticMethod, LayerSizes
@@ -116,7 +117,7 @@ def build_local(config: LocalConfig, sizes: Sizes) -> Built:
 
 def build_fourier(config: FourierConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3, its far field exact to a tolerance."""
-    rpe = build_rpe(config)
+    rpe = build_rpe(config, config.spectrum, sizes.seed)
     return with_far_field(config, sizes, rpe, interchangeable_method(config.frequencies, config.tolerance))
 
 
@@ -176,9 +177,9 @@ def _layer(
     )
 
 
-def build_rpe(config: FarFieldKeys) -> GaussianRPE:
+def build_rpe(config: FarFieldKeys, spectrum: SpectrumName = "gaussians", seed: int = 0) -> GaussianRPE:
     """The RPE function f."""
-    return GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms)
+    return GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms, spectrum, seed)
 
 
 def interchangeable_method(name: MethodName, tolerance: float) -> FrequencyMethod:

@@ -22,6 +22,8 @@ Directions = Literal["averaged", "random"]
 Radii = Literal["random", "stratified"]
 Proposal = Literal["mixture", "own"]
 SpectrumKind = Literal["gaussian", "free"]
+SpectrumName = Literal["gaussians", "sampled", "both"]
+"""Members of f: Gaussians, damped waves, or half of each."""
 
 PERFORMER_KERNEL = "posrf-orf"
 """Positive random features with orthogonal frequencies: FAVOR+."""
@@ -127,6 +129,11 @@ class MethodKeys(FarFieldKeys):
         "tolerance": ("a method other than exact", lambda c: c.frequencies != "exact"),
     }
 
+    spectrum: SpectrumName = Field(
+        "gaussians",
+        description="members of f: gaussians; sampled: damped waves, the paper's frequencies with learnable scales; "
+        "both: half of each",
+    )
     frequencies: MethodName = Field(
         "auto",
         description="numerical method for the far field; auto picks exact, lattice or mesh for each structure",

@@ -10,6 +10,7 @@ rounding and stay free.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,13 +22,13 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
-from torch import Tensor
 from torch_geometric.data import Batch
 
 from molflt.attention.context import FourierPositions
 from molflt.attention.far.members import GaussianBasis
-from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.mesh import Grid, MeshMethod
 from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.geometry import Geometry
 from molflt.attention.near import local_neighbourhood
 from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms, refuse_charges, refuse_initial_charges
@@ -47,6 +48,9 @@ _ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
 COARSEST = 1.05
 """How much wider than its tolerance asks for the spacing of a held grid may become before a new one is taken: its
 error falls with the seventh power of the spacing, and stays below the stated ε, of which it uses two thirds."""
+LARGEST = 2.0
+"""How many times the grid points of one along the present axes a held grid may need, when its structure has turned or
+an atom has left it, before a new one is taken."""
 
 
 class MolFLTCalculator(Calculator):
@@ -247,7 +251,7 @@ def _as_model(model: Any, device: str, dtype: torch.dtype | None) -> Model:
 
 
 class HeldMeshMethod(MeshMethod):
-    """A particle mesh that keeps its grid from one structure to the next.
+    """A particle mesh that keeps its grid from one structure to the next, as long as it fits.
 
     Args:
         tolerance: see :class:`MeshMethod`.
@@ -255,19 +259,18 @@ class HeldMeshMethod(MeshMethod):
 
     def __init__(self, tolerance: float) -> None:
         super().__init__(tolerance)
-        self._held: dict[float, tuple[int, int, int]] = {}
+        self._held: Grid | None = None
 
-    def n_grid(self, cell: Tensor, basis: GaussianBasis) -> tuple[int, int, int]:
+    def grid(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Grid:
         """See :class:`MeshMethod`."""
-        # Each mesh of a structure begins at another width, which does not change while the model is not trained.
-        held = self._held.get(basis.narrowest)
-        if held is not None:
-            # As many points as a cell needs that is smaller by COARSEST.
-            needed = super().n_grid(cell / COARSEST, basis)
-            if all(have >= need for have, need in zip(held, needed, strict=True)):
+        own, held = super().grid(geometry, b, basis), self._held
+        if held is not None and held.spacing <= own.spacing:
+            fine = all(have * COARSEST >= need for have, need in zip(held.n_periodic, own.n_periodic, strict=True))
+            points, needed = (math.prod(self.n_planes(grid, geometry, b)) for grid in (held, own))
+            if fine and points <= LARGEST * needed:
                 return held
-        self._held[basis.narrowest] = super().n_grid(cell, basis)
-        return self._held[basis.narrowest]
+        self._held = own
+        return own
 
 
 class HeldMethod:

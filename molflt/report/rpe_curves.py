@@ -14,8 +14,7 @@ from molflt.attention.baselines.softmax import SoftmaxPositions
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.far.sampled import SampledMethod
-from molflt.attention.far.spherical import sinc_of_square
-from molflt.attention.smooth import envelope
+from molflt.attention.smooth import envelope, sinc_of_square
 from molflt.model.energy_model import EnergyModel
 
 _MOST_DISTANCE = 30.0
@@ -79,10 +78,10 @@ def far_curves(model: EnergyModel) -> FarCurves | None:
         return None
     layers: Any = model.encoder.layers
     weights = torch.stack([layer.attention.rpe_weights for layer in layers]).double().cpu()
-    basis = GaussianBasis(positions.rpe.widths.double().cpu(), positions.rpe.n_atoms)
+    basis = positions.rpe().double()
     distances = torch.linspace(0, min(3 * basis.widest, _MOST_DISTANCE), _N_POINTS, dtype=torch.float64)
-    # Where the narrowest Gaussian's transform has fallen to a thousandth.
-    xi = torch.linspace(0, math.sqrt(math.log(1e3) / 2) / (math.pi * basis.narrowest), _N_POINTS, dtype=torch.float64)
+    # To where all transforms have fallen to a thousandth.
+    xi = torch.linspace(0, float(basis.cutoffs(1e-2).max()), _N_POINTS, dtype=torch.float64)
     nodes = _waves(positions.method, basis)
     free = isinstance(positions.method, SampledMethod) and positions.method.spectrum == "free"
     true = None if free else _per_head(basis.values(distances**2), weights)

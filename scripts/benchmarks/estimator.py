@@ -20,7 +20,7 @@ from torch import Tensor
 
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.sampled import SampledMethod
-from molflt.attention.far.spherical import sinc_of_square
+from molflt.attention.smooth import sinc_of_square
 from molflt.data.progress import track
 from molflt.literature.budget import BudgetQuadratureMethod
 from scripts import results

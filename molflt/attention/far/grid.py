@@ -35,37 +35,35 @@ def assign(points: Tensor, order: int) -> tuple[Tensor, Tensor]:
     return nodes, torch.stack(weights, dim=-1)
 
 
-def optimal_influence(index: Tensor, n_grid: int, order: int) -> Tensor:
-    """W²/(Σ_m W(k + m n)²)² of one axis, W = sinc^order.
+def optimal_influence(turns: Tensor, order: int) -> Tensor:
+    """W²/(Σ_m W(k + m)²)² of one axis, W = sinc^order.
 
     The filter that undoes the assignment at both ends with the least error, for an interaction without sharp
     features (Hockney and Eastwood, §8-3-3).
 
     Args:
-        index: k, integers as floats.
-        n_grid: points along the axis.
+        turns: k, turns of the wave from one grid point to the next, at most a half.
         order: see :func:`assign`.
     """
-    aliases = torch.arange(-3, 4, dtype=index.dtype, device=index.device) * n_grid
-    total = torch.sinc((index[..., None] + aliases) / n_grid).pow(2 * order).sum(dim=-1)
-    return torch.sinc(index / n_grid).pow(2 * order) / total**2
+    aliases = torch.arange(-3, 4, dtype=turns.dtype, device=turns.device)
+    total = torch.sinc(turns[..., None] + aliases).pow(2 * order).sum(dim=-1)
+    return torch.sinc(turns).pow(2 * order) / total**2
 
 
-def trigonometric_matrix(n_grid: int, n_points: int, n_waves: int, like: Tensor) -> Tensor:
-    """Rows 1, √2 cos(2πkj/n), √2 sin(2πkj/n) for k = 1 ... K at the points j, (2K + 1, n_points).
+def trigonometric_matrix(planes: Tensor, turns: Tensor, n_waves: int) -> Tensor:
+    """Rows 1, √2 cos(2πkτj), √2 sin(2πkτj) for k = 1 ... K at the planes j, (2K + 1, n_planes) float64.
 
     Args:
-        n_grid: n, points in a period.
-        n_points: how many points there are, from 0 on; the others hold zeros.
-        n_waves: K, below n/2.
-        like: a tensor with the dtype and device of the result, which is computed in float64.
+        planes: (n_planes,) int64, j.
+        turns: () float64, τ: turns of the first wave from one plane to the next; one over the planes of a period.
+        n_waves: K.
     """
-    point = torch.arange(n_points, dtype=torch.float64, device=like.device)
-    wave = torch.arange(1, n_waves + 1, dtype=torch.float64, device=like.device)
+    wave = torch.arange(1, n_waves + 1, dtype=torch.float64, device=planes.device)
+    turned = turns * torch.outer(wave, planes.to(torch.float64))
     # Whole turns are taken off before the multiplication by 2π, for the last digits.
-    angle = 2 * math.pi * (torch.outer(wave, point) % n_grid) / n_grid
+    angle = 2 * math.pi * (turned - turned.detach().round())
     pairs = math.sqrt(2) * torch.stack([angle.cos(), angle.sin()], dim=1).flatten(0, 1)
-    return torch.cat([torch.ones_like(point)[None], pairs]).to(like.dtype)
+    return torch.cat([torch.ones_like(planes, dtype=torch.float64)[None], pairs])
 
 
 def wave_numbers(n_waves: int, device: torch.device) -> Tensor:

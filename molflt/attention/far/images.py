@@ -122,35 +122,55 @@ def safe_norm(displacements: Tensor) -> Tensor:
     return torch.where(nonzero, torch.where(nonzero, squared, torch.ones_like(squared)).sqrt(), 0.0)
 
 
-def padded_cell(geometry: Geometry, b: int, basis: GaussianBasis, tolerance: float) -> Tensor:
+def padded_cell(
+    geometry: Geometry, b: int, basis: GaussianBasis, tolerance: float, frame: Tensor | None = None
+) -> Tensor:
     """(3, 3) Å: the periodic vectors of structure ``b``, then orthogonal ones for the other axes.
 
-    These are so long that the images they make contribute less than ``tolerance``, and are smooth functions of the
-    positions.
+    These are so long that the images they make contribute less than ``tolerance``, and their lengths are smooth
+    functions of the positions.
+
+    Args:
+        geometry: the batch.
+        b: which structure.
+        basis: the members of f.
+        tolerance: ε.
+        frame: orthonormal rows, the directions of the other axes; None: :func:`open_frame`.
     """
-    pbc = geometry.pbc[b]
-    if all(pbc):
+    periodic = periodic_vectors(geometry, b)
+    if len(periodic) == 3:
         return geometry.cell[b]
     padding = cutoff_factor(tolerance) * basis.widths.to(torch.float64).max()
     positions = geometry.atoms_of(b)
-    periodic = geometry.cell[b][[k for k in range(3) if pbc[k]]]
     rows = [*periodic]
-    for direction in _orthogonal_complement(periodic):
+    for direction in open_frame(geometry, b) if frame is None else frame:
         height = positions @ direction
         rows.append((smooth_max(height) + smooth_max(-height) + padding) * direction)
     return torch.stack(rows)
 
 
-def _orthogonal_complement(vectors: Tensor) -> Tensor:
-    """Orthonormal rows that span what the given rows do not."""
-    if vectors.shape[0] == 0:
-        return torch.eye(3, dtype=vectors.dtype, device=vectors.device)
-    if vectors.shape[0] == 2:
-        normal = torch.linalg.cross(vectors[0], vectors[1])
+def open_frame(geometry: Geometry, b: int) -> Tensor:
+    """Orthonormal rows along which structure ``b`` does not repeat, and which turn with it (DESIGN §3.10).
+
+    For a slab it is the normal; else the principal axes of Σ (r − r̄)(r − r̄)ᵀ, longest first, across the periodic axis
+    where there is one. They point where the third moment is positive. Where two axes are equally long, or a structure
+    is its own mirror image, the frame is one of several. It is a choice, as a number of grid points is, and has no
+    gradient, except that the normal of a slab follows its cell.
+    """
+    periodic = periodic_vectors(geometry, b)
+    if len(periodic) == 2:
+        normal = torch.linalg.cross(periodic[0], periodic[1])
         return (normal / normal.norm())[None]
-    # Around one periodic axis any frame serves; this one starts from the Cartesian axis farthest from it.
-    axis = vectors[0] / vectors[0].norm()
-    helper = torch.eye(3, dtype=axis.dtype, device=axis.device)[int(axis.detach().abs().argmin())]
-    first = torch.linalg.cross(axis, helper)
-    first = first / first.norm()
-    return torch.stack([first, torch.linalg.cross(axis, first)])
+    centred = geometry.atoms_of(b).detach()
+    if len(periodic) == 1:
+        axis = periodic[0].detach() / periodic[0].detach().norm()
+        centred = centred - (centred @ axis)[:, None] * axis
+        # The axis itself comes last, far from the others.
+        tensor = centred.transpose(0, 1) @ centred
+        _, axes = torch.linalg.eigh(tensor - (1 + tensor.trace()) * torch.outer(axis, axis))
+        rows = axes.transpose(0, 1)[1:].flip(0)
+    else:
+        _, axes = torch.linalg.eigh(centred.transpose(0, 1) @ centred)
+        rows = axes.transpose(0, 1).flip(0)
+    sense = (centred @ rows.transpose(0, 1)).pow(3).sum(dim=0)
+    return torch.where(sense < 0, -1.0, 1.0)[:, None] * rows

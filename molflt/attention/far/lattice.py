@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from molflt.attention.far.images import padded_cell
-from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
+from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.method import TRIG_COST, FrequencyMethod, PositionFeatures
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import taper
@@ -60,7 +60,7 @@ class LatticeMethod(FrequencyMethod):
             cos 2πξ_k·r_i and sin 2πξ_k·r_i in turn, (len(structures), n_max, 2K); the weight of each for each basis
             function, (len(structures), n_basis, 2K); and how many of the 2K each basis function needs.
         """
-        cell = torch.stack([padded_cell(geometry, b, basis, self.tolerance) for b in structures])
+        cell = torch.stack([padded_cell(geometry, b, basis, self.tolerance / 10) for b in structures])
         integers, exists = self.reciprocal_integers(cell.detach(), basis)
         xi = integers @ torch.linalg.inv(cell).transpose(1, 2)
         zero = ~exists
@@ -72,7 +72,7 @@ class LatticeMethod(FrequencyMethod):
         phase = 2 * math.pi * (turns - turns.detach().round()).to(geometry.dtype)
         waves = torch.stack([phase.cos(), phase.sin()], dim=-1).flatten(2)
 
-        cutoffs = cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.to(torch.float64))
+        cutoffs = basis.cutoffs(self.tolerance)
         multiplicity = exists * torch.where(zero, 1.0, 2.0)
         share = multiplicity / torch.linalg.det(cell).abs()[:, None]
         weights = share[..., None] * taper(length[..., None], cutoffs, TAPER * cutoffs) * basis.spectra(length)
@@ -91,7 +91,7 @@ class LatticeMethod(FrequencyMethod):
         Returns:
             (n, K, 3) float64, one of each pair ±ξ, and (n, K) bool, false for those that only fill up.
         """
-        longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.narrowest)
+        longest = TAPER * basis.band_limit(self.tolerance)
         found = [_half_lattice(one, longest) for one in cell.cpu().numpy()]
         integers = np.zeros((len(found), max(map(len, found)), 3))
         exists = np.zeros(integers.shape[:2], dtype=bool)
@@ -120,8 +120,8 @@ class LatticeMethod(FrequencyMethod):
     def _expected_vectors(self, geometry: Geometry, b: int, basis: GaussianBasis) -> np.ndarray:
         """(n_basis,): how many reciprocal vectors, one of each pair ±ξ, each Gaussian needs, judged by volume."""
         with torch.no_grad():
-            volume = abs(float(np.linalg.det(padded_cell(geometry, b, basis, self.tolerance).cpu().numpy())))
-        longest = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.widths.detach().cpu().numpy())
+            volume = abs(float(np.linalg.det(padded_cell(geometry, b, basis, self.tolerance / 10).cpu().numpy())))
+        longest = TAPER * basis.cutoffs(self.tolerance).detach().cpu().numpy()
         return np.asarray(2 / 3 * math.pi * longest**3 * volume + 1)
 
 

@@ -1,92 +1,202 @@
-"""The Gaussian RPE function f and its spectrum g (FLT §5.3; DESIGN §2)."""
+"""The radial functions that the RPE function f of the far field is made of (FLT §5.3; DESIGN §2 and §3.7).
+
+Every member is a damped wave, b(r) = sinc(κr) exp(−r²/2ρ²) with sinc x = sin x/x. At κ = 0 it is a Gaussian. With
+κ > 0 it is a sampled frequency of the FLT paper, |ξ| = κ/2π, with its direction averaged and its length smeared over
+a width of 1/ρ. Because it is damped it has an image sum, a sum over the reciprocal lattice and a mesh.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from scipy.special import gammaincinv
 from torch import Tensor, nn
 
-from molflt.attention.smooth import gaussian
+from molflt.attention.config import SpectrumName
+from molflt.attention.smooth import gaussian, sinc_of_square
+
+DAMPING = 2.5
+"""c_ρ: by how many radians a wave with ε = 1 turns over its width, κ = c_ρ ε/ρ."""
 
 REFERENCE_DENSITY = 0.05
 """ρ₀ in atoms/Å³, about that of condensed matter. It is fixed, so that weights mean the same for all data sets."""
 
 
 class GaussianRPE(nn.Module):
-    """f(Δ) = Σ_t w_t n_t exp(−|Δ|²/2σ_t²), g(ξ) = Σ_t w_t n_t (2πσ_t²)^{3/2} exp(−2π²σ_t²|ξ|²).
+    """f(Δ) = Σ_t w_t n_t b_t(|Δ|), whose members b_t are Gaussians, damped waves, or half of each.
 
-    The widths σ_t are held here and shared by all layers and heads; each of those has weights w_t of its own. The
-    factor n_t keeps wide Gaussians, which sum over many atoms, from swamping the rest. It is one over the number of
-    atoms that a Gaussian counts: c_t = ρ₀(2πσ_t²)^{3/2} others and the atom itself. An isolated structure of N atoms
-    has no more than N − 1 others, so there 1/n_t = 1 + c_t (N − 1)/(c_t + N − 1); dividing by atoms that are not
-    there would leave the far field too weak to learn from.
+    The widths ρ_t are held here and shared by all layers and heads; each of those has weights w_t of its own. The
+    factor n_t keeps wide members, which sum over many atoms, from swamping the rest. It is one over the number of
+    atoms that a member counts: c_t = ρ₀(2πρ_t²)^{3/2} others (for a wave ρ₀·8ρ_t²/κ_t if that is less) and the atom
+    itself. An isolated structure of N atoms has no more than N − 1 others, so there 1/n_t = 1 + c_t (N − 1)/(c_t +
+    N − 1); dividing by atoms that are not there would leave the far field too weak to learn from.
+
+    A wave has κ_t = 2π s_t ε_t, where ε_t is a fixed quantile of χ₃ and s_t = c_ρ/(2πρ_t) is its scale, the standard
+    deviation of the proposal: the paper's learnable sampling variance. A wave with a large ε is wide, so that no
+    wave needs a finer grid than the narrowest Gaussian would.
 
     Args:
-        n_basis: T, the number of Gaussians.
-        sigma_min: Å, the narrowest width at the start.
-        sigma_max: Å, the widest width at the start.
+        n_basis: T, the number of members.
+        sigma_min: Å, the narrowest Gaussian at the start.
+        sigma_max: Å, the widest member at the start.
         n_atoms: N of an isolated structure; None where structures are periodic and have no end.
+        spectrum: ``gaussians``, ``sampled`` for waves, or ``both``.
+        seed: of the order in which the quantiles are dealt to the waves.
     """
 
     MARGIN = 1.25
 
-    def __init__(self, n_basis: int, sigma_min: float, sigma_max: float, n_atoms: float | None = None) -> None:
+    def __init__(
+        self,
+        n_basis: int,
+        sigma_min: float,
+        sigma_max: float,
+        n_atoms: float | None = None,
+        spectrum: SpectrumName = "gaussians",
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self.n_basis = n_basis
         self.n_atoms = n_atoms
-        # Widths stay within these bounds by construction; cost and guard of every numerical method follow from them.
+        n_waves = {"gaussians": 0, "sampled": n_basis, "both": n_basis // 2}[spectrum]
+        n_gaussians = n_basis - n_waves
+        # Widths stay within bounds by construction; cost and guard of every numerical method follow from them.
         self.sigma_low = sigma_min / self.MARGIN
         self.sigma_high = sigma_max * self.MARGIN
-        start = torch.exp(torch.linspace(math.log(sigma_min), math.log(sigma_max), n_basis))
-        fraction = torch.log(start / self.sigma_low) / math.log(self.sigma_high / self.sigma_low)
-        self.raw_widths = nn.Parameter(torch.logit(fraction))
+        epsilon = torch.tensor([0.0] * n_gaussians + _dealt_quantiles(n_waves, seed))
+        self.epsilon: Tensor | None
+        self.register_buffer("epsilon", epsilon if n_waves else None)
+        # Where the range is short, waves take its upper half at least.
+        self._wave_low_at_most = math.sqrt(sigma_min * sigma_max) / self.MARGIN
+        # Widths are geometric from the narrowest on: of all Gaussians, and of all waves.
+        place = torch.cat([torch.linspace(0, 1, n) for n in (n_gaussians, n_waves)])
+        start = self.MARGIN * self._low(epsilon)
+        start = torch.exp(torch.log(start) + place * torch.log(sigma_max / start))
+        low = self._low(epsilon)
+        self.raw_widths = nn.Parameter(torch.logit(torch.log(start / low) / torch.log(self.sigma_high / low)))
+
+    def _low(self, epsilon: Tensor) -> Tensor:
+        """The lower bound of each width, (n_basis,) Å."""
+        alike = self.sigma_low / equal_widths(DAMPING * epsilon, torch.ones_like(epsilon))
+        return alike.clamp(max=max(self._wave_low_at_most, self.sigma_low))
 
     @property
     def widths(self) -> Tensor:
-        """σ_t, (n_basis,) Å, between ``sigma_low`` and ``sigma_high``."""
-        return self.sigma_low * (self.sigma_high / self.sigma_low) ** torch.sigmoid(self.raw_widths)
+        """ρ_t, (n_basis,) Å, between a lower bound, for Gaussians ``sigma_low``, and ``sigma_high``."""
+        low = self.sigma_low if self.epsilon is None else self._low(self.epsilon)
+        return low * (self.sigma_high / low) ** torch.sigmoid(self.raw_widths)
+
+    @property
+    def scales(self) -> Tensor:
+        """s_t, (n_basis,) 1/Å: the standard deviation of each wave's proposal. For a Gaussian it means nothing."""
+        return DAMPING / (2 * math.pi * self.widths)
 
     def forward(self) -> GaussianBasis:
-        """The basis functions at the present widths, computed once per batch."""
-        return GaussianBasis(self.widths, self.n_atoms)
+        """The members at the present widths, computed once per batch."""
+        widths = self.widths
+        kappa = None if self.epsilon is None else DAMPING * self.epsilon / widths
+        return GaussianBasis(widths, self.n_atoms, kappa)
 
 
 class GaussianBasis:
-    """The functions n_t exp(−|Δ|²/2σ_t²) for all t, in real space and in reciprocal space.
+    """The functions n_t sinc(κ_t r) exp(−r²/2ρ_t²) for all t, in real space and in reciprocal space.
 
     Attributes:
-        widths: σ_t, (n_basis,) Å.
+        widths: ρ_t, (n_basis,) Å.
         n_atoms: see :class:`GaussianRPE`.
+        kappa: κ_t, (n_basis,) rad/Å; None where all are zero.
         amplitudes: n_t, (n_basis,): the amplitude of f that a weight of one gives.
-        narrowest, widest: the smallest and the largest σ_t as numbers, Å.
+        widest: the largest ρ_t as a number, Å.
     """
 
-    def __init__(self, widths: Tensor, n_atoms: float | None = None) -> None:
+    def __init__(self, widths: Tensor, n_atoms: float | None = None, kappa: Tensor | None = None) -> None:
         self.widths = widths
         self.n_atoms = n_atoms
+        self.kappa = kappa
         others = REFERENCE_DENSITY * (2 * math.pi * widths**2) ** 1.5
+        if kappa is not None:
+            few = REFERENCE_DENSITY * 8 * widths**2 / torch.where(kappa > 0, kappa, 1.0)
+            others = torch.where(kappa > 0, torch.minimum(others, few), others)
         if n_atoms is not None:
             others = others * (n_atoms - 1) / (others + (n_atoms - 1))
         self.amplitudes = 1 / (1 + others)
-        self.narrowest, self.widest = (float(x) for x in torch.aminmax(widths.detach()))
+        self.widest = float(widths.detach().max())
 
     def __len__(self) -> int:
         return int(self.widths.shape[0])
 
     def some(self, chosen: Tensor) -> GaussianBasis:
-        """The basis functions of the given indices."""
-        return GaussianBasis(self.widths[chosen], self.n_atoms)
+        """The members of the given indices."""
+        return GaussianBasis(self.widths[chosen], self.n_atoms, None if self.kappa is None else self.kappa[chosen])
+
+    def double(self) -> GaussianBasis:
+        """The same members in float64 on the CPU."""
+        kappa = None if self.kappa is None else self.kappa.double().cpu()
+        return GaussianBasis(self.widths.double().cpu(), self.n_atoms, kappa)
 
     def values(self, squared_distances: Tensor) -> Tensor:
-        """n_t exp(−d²/2σ_t²): (...) Å² → (..., n_basis)."""
-        return self.amplitudes * gaussian(squared_distances[..., None] / (2 * self.widths**2))
+        """n_t sinc(κ_t r) exp(−r²/2ρ_t²): r² (...) Å² → (..., n_basis)."""
+        squared = squared_distances[..., None]
+        damped = self.amplitudes * gaussian(squared / (2 * self.widths**2))
+        return damped if self.kappa is None else damped * sinc_of_square(self.kappa**2 * squared)
 
     def spectra(self, xi: Tensor) -> Tensor:
-        """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³."""
+        """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³, nowhere negative.
+
+        With k = 2π|ξ| it is n (2πρ²)^{3/2} exp(−ρ²(k − κ)²/2) (1 − e^{−2ρ²kκ})/(2ρ²kκ).
+        """
         variance = self.widths**2
         volume = self.amplitudes * (2 * math.pi * variance) ** 1.5
-        return volume * torch.exp(-2 * math.pi**2 * variance * xi[..., None] ** 2)
+        if self.kappa is None:
+            return volume * torch.exp(-2 * math.pi**2 * variance * xi[..., None] ** 2)
+        k = 2 * math.pi * xi[..., None]
+        shell = torch.exp(-0.5 * variance * (k - self.kappa) ** 2)
+        return volume * shell * _mean_decay(2 * variance * k * self.kappa)
+
+    def cutoffs(self, tolerance: float) -> Tensor:
+        """|ξ| at which each transform has ended, to ``tolerance``: (κ + c/ρ)/2π, (n_basis,) 1/Å, float64."""
+        # What is left out adds up over the images of a small cell.
+        ends = cutoff_factor(tolerance / 4) / (2 * math.pi * self.widths.to(torch.float64))
+        return ends if self.kappa is None else ends + self.kappa.to(torch.float64) / (2 * math.pi)
+
+    def band_limit(self, tolerance: float) -> float:
+        """The largest of :meth:`cutoffs` as a number, 1/Å."""
+        return float(self.cutoffs(tolerance).detach().max())
+
+    def equal_widths(self) -> Tensor:
+        """The width of the Gaussian that needs the same grid as each member, (n_basis,) Å; no gradient."""
+        widths = self.widths.detach()
+        return widths if self.kappa is None else equal_widths(self.kappa.detach(), widths)
+
+
+def equal_widths(kappa: Tensor, widths: Tensor) -> Tensor:
+    """The widths of the Gaussians that need the same grid as given waves, Å.
+
+    Splines of order six miss a wave by the sixth power of its wave number along each axis. The mean of that power
+    over a member's spectrum is −∂⁶b/∂x⁶ at zero, 15/σ⁶ for a Gaussian and κ⁶/7 + 3κ⁴/ρ² + 15κ²/ρ⁴ + 15/ρ⁶ for a wave.
+
+    Args:
+        kappa: κ, rad/Å.
+        widths: ρ, Å, of the same shape.
+    """
+    turned = (kappa * widths) ** 2
+    return widths * (1 + turned * (1 + turned * (1 / 5 + turned / 105))) ** (-1 / 6)
+
+
+def _mean_decay(x: Tensor) -> Tensor:
+    """(1 − e^{−x})/x, the mean of e^{−y} for y from 0 to x; smooth at 0."""
+    small = x < 1e-4
+    safe = torch.where(small, 1.0, x)
+    return torch.where(small, 1 - x / 2 + x * x / 6, -torch.expm1(-safe) / safe)
+
+
+def _dealt_quantiles(n: int, seed: int) -> list[float]:
+    """The quantiles of χ₃ at (j + ½)/n in random order."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu").numpy()
+    # The square of a variable of χ₃ is twice one of the gamma distribution with shape 3/2.
+    return [float(q) for q in np.sqrt(2 * gammaincinv(1.5, (order + 0.5) / max(n, 1)))]
 
 
 def cutoff_factor(tolerance: float) -> float:

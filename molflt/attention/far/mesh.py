@@ -24,11 +24,13 @@ from molflt.attention.far.grid import (
     trigonometric_matrix,
     wave_numbers,
 )
-from molflt.attention.far.images import padded_cell
-from molflt.attention.far.members import GaussianBasis, cutoff_factor
+from molflt.attention.far.images import open_frame, padded_cell, periodic_vectors
+from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.method import EXP_COST, FrequencyMethod
 from molflt.attention.geometry import Geometry, select_rows, subset_of_atoms
+from molflt.attention.smooth import taper
 from molflt.attention.sparse import SparsePattern, weighted_sum
+from molflt.errors import InputError
 
 NODES = 6
 """Grid points per axis that an atom is spread over. With more the grid can be coarser, but spreading grows with their
@@ -39,8 +41,31 @@ Axes = tuple[int, int] | tuple[()]
 
 
 @dataclass
+class Band:
+    """Some members of f on their own waves.
+
+    Attributes:
+        chosen: (n_members,) their indices.
+        matrices: from grid planes to waves along each vector, (2K + 1, n_planes).
+        spectra: transforms of the members on the waves, (n_members, *waves), by the axes along which they exchange
+            (see :func:`_spectra`).
+    """
+
+    chosen: Tensor
+    matrices: tuple[Tensor, Tensor, Tensor]
+    spectra: dict[Axes, Tensor]
+
+    def filters(self, weights: Tensor) -> dict[Axes, Tensor]:
+        """(n_weights, heads) → (*waves, heads) by the axes along which they exchange."""
+        few = weights[self.chosen]
+        return {axes: torch.einsum("txyz,th->xyzh", spectra, few) for axes, spectra in self.spectra.items()}
+
+
+@dataclass
 class MeshOperator:
     """f̂ of one structure on its grid; a :class:`FarOperator`.
+
+    All bands share the spreading on the grid and the reading off.
 
     Attributes:
         order: (n,) indices of the atoms in order of place. Neighbours in space read the same grid points, which are
@@ -49,10 +74,8 @@ class MeshOperator:
         gather: which grid points every atom reads; transposed, which atoms every grid point receives.
         weights: (n · NODES³,) weights of the entries of ``gather``.
         weights_transposed: the same in the order of the transposed pattern.
-        n_points: how many grid points are not padding, along each vector.
-        matrices: from grid points to waves along each vector, (2K + 1, n_points).
-        spectra: transforms of the basis functions on the waves, (n_weights, *waves), by the axes along which they
-            exchange (see :func:`_spectra`).
+        n_planes: along each vector, how many planes of the grid an atom is spread over.
+        bands: the members of f.
     """
 
     order: Tensor
@@ -60,61 +83,68 @@ class MeshOperator:
     gather: SparsePattern
     weights: Tensor
     weights_transposed: Tensor
-    n_points: tuple[int, int, int]
-    matrices: tuple[Tensor, Tensor, Tensor]
-    spectra: dict[Axes, Tensor]
+    n_planes: tuple[int, int, int]
+    bands: list[Band]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarOperator`. A bounded number of channels is carried at a time."""
         _, n_heads, n_channels = values.shape
-        step = _MESH_VALUES_AT_ONCE // max(math.prod(self.n_points), math.prod(map(len, self.matrices)))
-        step = min(max(step, _CHANNELS_AT_LEAST), _CHANNELS_AT_MOST)
+        largest = max(math.prod(self.n_planes), *(math.prod(map(len, band.matrices)) for band in self.bands))
+        step = min(max(_MESH_VALUES_AT_ONCE // largest, _CHANNELS_AT_LEAST), _CHANNELS_AT_MOST)
         values = select_rows(values, self.order)
         heads_at_once = min(n_heads, max(1, step // n_channels))
         found = []
         for part, weight in zip(values.split(heads_at_once, dim=1), weights.split(heads_at_once, dim=1), strict=True):
-            filters = {axes: torch.einsum("txyz,th->xyzh", spectra, weight) for axes, spectra in self.spectra.items()}
+            filters = [band.filters(weight) for band in self.bands]
             found.append(torch.cat([self._convolve(v, filters) for v in part.split(step, dim=2)], dim=2))
         return select_rows(torch.cat(found, dim=1), self.place)
 
-    def _convolve(self, values: Tensor, filters: dict[Axes, Tensor]) -> Tensor:
-        """(n, heads, channels), (*waves, heads) → (n, heads, channels)."""
+    def _convolve(self, values: Tensor, filters: list[dict[Axes, Tensor]]) -> Tensor:
+        """(n, heads, channels), (*waves, heads) of every band → (n, heads, channels)."""
         scatter, _ = self.gather.transposed
-        grid = weighted_sum(scatter, self.weights_transposed[None], values.flatten(1)[None])[0]
-        waves = along_axes(grid.view(*self.n_points, -1), self.matrices).unflatten(-1, values.shape[1:])
-        field = waves * filters[()][..., None]
-        for axes, spectrum in filters.items():
-            if axes:
-                field = field + exchange(waves, axes) * spectrum[..., None]
-        x, y, z = self.matrices
-        grid = along_axes(field.flatten(-2), (x.t(), y.t(), z.t())).flatten(0, 2)
-        return weighted_sum(self.gather, self.weights[None], grid[None])[0].unflatten(-1, values.shape[1:])
+        spread = weighted_sum(scatter, self.weights_transposed[None], values.flatten(1)[None])[0]
+        spread = spread.view(*self.n_planes, -1)
+        grid = torch.zeros_like(spread)
+        for band, of_band in zip(self.bands, filters, strict=True):
+            waves = along_axes(spread, band.matrices).unflatten(-1, values.shape[1:])
+            field = waves * of_band[()][..., None]
+            for axes, spectrum in of_band.items():
+                if axes:
+                    field = field + exchange(waves, axes) * spectrum[..., None]
+            x, y, z = band.matrices
+            grid = grid + along_axes(field.flatten(-2), (x.t(), y.t(), z.t()))
+        read = weighted_sum(self.gather, self.weights[None], grid.flatten(0, 2)[None])[0]
+        return read.unflatten(-1, values.shape[1:])
 
 
-@dataclass
-class BandedOperator:
-    """The sum of several meshes, each for some of the basis functions; a :class:`FarOperator`.
+@dataclass(frozen=True)
+class Grid:
+    """Where the grid of a structure lies. It is chosen and not differentiated.
 
     Attributes:
-        bands: the meshes, each with the indices of its basis functions.
+        frame: (n_open, 3) orthonormal rows, the directions in which the structure does not repeat.
+        n_periodic: grid planes along each periodic vector.
+        spacing: Å between planes in the other directions.
     """
 
-    bands: list[tuple[MeshOperator, Tensor]]
+    frame: Tensor
+    n_periodic: tuple[int, ...]
+    spacing: float
 
-    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """See :class:`FarOperator`."""
-        total = torch.zeros_like(values)
-        for operator, chosen in self.bands:
-            total = total + operator(weights[chosen], values)
-        return total
+    def steps(self, geometry: Geometry, b: int) -> Tensor:
+        """(3, 3) Å: from one plane to the next, the periodic vectors first."""
+        periodic = periodic_vectors(geometry, b)
+        counts = torch.tensor(self.n_periodic, dtype=periodic.dtype, device=periodic.device)
+        return torch.cat([periodic / counts[:, None], self.spacing * self.frame])
 
 
 class MeshMethod(FrequencyMethod):
     """f by a particle mesh, for any boundary conditions, in O(N^{4/3}) at fixed density with a small factor.
 
-    Invariance under rotation and wrapping holds to ε and not exactly, because the grid does not turn with the
-    structure. The number of grid points follows from cell and widths, in open directions also from the extent; where
-    it steps, energies jump by less than ε.
+    In open directions the grid lies along the principal axes of the structure and has a fixed spacing, so that it
+    turns and moves with the structure: where these axes are not equal, rotation changes nothing but rounding. Along
+    a lattice the grid divides the lattice vectors, and invariance under wrapping holds to ε. Only planes that hold
+    atoms are transformed.
 
     Args:
         tolerance: ε, relative to Σ_t |w_t n_t|.
@@ -126,77 +156,105 @@ class MeshMethod(FrequencyMethod):
         super().__init__()
         self.tolerance = tolerance
 
-    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> BandedOperator:
-        """See :class:`FrequencyMethod`."""
-        bands = self._bands(geometry, b, basis)
-        return BandedOperator([(self._mesh(geometry, b, basis.some(chosen)), chosen) for chosen in bands])
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator:
+        """See :class:`FrequencyMethod`.
 
-    def _bands(self, geometry: Geometry, b: int, basis: GaussianBasis) -> list[Tensor]:
-        """Indices of the basis functions that share a mesh, mesh after mesh.
-
-        In open directions the widest Gaussian decides how much padding there is and the narrowest how fine the mesh
-        is. With a mesh for every octave, each Gaussian has what it needs and not much more.
+        Raises:
+            InputError: the grid would not fit into the memory of a usual machine.
         """
-        if all(geometry.pbc[b]):
-            return [torch.arange(len(basis), device=basis.widths.device)]
-        octave = torch.log2(basis.widths.detach() / basis.narrowest).floor()
-        return [torch.nonzero(octave == k).squeeze(1) for k in octave.unique()]
-
-    def _mesh(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator:
-        start, n = geometry.starts[b], geometry.sizes[b]
-        cell = self._cell(geometry, b, basis)
-        n_grid = self.n_grid(cell, basis)
-        turns = geometry.positions[start : start + n] @ torch.linalg.inv(cell)
-        points = turns * torch.tensor(n_grid, device=cell.device)
+        grid = self.grid(geometry, b, basis)
+        if not math.isfinite(self._cost_on(grid, geometry, b, basis, 1, 1)):
+            raise InputError(
+                f"a structure of {geometry.sizes[b]:,} atoms needs a mesh of more than {_MOST_POINTS:,} points; use "
+                "frequencies=auto, or look for atoms that are far from all others"
+            )
+        steps = grid.steps(geometry, b)
+        points = geometry.atoms_of(b) @ torch.linalg.inv(steps)
         order = _by_place(points.detach())
         nodes, weights = assign(points[order], NODES)
-        columns = []
-        n_points = list(n_grid)
+        planes, columns = [], []
         for axis in range(3):
-            if geometry.pbc[b][axis]:
-                columns.append(nodes[:, axis] % n_grid[axis])
-            else:
-                columns.append(nodes[:, axis] - nodes[:, axis].min())
-                n_points[axis] = int(columns[-1].max()) + 1
+            node = nodes[:, axis]
+            if axis < len(grid.n_periodic):
+                node = node % grid.n_periodic[axis]
+            some, column = torch.unique(node, return_inverse=True)
+            planes.append(some)
+            columns.append(column)
         x, y, z = columns
-        place = (x[:, :, None] * n_points[1] + y[:, None, :])[..., None] * n_points[2] + z[:, None, None, :]
+        n_planes = (len(planes[0]), len(planes[1]), len(planes[2]))
+        place = (x[:, :, None] * n_planes[1] + y[:, None, :])[..., None] * n_planes[2] + z[:, None, None, :]
         weights = weights.to(geometry.dtype)
         product = weights[:, 0, :, None, None] * weights[:, 1, None, :, None] * weights[:, 2, None, None, :]
-        starts = torch.arange(n + 1, device=cell.device) * NODES**3
-        gather = SparsePattern(starts, place.flatten(), math.prod(n_points))
+        starts = torch.arange(geometry.sizes[b] + 1, device=steps.device) * NODES**3
+        gather = SparsePattern(starts, place.flatten(), math.prod(n_planes))
         flat = product.flatten()
-        n_waves = [self.n_waves(m) for m in n_grid]
-        x, y, z = (
-            trigonometric_matrix(m, there, k, flat) for m, there, k in zip(n_grid, n_points, n_waves, strict=True)
-        )
-        spectra = _spectra(cell, n_grid, n_waves, basis)
         return MeshOperator(
             order,
             torch.argsort(order),
             gather,
             flat,
             flat.index_select(0, gather.transposed[1]),
-            (n_points[0], n_points[1], n_points[2]),
-            (x, y, z),
-            {axes: part.to(geometry.dtype) for axes, part in spectra.items()},
+            n_planes,
+            [self._band(grid, planes, geometry, b, basis, chosen) for chosen in self._bands(geometry, b, basis)],
         )
 
-    def _cell(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
-        """(3, 3) Å."""
+    def grid(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Grid:
+        """Where the grid of structure ``b`` lies."""
+        spacing = self.spacing(basis)
+        lengths = periodic_vectors(geometry, b).detach().norm(dim=1).tolist()
+        n_periodic = tuple(max(NODES, math.ceil(length / spacing)) for length in lengths)
+        frame = open_frame(geometry, b) if len(lengths) < 3 else geometry.positions.new_zeros(0, 3)
+        return Grid(frame, n_periodic, spacing)
+
+    def spacing(self, basis: GaussianBasis) -> float:
+        """How far apart grid planes may be, Å."""
+        return _spacing_in_widths(self.tolerance) * float(basis.equal_widths().min())
+
+    def _bands(self, geometry: Geometry, b: int, basis: GaussianBasis) -> list[Tensor]:
+        """Indices of the members that share their waves, band after band.
+
+        In open directions the widest member decides how far apart images have to be, and so how close waves are,
+        and the finest how many there are. With a band for every octave, each member has what it needs and not much
+        more.
+        """
+        if all(geometry.pbc[b]):
+            return [torch.arange(len(basis), device=basis.widths.device)]
+        widths = basis.equal_widths()
+        octave = torch.log2(widths / widths.min()).floor()
+        return [torch.nonzero(octave == k).squeeze(1) for k in octave.unique()]
+
+    def _band(
+        self, grid: Grid, planes: list[Tensor], geometry: Geometry, b: int, basis: GaussianBasis, chosen: Tensor
+    ) -> Band:
+        members = basis.some(chosen)
+        cell = self._cell(grid, geometry, b, members)
+        turns = self._turns(grid, cell)
+        n_waves = self._n_waves(members, cell, turns)
+        x, y, z = (
+            trigonometric_matrix(some, turn, k).to(geometry.dtype)
+            for some, turn, k in zip(planes, turns, n_waves, strict=True)
+        )
+        cutoffs = members.cutoffs(self.tolerance)
+        spectra = _spectra(cell, turns, n_waves, members, cutoffs)
+        return Band(chosen, (x, y, z), {axes: part.to(geometry.dtype) for axes, part in spectra.items()})
+
+    def _cell(self, grid: Grid, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
+        """(3, 3) Å: the period of the waves along each step of the grid."""
         # Several images of an atom are equally near in a padded box, and each adds its share.
-        return padded_cell(geometry, b, basis, self.tolerance / 10)
+        return padded_cell(geometry, b, basis, self.tolerance / 10, grid.frame)
 
-    def n_grid(self, cell: Tensor, basis: GaussianBasis) -> tuple[int, int, int]:
-        """How many grid points there are along each cell vector."""
-        spacing = basis.narrowest * spacing_in_widths(self.tolerance)
-        x, y, z = (max(NODES, math.ceil(float(v.norm()) / spacing)) for v in cell.detach())
-        return x, y, z
+    @staticmethod
+    def _turns(grid: Grid, cell: Tensor) -> list[Tensor]:
+        """Along each axis, by how much the first wave turns from one plane to the next."""
+        periodic = [torch.tensor(1 / n, dtype=cell.dtype, device=cell.device) for n in grid.n_periodic]
+        return periodic + [grid.spacing / row.norm() for row in cell[len(periodic) :]]
 
-    def n_waves(self, n_grid: int) -> int:
-        """K for a period of ``n_grid`` points: the waves that the narrowest Gaussian contains."""
-        # It depends on the points alone, so that it stays when a grid is kept while its cell changes.
-        longest = cutoff_factor(self.tolerance / 4) / (2 * math.pi) * spacing_in_widths(self.tolerance)
-        return min(math.ceil(longest * n_grid), (n_grid - 1) // 2)
+    def _n_waves(self, basis: GaussianBasis, cell: Tensor, turns: list[Tensor]) -> list[int]:
+        """K along each axis: the waves up to the end of all transforms, or what the grid can hold."""
+        longest = TAPER * basis.band_limit(self.tolerance)
+        reach = longest * cell.detach().norm(dim=1)
+        most = [math.ceil(1 / (2 * float(turn.detach()))) - 1 for turn in turns]
+        return [min(int(r), m) for r, m in zip(reach.tolist(), most, strict=True)]
 
     def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
         """See :class:`FrequencyMethod`. It applies the operator to unit vectors, for comparison and not for use."""
@@ -214,34 +272,40 @@ class MeshMethod(FrequencyMethod):
         self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
     ) -> float:
         """See :class:`FrequencyMethod`."""
-        cost = 0.0
-        for chosen in self._bands(geometry, b, basis):
-            band = basis.some(chosen)
-            with torch.no_grad():
-                cell = self._cell(geometry, b, band)
-            n_grid = self.n_grid(cell, band)
-            waves = [2 * self.n_waves(m) + 1 for m in n_grid]
-            points = [
-                m if periodic else self._occupied(geometry, b, cell[axis], m)
-                for axis, (m, periodic) in enumerate(zip(n_grid, geometry.pbc[b], strict=True))
-            ]
-            x, y, z = points
-            transform = x * y * z * waves[0] + waves[0] * y * z * waves[1] + waves[0] * waves[1] * z * waves[2]
+        return self._cost_on(self.grid(geometry, b, basis), geometry, b, basis, n_channels, n_applications)
+
+    def _cost_on(
+        self, grid: Grid, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
+    ) -> float:
+        with torch.no_grad():
+            x, y, z = self.n_planes(grid, geometry, b)
             spread = 2 * geometry.sizes[b] * NODES**3
-            n_waves = math.prod(waves)
-            once = n_waves * len(band) * EXP_COST + _PLAN_COST * spread
-            each = 2 * _TRANSFORM_COST * transform + _SCATTER_COST * spread + _FILTER_COST * n_waves
-            cost += once + n_applications * (n_channels * each)
-        return cost
+            once = _PLAN_COST * spread
+            each = _SCATTER_COST * spread
+            largest = x * y * z
+            for chosen in self._bands(geometry, b, basis):
+                members = basis.some(chosen)
+                cell = self._cell(grid, geometry, b, members)
+                u, v, w = (2 * k + 1 for k in self._n_waves(members, cell, self._turns(grid, cell)))
+                once += u * v * w * len(members) * EXP_COST
+                each += 2 * _TRANSFORM_COST * (x * y * z * u + u * y * z * v + u * v * z * w)
+                each += _FILTER_COST * u * v * w
+                largest = max(largest, u * v * w, u * y * z, u * v * z)
+        return once + n_applications * n_channels * each if largest <= _MOST_POINTS else math.inf
 
     @staticmethod
-    def _occupied(geometry: Geometry, b: int, axis: Tensor, n_grid: int) -> int:
-        """An upper bound of the grid points that the atoms reach along an open axis."""
-        start = geometry.starts[b]
-        positions = geometry.positions[start : start + geometry.sizes[b]].detach()
-        length = float(axis.detach().norm())
-        low, high = torch.aminmax(positions @ axis.detach() / length)
-        return math.ceil(float(high - low) / length * n_grid) + NODES
+    def n_planes(grid: Grid, geometry: Geometry, b: int) -> list[int]:
+        """Along each axis, how many planes of the grid atoms are spread over, or a few more."""
+        nodes = (geometry.atoms_of(b).detach() @ torch.linalg.inv(grid.steps(geometry, b))).floor().long()
+        found = []
+        for axis in range(3):
+            # An atom alone takes NODES planes; neighbours share theirs.
+            apart = nodes[:, axis].unique().diff().clamp(max=NODES)
+            found.append(int(apart.sum()) + NODES)
+        return [
+            min(n, *grid.n_periodic[axis : axis + 1]) if axis < len(grid.n_periodic) else n
+            for axis, n in enumerate(found)
+        ]
 
     def achieved_error(self, geometry: Geometry, b: int, basis: GaussianBasis, n_sample: int = 100) -> float:
         """The largest deviation from the exact sum on the pairs of some atoms, relative to the amplitudes."""
@@ -269,15 +333,15 @@ def _by_place(points: Tensor) -> Tensor:
     return torch.argsort((cube[:, 0] * y + cube[:, 1]) * z + cube[:, 2], stable=True)
 
 
-def spacing_in_widths(tolerance: float) -> float:
+def _spacing_in_widths(tolerance: float) -> float:
     """The h/σ at which a grid of spacing h represents a Gaussian of width σ to ``tolerance``."""
     return _SPACING_AT_ONE * tolerance**_SPACING_POWER
 
 
 def _spectra(
-    cell: Tensor, n_grid: tuple[int, int, int], n_waves: list[int], basis: GaussianBasis
+    cell: Tensor, turns: list[Tensor], n_waves: list[int], basis: GaussianBasis, cutoffs: Tensor
 ) -> dict[Axes, Tensor]:
-    """Fourier transforms of the basis functions over the volume, with the assignment undone, (n_weights, *waves).
+    """Fourier transforms of the members over the volume, with the assignment undone, (n_members, *waves).
 
     They are given by the axes along which they exchange cosines and sines: no axes for the part that is even in every
     wave number, which is all there is if the cell's vectors are orthogonal, and the three pairs of axes for the rest.
@@ -286,7 +350,7 @@ def _spectra(
     index = [torch.arange(k + 1, **options) for k in n_waves]
     reciprocal = torch.linalg.inv(cell).transpose(0, 1)
     gram = reciprocal @ reciprocal.transpose(0, 1)
-    assigned = [optimal_influence(i, n, NODES) for i, n in zip(index, n_grid, strict=True)]
+    assigned = [optimal_influence(i * turn, NODES) for i, turn in zip(index, turns, strict=True)]
     window = assigned[0][:, None, None] * assigned[1][None, :, None] * assigned[2][None, None, :]
     volume = torch.linalg.det(cell).abs()
 
@@ -295,7 +359,8 @@ def _spectra(
         squared = ((k @ gram) * k).sum(dim=-1)
         nonzero = squared > 0
         length = torch.where(nonzero, torch.where(nonzero, squared, 1.0).sqrt(), 0.0)
-        return basis.spectra(length).movedim(-1, 0).to(torch.float64) * window / volume
+        ended = taper(length[..., None], cutoffs, TAPER * cutoffs)
+        return (ended * basis.spectra(length)).movedim(-1, 0).to(torch.float64) * window / volume
 
     orthogonal = torch.allclose(gram, torch.diag(gram.diagonal()), rtol=0.0, atol=1e-12 * float(gram.detach().max()))
     if orthogonal and not cell.requires_grad:
@@ -312,12 +377,15 @@ def _spectra(
     return {axes: part[:, rows[0]][:, :, rows[1]][:, :, :, rows[2]] for axes, part in parts.items()}
 
 
-_SPACING_AT_ONE, _SPACING_POWER = 1.52, 0.135
-"""h/σ = 0.60 at ε = 1e-3, 0.44 at 1e-4, 0.32 at 1e-5: measured with a margin. Tests compare with the image sum."""
+_SPACING_AT_ONE, _SPACING_POWER = 1.62, 0.135
+"""h/σ = 0.64 at ε = 1e-3, 0.47 at 1e-4, 0.34 at 1e-5: measured with a margin. Tests compare with the image sum."""
 
 _MESH_VALUES_AT_ONCE, _CHANNELS_AT_LEAST, _CHANNELS_AT_MOST = 1 << 27, 16, 128
 """Grid points times channels that are held at once, several times over, and bounds of the number of channels. Fewer
 channels waste what is fetched with a point, more do not stay in the cache."""
+
+_MOST_POINTS = 1 << 26
+"""Grid points or waves of the largest mesh: 4 GiB for sixteen channels in float32, several times over."""
 
 _CUBE = 4
 """The edge of the cubes by which atoms are ordered, in grid spacings."""

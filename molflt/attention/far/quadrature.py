@@ -16,9 +16,9 @@ from molflt.attention.far.images import (
 )
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
 from molflt.attention.far.method import EXP_COST, TRIG_COST, FrequencyMethod, PositionFeatures
-from molflt.attention.far.spherical import MAX_DEGREE, degree_for, sinc_of_square, spherical_operator
+from molflt.attention.far.spherical import MAX_DEGREE, degree_for, spherical_operator
 from molflt.attention.geometry import Geometry
-from molflt.attention.smooth import smooth_max, taper
+from molflt.attention.smooth import sinc_of_square, smooth_max, taper
 
 TRUNCATION = 1e-13
 """Error of the expansion in spherical waves. It falls faster than exponentially, so that rounding costs few terms
@@ -71,7 +71,7 @@ class QuadratureMethod(FrequencyMethod):
             return math.inf
         extent = _extent(geometry, b, basis, self.tolerance)
         n_nodes = self._n_nodes(extent, basis)
-        kappa_max = TAPER * cutoff_factor(self.tolerance) / basis.narrowest
+        kappa_max = TAPER * 2 * math.pi * basis.band_limit(self.tolerance)
         radius = torch.arange(1, n_nodes + 1, dtype=torch.float64) / n_nodes * kappa_max * extent
         degrees = degree_for(radius, TRUNCATION).ceil()
         # The count of nodes has a margin of one, which may have one degree more.
@@ -81,7 +81,7 @@ class QuadratureMethod(FrequencyMethod):
         return geometry.sizes[b] * n_features * (EXP_COST + 2 * n_channels * n_applications)
 
     def _n_nodes(self, extent: float, basis: GaussianBasis) -> int:
-        xi_max = TAPER * cutoff_factor(self.tolerance) / (2 * math.pi * basis.narrowest)
+        xi_max = TAPER * basis.band_limit(self.tolerance)
         return math.ceil(xi_max * (2 * extent + cutoff_factor(self.tolerance / 10) * basis.widest))
 
     def _block(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
@@ -116,7 +116,7 @@ class QuadratureMethod(FrequencyMethod):
             tolerance: of each value.
         """
         widths = basis.widths.to(torch.float64)
-        xi_cut = cutoff_factor(tolerance) / (2 * math.pi * widths.min())
+        xi_cut = basis.cutoffs(tolerance).max()
         # The rule repeats f with the period L = 1/δ, and the radial form weighs the repeated tail by up to 2L²/σ².
         spacing = 1 / (diameter + cutoff_factor(tolerance / 10) * widths.max())
         r = math.ceil(float((TAPER * xi_cut / spacing).detach()))

@@ -18,9 +18,9 @@ from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind
 from molflt.attention.far.images import expected_images, safe_norm, squared_norm, sum_over_images
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.method import EXP_COST, TRIG_COST, FrequencyMethod, PositionFeatures
-from molflt.attention.far.spherical import sinc_of_square, spherical_operator
+from molflt.attention.far.spherical import spherical_operator
 from molflt.attention.geometry import Geometry
-from molflt.attention.smooth import envelope
+from molflt.attention.smooth import envelope, sinc_of_square
 
 SCALE_MARGIN = 2.0
 

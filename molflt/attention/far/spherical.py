@@ -102,53 +102,6 @@ def bessel_over_power(squared: Tensor, l_max: int) -> Tensor:
     return found.to(squared.dtype)
 
 
-def sinc_of_square(squared: Tensor) -> Tensor:
-    """sin(z)/z of z² (...), elementwise, with derivatives of any order; ``torch.sinc`` has no second one at zero.
-
-    The derivatives are the u_l again. Only the first few are ever asked for, and for these closed forms serve in any
-    dtype.
-    """
-    found: Tensor = _ClosedForm.apply(squared, 0)
-    return found
-
-
-class _ClosedForm(torch.autograd.Function):
-    """u_l of z² for one small l."""
-
-    @staticmethod
-    def forward(ctx: Any, squared: Tensor, degree: int) -> Tensor:
-        ctx.save_for_backward(squared)
-        ctx.degree = degree
-        if degree == 0:
-            return torch.sinc(squared.sqrt() / math.pi)
-        # Upwards the recurrence loses a factor z^{-2} of accuracy at every step, so small z take the power series.
-        large = squared > 2.0 + degree**2
-        return torch.where(large, _upwards(torch.where(large, squared, 1.0), degree), _series(squared, degree))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (squared,) = ctx.saved_tensors
-        return -0.5 * grads[0] * _ClosedForm.apply(squared, ctx.degree + 1), None
-
-
-def _upwards(squared: Tensor, degree: int) -> Tensor:
-    z = squared.sqrt()
-    below = torch.sinc(z / math.pi)
-    here = (below - z.cos()) / squared
-    for k in range(1, degree):
-        below, here = here, ((2 * k + 1) * here - below) / squared
-    return here
-
-
-def _series(squared: Tensor, degree: int) -> Tensor:
-    """Σ_k (−z²/2)^k / (k! (2l+2k+1)!!) (DLMF 10.53.1), by Horner's rule, for z² up to about 2 + l²."""
-    n_terms = 11 + 2 * degree
-    total = torch.ones_like(squared)
-    for k in range(n_terms, 0, -1):
-        total = 1 - squared / (2 * k * (2 * degree + 2 * k + 1)) * total
-    return total / math.prod(range(1, 2 * degree + 2, 2))
-
-
 class _BesselOverPower(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, squared: Tensor, l_max: int) -> Tensor:

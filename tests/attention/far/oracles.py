@@ -1,4 +1,4 @@
-"""What the tests of the far field share: RPE functions of few Gaussians, and errors relative to their amplitudes."""
+"""What the tests of the far field share: RPE functions of few members, and errors relative to their amplitudes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from molflt.attention.far.members import GaussianRPE
 
 
 def small_rpe() -> GaussianRPE:
-    return GaussianRPE(4, 1.5, 4.0).double()
+    """Two Gaussians and two damped waves."""
+    return GaussianRPE(4, 1.5, 4.0, spectrum="both").double()
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor, rpe: GaussianRPE) -> float:
-    """Largest error of a basis function, relative to its amplitude."""
+    """Largest error of a member, relative to its amplitude."""
     return float(((found - expected).abs() / rpe().amplitudes).detach().max())
 
 
 def direct_sum(atoms: Atoms, rpe: GaussianRPE, reach: int) -> np.ndarray:
     """Σ_n over a box of images, by the definition, in numpy."""
     widths = rpe.widths.detach().numpy()
-    amplitudes = 1 / (1 + 0.05 * (2 * math.pi * widths**2) ** 1.5)
+    kappa = 2.5 * rpe.epsilon.numpy() / widths
+    with np.errstate(divide="ignore"):
+        others = 0.05 * np.minimum((2 * math.pi * widths**2) ** 1.5, 8 * widths**2 / kappa)
     ranges = [range(-reach, reach + 1) if p else (0,) for p in atoms.pbc]
     out = np.zeros((len(atoms), len(atoms), len(widths)))
     for n in itertools.product(*ranges):
         delta = atoms.positions[:, None] - atoms.positions[None] + np.array(n) @ np.asarray(atoms.cell)
-        squared = (delta**2).sum(-1)[..., None]
-        out += amplitudes * np.exp(-squared / (2 * widths**2))
+        distance = np.linalg.norm(delta, axis=-1)[..., None]
+        out += np.sinc(kappa * distance / np.pi) * np.exp(-(distance**2) / (2 * widths**2)) / (1 + others)
     return out
 
 

@@ -37,8 +37,9 @@ def test_the_counted_cost_is_that_of_the_features(method, name):
         return
     once, twice, wider = (shared.method.operator_cost(geometry, 0, basis, *of) for of in ((8, 1), (8, 2), (16, 1)))
     assert twice == wider
-    # The lattice expects a number of vectors from the volume.
-    assert twice - once == pytest.approx(2 * operator.features.numel() * 8, rel=0.1 if method == "lattice" else 1e-12)
+    # The lattice expects a number of vectors from the volume, and the quadrature may count one node more or less.
+    expected = 2 * operator.features.numel() * 8
+    assert twice - once == pytest.approx(expected, rel={"lattice": 0.15, "quadrature": 0.02}.get(method, 1e-12))
     assert once > twice - once
 
 

@@ -43,7 +43,10 @@ def parts(even: bool) -> dict[tuple[int, ...], torch.Tensor]:
 
 def convolved(even: bool, n_points: tuple[int, int, int], values: torch.Tensor) -> torch.Tensor:
     triples = zip(N_GRID, n_points, N_WAVES, strict=True)
-    x, y, z = (trigonometric_matrix(n, there, k, values) for n, there, k in triples)
+    x, y, z = (
+        trigonometric_matrix(torch.arange(there), torch.tensor(1 / n, dtype=torch.float64), k)
+        for n, there, k in triples
+    )
     waves = along_axes(values, (x, y, z))
     field = sum((exchange(waves, axes) if axes else waves) * part[..., None] for axes, part in parts(even).items())
     return along_axes(field, (x.T, y.T, z.T))
@@ -65,7 +68,7 @@ def test_the_parts_that_exchange_are_needed_in_a_skewed_cell():
 
 
 def test_padding_need_not_be_there():
-    """Zeros beyond the points given change nothing."""
+    """Planes that hold nothing change nothing."""
     n_points = (4, 8, 5)
     values = torch.randn(*n_points, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     padded = torch.zeros(*N_GRID, 2, dtype=torch.float64)
