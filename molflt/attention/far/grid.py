@@ -71,13 +71,16 @@ def wave_numbers(n_waves: int, device: torch.device) -> Tensor:
     return (torch.arange(2 * n_waves + 1, device=device) + 1) // 2
 
 
-def along_axes(values: Tensor, matrices: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Apply a matrix along each axis of a grid: (x, y, z, c), (x', x), (y', y), (z', z) → (x', y', z', c)."""
-    first, second, third = matrices
-    x, y, z, c = values.shape
-    values = (first @ values.reshape(x, -1)).view(-1, y, z * c)
-    values = second @ values
-    return (third @ values.reshape(-1, z, c)).view(len(first), len(second), len(third), c)
+def along_first(values: Tensor, matrix: Tensor) -> Tensor:
+    """Apply a matrix along the first axis of a grid: (x, y, z, c), (x', x) → (x', y, z, c)."""
+    return (matrix @ values.flatten(1)).unflatten(1, values.shape[1:])
+
+
+def along_others(values: Tensor, second: Tensor, third: Tensor) -> Tensor:
+    """Apply matrices along the other axes: (x, y, z, c), (y', y), (z', z) → (x, y', z', c)."""
+    x, _, z, c = values.shape
+    values = second @ values.flatten(2)
+    return (third @ values.reshape(-1, z, c)).view(x, len(second), len(third), c)
 
 
 def exchange(values: Tensor, axes: tuple[int, int]) -> Tensor:

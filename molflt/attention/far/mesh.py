@@ -17,7 +17,8 @@ from torch import Tensor
 
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.grid import (
-    along_axes,
+    along_first,
+    along_others,
     assign,
     exchange,
     optimal_influence,
@@ -89,7 +90,9 @@ class MeshOperator:
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarOperator`. A bounded number of channels is carried at a time."""
         _, n_heads, n_channels = values.shape
-        largest = max(math.prod(self.n_planes), *(math.prod(map(len, band.matrices)) for band in self.bands))
+        _, y, z = self.n_planes
+        waves = [[len(matrix) for matrix in band.matrices] for band in self.bands]
+        largest = max(math.prod(self.n_planes), sum(w[0] for w in waves) * y * z, *map(math.prod, waves))
         step = min(max(_MESH_VALUES_AT_ONCE // largest, _CHANNELS_AT_LEAST), _CHANNELS_AT_MOST)
         values = select_rows(values, self.order)
         heads_at_once = min(n_heads, max(1, step // n_channels))
@@ -103,18 +106,21 @@ class MeshOperator:
         """(n, heads, channels), (*waves, heads) of every band → (n, heads, channels)."""
         scatter, _ = self.gather.transposed
         spread = weighted_sum(scatter, self.weights_transposed[None], values.flatten(1)[None])[0]
-        spread = spread.view(*self.n_planes, -1)
-        grid = torch.zeros_like(spread)
-        for band, of_band in zip(self.bands, filters, strict=True):
-            waves = along_axes(spread, band.matrices).unflatten(-1, values.shape[1:])
+        # The grid is read once, for the waves of all bands along its first axis, and written once.
+        first = torch.cat([band.matrices[0] for band in self.bands])
+        rows = [len(band.matrices[0]) for band in self.bands]
+        along = along_first(spread.view(*self.n_planes, -1), first).split(rows)
+        fields = []
+        for band, part, of_band in zip(self.bands, along, filters, strict=True):
+            _, y, z = band.matrices
+            waves = along_others(part, y, z).unflatten(-1, values.shape[1:])
             field = waves * of_band[()][..., None]
             for axes, spectrum in of_band.items():
                 if axes:
                     field = field + exchange(waves, axes) * spectrum[..., None]
-            x, y, z = band.matrices
-            grid = grid + along_axes(field.flatten(-2), (x.t(), y.t(), z.t()))
-        read = weighted_sum(self.gather, self.weights[None], grid.flatten(0, 2)[None])[0]
-        return read.unflatten(-1, values.shape[1:])
+            fields.append(along_others(field.flatten(-2), y.t(), z.t()))
+        grid = along_first(torch.cat(fields), first.t()).flatten(0, 2)
+        return weighted_sum(self.gather, self.weights[None], grid[None])[0].unflatten(-1, values.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -380,9 +386,10 @@ def _spectra(
 _SPACING_AT_ONE, _SPACING_POWER = 1.62, 0.135
 """h/σ = 0.64 at ε = 1e-3, 0.47 at 1e-4, 0.34 at 1e-5: measured with a margin. Tests compare with the image sum."""
 
-_MESH_VALUES_AT_ONCE, _CHANNELS_AT_LEAST, _CHANNELS_AT_MOST = 1 << 27, 16, 128
-"""Grid points times channels that are held at once, several times over, and bounds of the number of channels. Fewer
-channels waste what is fetched with a point, more do not stay in the cache."""
+_MESH_VALUES_AT_ONCE, _CHANNELS_AT_LEAST, _CHANNELS_AT_MOST = 1 << 22, 16, 128
+"""Grid points times channels that are held at once, and bounds of the number of channels. Larger blocks than 32 MiB
+come from the operating system page by page, which takes longer than the arithmetic on them; fewer channels waste what
+is fetched with a point; more do not stay in the cache."""
 
 _MOST_POINTS = 1 << 26
 """Grid points or waves of the largest mesh: 4 GiB for sixteen channels in float32, several times over."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.interpolate import BSpline
 
-from molflt.attention.far.grid import along_axes, assign, exchange, trigonometric_matrix, wave_numbers
+from molflt.attention.far.grid import along_first, along_others, assign, exchange, trigonometric_matrix, wave_numbers
 
 N_GRID, N_WAVES = (7, 8, 9), (3, 3, 4)
 
@@ -47,9 +47,9 @@ def convolved(even: bool, n_points: tuple[int, int, int], values: torch.Tensor) 
         trigonometric_matrix(torch.arange(there), torch.tensor(1 / n, dtype=torch.float64), k)
         for n, there, k in triples
     )
-    waves = along_axes(values, (x, y, z))
+    waves = along_others(along_first(values, x), y, z)
     field = sum((exchange(waves, axes) if axes else waves) * part[..., None] for axes, part in parts(even).items())
-    return along_axes(field, (x.T, y.T, z.T))
+    return along_first(along_others(field, y.T, z.T), x.T)
 
 
 @pytest.mark.parametrize("even", [True, False])
