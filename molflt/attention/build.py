@@ -179,7 +179,7 @@ def _layer(
 
 def build_rpe(config: FarFieldKeys, spectrum: SpectrumName = "gaussians", seed: int = 0) -> GaussianRPE:
     """The RPE function f."""
-    return GaussianRPE(config.n_basis, config.sigma_min, config.sigma_max, config.isolated_atoms, spectrum, seed)
+    return GaussianRPE(config.n_basis, config.sigma_min, config.widest, config.isolated_atoms, spectrum, seed)
 
 
 def interchangeable_method(name: MethodName, tolerance: float) -> FrequencyMethod:

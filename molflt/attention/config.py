@@ -25,6 +25,12 @@ SpectrumKind = Literal["gaussian", "free"]
 SpectrumName = Literal["gaussians", "sampled", "both"]
 """Members of f: Gaussians, damped waves, or half of each."""
 
+WIDEST = 12.0
+"""Width of the widest member at the start unless told otherwise, Å."""
+
+MARGIN = 1.25
+"""By how much the narrowest and the widest member may leave the range in which widths start."""
+
 PERFORMER_KERNEL = "posrf-orf"
 """Positive random features with orthogonal frequencies: FAVOR+."""
 
@@ -104,9 +110,15 @@ _IF_RANK_M: dict[str, Condition] = {
 class FarFieldKeys(MechanismConfig):
     """Keys of the RPE function f of the far field."""
 
-    n_basis: int = Field(16, ge=2, le=1024, description="T, Gaussians in the RPE function f")
-    sigma_min: float = Field(2.0, ge=0.01, le=1e4, description="narrowest Gaussian of f at the start, Å")
-    sigma_max: float = Field(12.0, gt=0, le=1e4, description="widest Gaussian of f at the start, Å")
+    n_basis: int = Field(16, ge=2, le=1024, description="T, members of the RPE function f")
+    sigma_min: float = Field(2.0, ge=0.01, le=1e4, description="width of the narrowest Gaussian of f at the start, Å")
+    sigma_max: float | None = Field(
+        None,
+        gt=0,
+        le=1e4,
+        description="width of the widest member of f at the start, Å; null: 12, or less where no structure of the "
+        "training set is periodic and none is as large",
+    )
     isolated_atoms: float | None = Field(
         None,
         ge=1,
@@ -117,9 +129,23 @@ class FarFieldKeys(MechanismConfig):
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
-        if self.sigma_min >= self.sigma_max:
-            raise ValueError(f"sigma_min ({self.sigma_min}) must be smaller than sigma_max ({self.sigma_max})")
+        if self.sigma_min >= self.widest:
+            raise ValueError(f"sigma_min ({self.sigma_min}) must be smaller than sigma_max ({self.widest})")
         return self
+
+    @property
+    def widest(self) -> float:
+        """``sigma_max`` or what stands for it, Å."""
+        return WIDEST if self.sigma_max is None else self.sigma_max
+
+    def widest_seen(self, diameter: float) -> float:
+        """The ``sigma_max`` in Å with which no member can become wider than anything in the training set.
+
+        Args:
+            diameter: Å, the largest distance in a training set of isolated structures. Beyond it nothing tells what
+                f should be.
+        """
+        return min(self.widest, max(diameter / MARGIN, 1.5 * self.sigma_min))
 
 
 class MethodKeys(FarFieldKeys):

@@ -243,9 +243,10 @@ def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
     """Some atoms of structure ``b``, (n_part,) indices counted within it, as a structure without neighbours."""
     none = torch.zeros((2, 0), dtype=torch.int64, device=atoms.device)
     index = geometry.starts[b] + atoms
+    centroid = geometry.positions[index].mean(dim=0)
     return Geometry(
-        positions=geometry.positions[index],
-        centroids=geometry.centroids[b : b + 1],
+        positions=geometry.positions[index] - centroid,
+        centroids=geometry.centroids[b : b + 1] + centroid,
         atomic_numbers=geometry.atomic_numbers[index],
         structure=torch.zeros_like(index),
         sizes=[len(index)],

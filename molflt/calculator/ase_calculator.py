@@ -259,17 +259,19 @@ class HeldMeshMethod(MeshMethod):
 
     def __init__(self, tolerance: float) -> None:
         super().__init__(tolerance)
-        self._held: Grid | None = None
+        self._held: dict[int, Grid] = {}
 
     def grid(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Grid:
         """See :class:`MeshMethod`."""
-        own, held = super().grid(geometry, b, basis), self._held
+        # A structure in pieces has one for each, told apart by their atoms.
+        n = geometry.sizes[b]
+        own, held = super().grid(geometry, b, basis), self._held.get(n)
         if held is not None and held.spacing <= own.spacing:
             fine = all(have * COARSEST >= need for have, need in zip(held.n_periodic, own.n_periodic, strict=True))
             points, needed = (math.prod(self.n_planes(grid, geometry, b)) for grid in (held, own))
             if fine and points <= LARGEST * needed:
                 return held
-        self._held = own
+        self._held[n] = own
         return own
 
 

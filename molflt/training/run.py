@@ -160,8 +160,11 @@ def _model(
         say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
     attention = model_config.attention
-    if found.isolated and isinstance(attention, FarFieldKeys) and attention.isolated_atoms is None:
-        attention.isolated_atoms = found.mean_n_atoms
+    if isinstance(attention, FarFieldKeys):
+        if found.isolated and attention.isolated_atoms is None:
+            attention.isolated_atoms = found.mean_n_atoms
+        if attention.sigma_max is None:
+            attention.sigma_max = attention.widest_seen(found.diameter) if found.isolated else attention.widest
     model = EnergyModel(model_config, config.seed)
     model.encoder.checkpoint_recycles = config.trainer.checkpoint_recycles
     model.standardiser.load_statistics(found.statistics)

@@ -24,6 +24,7 @@ class TrainingSet:
         force_std: eV/Å, root mean square component of the forces on atoms free to move; 1 without forces.
         mean_n_atoms: atoms per structure.
         isolated: whether no structure is periodic.
+        diameter: Å, the largest distance between two atoms of one structure, images left aside.
     """
 
     statistics: Statistics
@@ -32,6 +33,7 @@ class TrainingSet:
     force_std: float
     mean_n_atoms: float
     isolated: bool
+    diameter: float
 
 
 def read_training_set(
@@ -49,11 +51,12 @@ def read_training_set(
     """
     energies, compositions = [], []
     displacements, forces = _MeanSquare(), _MeanSquare()
-    relaxed, isolated = True, True
+    relaxed, isolated, diameter = True, True, 0.0
     for data in screening:
         if screening.forces:
             forces.add(data.forces[~data.fixed])
         isolated = isolated and not bool(data.pbc.any())
+        diameter = max(diameter, _diameter(data.positions))
         energies.append(float(data[screening.labels.target]))
         compositions.append(torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1))
         relaxed = relaxed and "positions_relaxed" in data
@@ -70,7 +73,17 @@ def read_training_set(
         given,
     )
     mean_n_atoms = float(composition.sum()) / len(composition)
-    return TrainingSet(statistics, elements, relaxed, forces.value**0.5 or 1.0, mean_n_atoms, isolated)
+    return TrainingSet(statistics, elements, relaxed, forces.value**0.5 or 1.0, mean_n_atoms, isolated, diameter)
+
+
+def _diameter(positions: torch.Tensor) -> float:
+    """Å: the largest distance between two positions, of very many at most by the diagonal of their box."""
+    if len(positions) > _MOST_PAIRED:
+        return float((positions.amax(dim=0) - positions.amin(dim=0)).norm())
+    return float(torch.pdist(positions).max()) if len(positions) > 1 else 0.0
+
+
+_MOST_PAIRED = 2_000
 
 
 class _MeanSquare:

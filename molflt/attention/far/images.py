@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -147,6 +150,24 @@ def padded_cell(
         height = positions @ direction
         rows.append((smooth_max(height) + smooth_max(-height) + padding) * direction)
     return torch.stack(rows)
+
+
+def far_apart(geometry: Geometry, b: int, distance: float) -> list[Tensor]:
+    """Indices of the atoms of each piece of structure ``b``; different pieces are farther apart than ``distance`` Å.
+
+    Structures with a periodic axis are one piece.
+    """
+    positions = geometry.atoms_of(b).detach()
+    everything = torch.arange(len(positions), device=positions.device)
+    if geometry.is_periodic(b) or float((positions.amax(dim=0) - positions.amin(dim=0)).max()) <= distance:
+        return [everything]
+    tiles, tile = np.unique((positions.cpu().numpy() // distance).astype(np.int64), axis=0, return_inverse=True)
+    # Tiles that touch, also at a corner, are in one piece.
+    touching = cKDTree(tiles).query_pairs(1.5, p=np.inf, output_type="ndarray")
+    graph = coo_array((np.ones(len(touching)), touching.T), shape=(len(tiles), len(tiles)))
+    n_pieces, piece = connected_components(graph, directed=False)
+    piece_of_atom = torch.from_numpy(piece[tile.ravel()]).to(positions.device)
+    return [everything[piece_of_atom == k] for k in range(n_pieces)]
 
 
 def open_frame(geometry: Geometry, b: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from scipy.special import gammaincinv
 from torch import Tensor, nn
 
-from molflt.attention.config import SpectrumName
+from molflt.attention.config import MARGIN, SpectrumName
 from molflt.attention.smooth import gaussian, sinc_of_square
 
 DAMPING = 2.5
@@ -46,8 +46,6 @@ class GaussianRPE(nn.Module):
         seed: of the order in which the quantiles are dealt to the waves.
     """
 
-    MARGIN = 1.25
-
     def __init__(
         self,
         n_basis: int,
@@ -63,16 +61,16 @@ class GaussianRPE(nn.Module):
         n_waves = {"gaussians": 0, "sampled": n_basis, "both": n_basis // 2}[spectrum]
         n_gaussians = n_basis - n_waves
         # Widths stay within bounds by construction; cost and guard of every numerical method follow from them.
-        self.sigma_low = sigma_min / self.MARGIN
-        self.sigma_high = sigma_max * self.MARGIN
+        self.sigma_low = sigma_min / MARGIN
+        self.sigma_high = sigma_max * MARGIN
         epsilon = torch.tensor([0.0] * n_gaussians + _dealt_quantiles(n_waves, seed))
         self.epsilon: Tensor | None
         self.register_buffer("epsilon", epsilon if n_waves else None)
         # Where the range is short, waves take its upper half at least.
-        self._wave_low_at_most = math.sqrt(sigma_min * sigma_max) / self.MARGIN
+        self._wave_low_at_most = math.sqrt(sigma_min * sigma_max) / MARGIN
         # Widths are geometric from the narrowest on: of all Gaussians, and of all waves.
         place = torch.cat([torch.linspace(0, 1, n) for n in (n_gaussians, n_waves)])
-        start = self.MARGIN * self._low(epsilon)
+        start = MARGIN * self._low(epsilon)
         start = torch.exp(torch.log(start) + place * torch.log(sigma_max / start))
         low = self._low(epsilon)
         self.raw_widths = nn.Parameter(torch.logit(torch.log(start / low) / torch.log(self.sigma_high / low)))
@@ -154,6 +152,11 @@ class GaussianBasis:
         k = 2 * math.pi * xi[..., None]
         shell = torch.exp(-0.5 * variance * (k - self.kappa) ** 2)
         return volume * shell * _mean_decay(2 * variance * k * self.kappa)
+
+    @property
+    def reach(self) -> float:
+        """Å beyond which every member is less than 1e-14."""
+        return self.widest * math.sqrt(2 * math.log(1e14))
 
     def cutoffs(self, tolerance: float) -> Tensor:
         """|ξ| at which each transform has ended, to ``tolerance``: (κ + c/ρ)/2π, (n_basis,) 1/Å, float64."""

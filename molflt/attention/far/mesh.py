@@ -25,7 +25,7 @@ from molflt.attention.far.grid import (
     trigonometric_matrix,
     wave_numbers,
 )
-from molflt.attention.far.images import open_frame, padded_cell, periodic_vectors
+from molflt.attention.far.images import far_apart, open_frame, padded_cell, periodic_vectors
 from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.method import EXP_COST, FrequencyMethod
 from molflt.attention.geometry import Geometry, select_rows, subset_of_atoms
@@ -123,6 +123,30 @@ class MeshOperator:
         return weighted_sum(self.gather, self.weights[None], grid[None])[0].unflatten(-1, values.shape[1:])
 
 
+@dataclass
+class PiecesOperator:
+    """Pieces of a structure that are too far apart to feel each other; a :class:`FarOperator`.
+
+    Attributes:
+        pieces: indices of the atoms of each piece, and its operator: a mesh, or f̂ on the pairs of a few atoms.
+    """
+
+    pieces: list[tuple[Tensor, MeshOperator | Tensor]]
+
+    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
+        """See :class:`FarOperator`."""
+        found = []
+        for atoms, operator in self.pieces:
+            own = values[atoms]
+            if isinstance(operator, Tensor):
+                found.append(torch.einsum("ijt,th,jhc->ihc", operator, weights, own))
+            else:
+                found.append(operator(weights, own))
+        return torch.zeros_like(values).index_copy(
+            0, torch.cat([atoms for atoms, _ in self.pieces]), torch.cat(found)
+        )
+
+
 @dataclass(frozen=True)
 class Grid:
     """Where the grid of a structure lies. It is chosen and not differentiated.
@@ -162,12 +186,25 @@ class MeshMethod(FrequencyMethod):
         super().__init__()
         self.tolerance = tolerance
 
-    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator:
+    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator | PiecesOperator:
         """See :class:`FrequencyMethod`.
 
         Raises:
             InputError: the grid would not fit into the memory of a usual machine.
         """
+        pieces = far_apart(geometry, b, basis.reach)
+        if len(pieces) == 1:
+            return self._mesh(geometry, b, basis)
+        operators: list[tuple[Tensor, MeshOperator | Tensor]] = []
+        for atoms in pieces:
+            piece = subset_of_atoms(geometry, b, atoms)
+            few = len(atoms) <= _FEW
+            operators.append(
+                (atoms, ExactMethod().pair_basis(piece, basis)[0] if few else self._mesh(piece, 0, basis))
+            )
+        return PiecesOperator(operators)
+
+    def _mesh(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator:
         grid = self.grid(geometry, b, basis)
         if not math.isfinite(self._cost_on(grid, geometry, b, basis, 1, 1)):
             raise InputError(
@@ -278,7 +315,15 @@ class MeshMethod(FrequencyMethod):
         self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
     ) -> float:
         """See :class:`FrequencyMethod`."""
-        return self._cost_on(self.grid(geometry, b, basis), geometry, b, basis, n_channels, n_applications)
+        cost, pieces = 0.0, far_apart(geometry, b, basis.reach)
+        for atoms in pieces:
+            piece, k = (geometry, b) if len(pieces) == 1 else (subset_of_atoms(geometry, b, atoms), 0)
+            if len(pieces) > 1 and len(atoms) <= _FEW:
+                cost += len(atoms) ** 2 * (EXP_COST * len(basis) + n_channels * n_applications)
+            else:
+                grid = self.grid(piece, k, basis)
+                cost += self._cost_on(grid, piece, k, basis, n_channels, n_applications)
+        return cost
 
     def _cost_on(
         self, grid: Grid, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
@@ -393,6 +438,9 @@ is fetched with a point; more do not stay in the cache."""
 
 _MOST_POINTS = 1 << 26
 """Grid points or waves of the largest mesh: 4 GiB for sixteen channels in float32, several times over."""
+
+_FEW = 50
+"""Atoms of a piece that is summed over pairs instead of on a mesh."""
 
 _CUBE = 4
 """The edge of the cubes by which atoms are ordered, in grid spacings."""

@@ -1,0 +1,135 @@
+"""The mesh on structures of every shape: its error against the closed form, what it costs, how it turns and moves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+
+from molflt.attention.far import mesh as mesh_module
+from molflt.attention.far.members import GaussianRPE
+from molflt.attention.far.mesh import MeshMethod
+from tests.attention.structures import geometry_of, rotated
+
+TOLERANCE, DENSITY = 1e-4, 0.1
+DIAGONAL = np.ones(3) / math.sqrt(3)
+
+
+def cloud(n: int, seed: int = 0) -> np.ndarray:
+    """n points at random in a ball, 0.1 to the Å³."""
+    rng = np.random.default_rng(seed)
+    direction = rng.normal(size=(n, 3))
+    direction /= np.linalg.norm(direction, axis=1)[:, None]
+    return direction * (3 * n * rng.uniform(size=(n, 1)) / (4 * math.pi * DENSITY)) ** (1 / 3)
+
+
+def chain() -> np.ndarray:
+    """600 atoms over 800 Å, along (111)."""
+    return np.linspace(0, 800, 600)[:, None] * DIAGONAL + np.random.default_rng(0).normal(size=(600, 3))
+
+
+def disk() -> np.ndarray:
+    """2,000 atoms in a layer 4 Å thick, in no plane of the axes."""
+    flat = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3)) * [36, 36, 2]
+    return flat @ np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
+
+
+SHAPES = {
+    "ball": lambda: cloud(300),
+    "chain": chain,
+    "two clusters": lambda: np.concatenate([cloud(150), cloud(150, 1) + 500 * DIAGONAL]),
+    "three clusters": lambda: np.concatenate([cloud(99, k) + 300 * np.eye(3)[k] for k in range(3)]),
+    "an atom far from a ball": lambda: np.concatenate([cloud(1000), 400 * DIAGONAL[None]]),
+    "disk": disk,
+    "large ball": lambda: cloud(20_000),
+}
+
+
+def members() -> GaussianRPE:
+    """As models have them: eight Gaussians and eight waves, from 2 to 12 Å."""
+    return GaussianRPE(16, 2.0, 12.0, spectrum="both").double()
+
+
+def meshes_and_error(positions: np.ndarray, n_senders: int = 4) -> tuple[list[mesh_module.MeshOperator], float]:
+    """The meshes, and the largest error on the pairs of all atoms with some, relative to each member's amplitude."""
+    geometry, basis, method = (
+        geometry_of([Atoms(f"O{len(positions)}", positions)]),
+        members()(),
+        MeshMethod(TOLERANCE),
+    )
+    with torch.no_grad():
+        senders = torch.linspace(0, len(positions) - 1, n_senders).round().long()
+        found = method._columns(geometry, 0, basis, senders)
+        squared = torch.from_numpy(((positions[:, None] - positions[senders][None]) ** 2).sum(-1))
+        error = (found - basis.values(squared)).abs() / basis.amplitudes
+        operator = method.operator(geometry, 0, basis)
+    pieces = (
+        [piece for _, piece in operator.pieces] if isinstance(operator, mesh_module.PiecesOperator) else [operator]
+    )
+    return [piece for piece in pieces if isinstance(piece, mesh_module.MeshOperator)], float(error.max())
+
+
+@pytest.mark.parametrize("shape", [*list(SHAPES)[:-1], pytest.param("large ball", marks=pytest.mark.slow)])
+def test_every_shape_to_the_tolerance_and_on_a_grid_of_bounded_size(shape):
+    positions = SHAPES[shape]()
+    meshes, error = meshes_and_error(positions)
+    assert error < TOLERANCE
+    points = sum(math.prod(mesh.n_planes) for mesh in meshes)
+    waves = sum(math.prod(map(len, band.matrices)) for mesh in meshes for band in mesh.bands)
+    assert points < 300 * len(positions)
+    assert waves < 2_000_000
+
+
+@pytest.mark.parametrize("broken", ["coarser grid", "image too near", "waves left out"])
+def test_the_test_of_shapes_has_power(broken, monkeypatch):
+    if broken == "coarser grid":
+        monkeypatch.setattr(mesh_module, "_spacing_in_widths", lambda tolerance: 0.8)
+    elif broken == "image too near":
+        padded = mesh_module.padded_cell
+        monkeypatch.setattr(
+            mesh_module, "padded_cell", lambda g, b, basis, tolerance, frame: padded(g, b, basis, 0.5, frame)
+        )
+    else:
+        few = MeshMethod._n_waves
+        monkeypatch.setattr(MeshMethod, "_n_waves", lambda *arguments: [2 * k // 3 for k in few(*arguments)])
+    assert meshes_and_error(cloud(300))[1] > TOLERANCE
+
+
+@pytest.mark.parametrize("shape", ["ball", "chain", "disk"])
+def test_turning_moving_and_mirroring_an_open_structure_change_rounding_only(shape):
+    """The grid turns and moves with the structure, whatever ε is."""
+    atoms = Atoms(f"O{len(SHAPES[shape]())}", SHAPES[shape]())
+    values = torch.randn(len(atoms), 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None]
+
+    def applied(changed: Atoms) -> torch.Tensor:
+        with torch.no_grad():
+            return MeshMethod(1e-3).operator(geometry_of([changed]), 0, members()())(weights, values)
+
+    mirrored, moved = atoms.copy(), atoms.copy()
+    mirrored.positions[:, 0] *= -1
+    moved.positions += [3.3, -20.0, 7.7]
+    expected = applied(atoms)
+    for changed in (rotated(atoms, 1), mirrored, moved):
+        assert float((applied(changed) - expected).abs().max()) < 1e-9 * float(expected.abs().max())
+
+
+def test_no_step_as_an_open_structure_grows():
+    """Stretched a little at a time, the number of planes and of waves changes, and the field does not jump.
+
+    A jump shows in the second difference, which is of the order of the square of the step for a smooth function.
+    """
+    positions = cloud(60)
+    values = torch.ones(len(positions), 1, 1, dtype=torch.float64)
+    weights = torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None]
+    sizes, field = set(), []
+    for stretch in 1 + 1e-7 * np.arange(0, 400_001, 400)[:, None].ravel()[:400]:
+        geometry = geometry_of([Atoms(f"O{len(positions)}", positions * stretch)])
+        with torch.no_grad():
+            operator = MeshMethod(1e-3).operator(geometry, 0, members()())
+            field.append(operator(weights, values)[:, 0, 0])
+        sizes.add((operator.n_planes, *(len(m) for band in operator.bands for m in band.matrices)))
+    assert len(sizes) > 2
+    second = torch.stack(field).diff(dim=0).diff(dim=0)
+    assert float(second.abs().max()) < 1e-7
