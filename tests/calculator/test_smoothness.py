@@ -68,8 +68,7 @@ MOLFLT, MESH = {}, {"frequencies": "mesh"}
 FLT = {"mechanism": "sampled", "far_rank": "m", "n_frequencies": 8, "n_features": 8}
 PATHS = [(slab, move, 0.75), (slab, strain, 1.0), (crystal, strain, 1.0)]
 CASES = [(attention, *path) for attention in (MOLFLT, FLT, MESH) for path in PATHS]
-# The mesh of a molecule is mostly vacuum, and takes minutes.
-CASES += [(attention, STRUCTURES["molecule"], move, 1.0) for attention in (MOLFLT, FLT)]
+CASES += [(attention, STRUCTURES["molecule"], move, 1.0) for attention in (MOLFLT, FLT, MESH)]
 
 
 @pytest.mark.slow
