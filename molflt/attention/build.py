@@ -21,7 +21,6 @@ from molflt.attention.config import (
     LayerKeys,
     LocalConfig,
     MechanismConfig,
-    SampledConfig,
     SoftmaxConfig,
     SpectrumName,
 )
@@ -33,7 +32,6 @@ from molflt.attention.far.members import GaussianRPE
 from molflt.attention.far.mesh import MeshMethod
 from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.far.quadrature import QuadratureMethod
-from molflt.attention.far.sampled import SampledMethod
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.layer import FourierAttention
 from molflt.attention.mechanism import AttentionLayer, SharedPositions
@@ -119,24 +117,6 @@ def build_fourier(config: FourierConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3, its far field exact to a tolerance."""
     rpe = build_rpe(config, config.spectrum, sizes.seed)
     return with_far_field(config, sizes, rpe, interchangeable_method(config.frequencies, config.tolerance))
-
-
-def build_sampled(config: SampledConfig, sizes: Sizes) -> Built:
-    """The attention of DESIGN §3, its far field the paper's estimator."""
-    rpe = build_rpe(config)
-    method = SampledMethod(
-        rpe,
-        n_frequencies=config.n_frequencies,
-        directions=config.directions,
-        radii=config.radii,
-        proposal=config.proposal,
-        spectrum=config.spectrum,
-        periodic_radius=config.periodic_radius,
-        seed=sizes.seed,
-        means=config.means,
-        l_max=config.l_max,
-    )
-    return with_far_field(config, sizes, rpe, method)
 
 
 def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: FrequencyMethod) -> Built:

@@ -11,9 +11,9 @@ from torch import Tensor
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
 from molflt.attention.far.method import EXP_COST, PositionFeatures
 from molflt.attention.far.quadrature import QuadratureMethod
-from molflt.attention.far.spherical import spherical_operator
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import taper
+from molflt.literature.spherical import spherical_operator
 
 
 class BudgetQuadratureMethod(QuadratureMethod):

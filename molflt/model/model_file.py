@@ -23,7 +23,7 @@ from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths
+from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths, renamed
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SCHEMA_VERSION = 7
@@ -213,6 +213,7 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
     try:
         if schema < 7:
             by_mechanism(path, content.get("config"))
+        renamed(content.get("config"))
         return ModelMetadata.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]

@@ -50,7 +50,8 @@ def attention_in_words(config: AttentionConfig) -> str:
     if isinstance(config, ContentKeys):
         parts.append(f"far rank {config.far_rank}")
     if isinstance(config, FarFieldKeys):
-        parts.append(f"{config.n_basis} members up to {config.widest:.3g} Å wide")
+        kind = f"{config.spectrum}, " if isinstance(config, MethodKeys) else ""
+        parts.append(f"{config.n_basis} members ({kind}up to {config.widest:.3g} Å wide)")
     if isinstance(config, KernelisedConfig):
         parts.append(f"kernel {config.kernel}")
     return (f"{names[0]}: " if names else "") + ", ".join(parts)

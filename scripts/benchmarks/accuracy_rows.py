@@ -28,7 +28,7 @@ MODEL: dict[str, Any] = {
 
 _CHANGES: dict[str, dict[str, Any]] = {
     "molflt": {},
-    "flt": {"attention": "flt"},
+    "flt-undamped": {"attention": "flt-undamped"},
     "no moments": {"attention": {"moment_channels": 0}},
     "no far field": {"attention": {"mechanism": "local"}},
     "no local RPE": {},
@@ -39,8 +39,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "far_rank = 1": {"attention": {"far_rank": 1}},
     "far_rank = m": {"attention": {"far_rank": "m"}},
     "all channels": {"attention": {"far_dim": MODEL["dim"]}},
-    "sampled": {"attention": {"mechanism": "sampled"}},
-    "sampled, free spectrum": {"attention": {"mechanism": "sampled", "spectrum": "free"}},
+    "undamped": {"attention": {"mechanism": "undamped"}},
+    "undamped, free spectrum": {"attention": {"mechanism": "undamped", "spectrum": "free"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
 }

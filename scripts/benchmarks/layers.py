@@ -29,7 +29,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "molflt, moments": {"moment_channels": 32},
     "molflt, far_dim = 256": {"far_dim": 256},
     "molflt, budget l_max = 4": {"mechanism": "budget", "l_max": 4},
-    "flt": {"mechanism": "sampled", "far_rank": "m"},
+    "flt-undamped": {"mechanism": "undamped", "far_rank": "m"},
     "flt-concat": {"mechanism": "concat"},
     "performer": {"mechanism": "kernelised"},
     "saderf-mm": {"mechanism": "kernelised", "kernel": "saderf-mm"},

@@ -82,7 +82,7 @@ def published() -> list[Row]:
     schnet_s2ef = {"hidden_channels": 1024, "num_filters": 256, "num_interactions": 5, "num_gaussians": 200}
     # OC20's graphs keep the 50 nearest neighbours of an atom within the cutoff.
     return [
-        *(ours(preset, name) for preset in ("tiny", "small", "base") for name in ("molflt", "flt", "softmax")),
+        *(ours(preset, name) for preset in ("tiny", "small", "base") for name in ("flt", "softmax")),
         Row("SchNet, OC20 IS2RE", "schnet", {**schnet_is2re, "cutoff": 6.0}, most=50),
         Row("SchNet, OC20 S2EF", "schnet", {**schnet_s2ef, "cutoff": 6.0}, most=50),
         Row(
@@ -110,7 +110,7 @@ def matched() -> list[Row]:
     dimenet = {"num_blocks": 3, "basis_emb_size": 8, "num_spherical": 7, "num_radial": 6, "cutoff": cutoff}
     schnet = {"num_interactions": 4, "num_gaussians": 100, "cutoff": cutoff}
     return [
-        *(ours("small", name) for name in ("molflt", "flt", "softmax")),
+        *(ours("small", name) for name in ("flt", "softmax")),
         Row("DimeNet++, parameters of small", "dimenet++", dimenet, cutoff, match=True),
         Row(
             "PaiNN, parameters of small",

@@ -1,4 +1,4 @@
-"""The radial functions that the RPE function f of the far field is made of (FLT §5.3; DESIGN §2 and §3.7).
+"""The radial functions that the RPE function f of the far field is made of (FLT §5.3; DESIGN §2 and §3, item 7).
 
 Every member is a damped wave, b(r) = sinc(κr) exp(−r²/2ρ²) with sinc x = sin x/x. At κ = 0 it is a Gaussian. With
 κ > 0 it is a sampled frequency of the FLT paper, |ξ| = κ/2π, with its direction averaged and its length smeared over

@@ -14,18 +14,18 @@ import torch
 from scipy.special import gammaincinv
 from torch import Tensor, nn
 
-from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind
 from molflt.attention.far.images import expected_images, safe_norm, squared_norm, sum_over_images
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.method import EXP_COST, TRIG_COST, FrequencyMethod, PositionFeatures
-from molflt.attention.far.spherical import spherical_operator
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import envelope, sinc_of_square
+from molflt.literature.names import Directions, Proposal, Radii, SpectrumKind
+from molflt.literature.spherical import spherical_operator
 
 SCALE_MARGIN = 2.0
 
 
-class SampledMethod(FrequencyMethod):
+class UndampedMethod(FrequencyMethod):
     """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or Σ_k a_k sinc(2π|ξ_k||Δ|) with the direction integrated out.
 
     The frequencies are ξ_k = μ_k + s_k ε_k. The ε_k ~ N(0, I) are drawn once and saved with the model, the s_k are
@@ -51,7 +51,7 @@ class SampledMethod(FrequencyMethod):
             there is no expansion, and only pairs.
     """
 
-    name = "sampled"
+    name = "undamped"
 
     def __init__(
         self,
