@@ -1,0 +1,192 @@
+"""Members of f on clusters whose atoms feel each other at any distance, and whether it matters that scales are learned.
+
+The clusters are those of Euclidean fast attention (Frank et al., arXiv 2412.08541): one element, a pair interaction of
+long range, energies and forces in units of their own. The division is the publishers': the first 1,500 of
+``permutation(arange(2500))`` after ``random.seed(0)`` to train on, the next 500 to validate. So is the loss, 0.01 times
+the mean square error of the energy and 0.99 times that of a component of the forces.
+
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters                # an hour and a half of one core
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters --rows both --seeds 1
+
+A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes docs/results/clusters.csv, a
+row for each run, and docs/results/scales.csv, the scales s of each run's waves before and after training.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import ase
+import numpy as np
+import torch
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write as write_frames
+from lightning.pytorch.callbacks import Callback
+
+from molflt.attention.far.members import GaussianRPE
+from molflt.data.labels import LabelSpec
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.files import atomic_file
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import load_model
+from molflt.prediction.predictor import predict
+from molflt.training.config import TrainConfig
+from molflt.training.run import train
+from scripts import results
+from scripts.benchmarks.accuracy_rows import FrozenScales, ProcessorTime
+
+FILE = "efa/3D_cluster_32_atoms_radius_5.npz"
+PARTS = {"train": slice(0, 1500), "val": slice(1500, 2000)}
+ROWS: dict[str, dict[str, Any]] = {
+    "gaussians": {"spectrum": "gaussians"},
+    "both": {"spectrum": "both"},
+    "sampled": {"spectrum": "sampled"},
+    "both, scales frozen": {"spectrum": "both"},
+    "sampled, scales frozen": {"spectrum": "sampled"},
+    "no far field": {"mechanism": "local"},
+}
+KEPT = results.DOCS / "results" / "clusters.csv"
+SCALES = results.DOCS / "results" / "scales.csv"
+
+
+def write_parts(folder: Path) -> dict[str, Path]:
+    """The two parts of the publishers' division as extxyz; kept if they are there."""
+    paths = {name: folder / f"{name}.extxyz" for name in PARTS}
+    if all(path.exists() for path in paths.values()):
+        return paths
+    if "MOLFLT_DATA" not in os.environ:
+        raise InputError(f"MOLFLT_DATA is not set: it is the folder that has {FILE}")
+    with np.load(Path(os.environ["MOLFLT_DATA"]) / FILE) as found:
+        order = np.random.RandomState(0).permutation(np.arange(len(found["energy"])))
+        arrays = {name: found[name][order] for name in ("atomic_numbers", "positions", "energy", "forces")}
+    for name, path in paths.items():
+        frames = []
+        for numbers, positions, energy, forces in zip(*(a[PARTS[name]] for a in arrays.values()), strict=True):
+            frame = ase.Atoms(numbers.astype(int), positions)
+            frame.calc = SinglePointCalculator(frame, energy=float(energy), forces=forces)
+            frames.append(frame)
+        with atomic_file(path) as partial:
+            write_frames(partial, frames, format="extxyz")
+    return paths
+
+
+def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> TrainConfig:
+    """The same model and trainer for every row."""
+    return TrainConfig.model_validate(
+        {
+            "seed": seed,
+            "data": {
+                "train": str(parts["train"]),
+                "val": {"val": str(parts["val"])},
+                "target": "energy",
+                "max_atoms": 512,
+            },
+            "model": {
+                "dim": 64,
+                "n_heads": 4,
+                "n_layers": 3,
+                "ffn_dim": 128,
+                "cutoff": 4.0,
+                "n_rbf": 16,
+                "auxiliary_head": False,
+                "attention": ROWS[row],
+            },
+            "optimiser": {"lr": 2e-3},
+            "loss": {"force_weight": 10.0},
+            "trainer": {"max_epochs": epochs, "val_every": max(1, epochs // 10)},
+        }
+    )
+
+
+def scales(model: EnergyModel) -> torch.Tensor | None:
+    """(n_waves,) 1/Å, the scales of the model's waves; None without any."""
+    for module in model.modules():
+        if isinstance(module, GaussianRPE) and module.epsilon is not None:
+            return module.scales[module.epsilon > 0].detach()
+    return None
+
+
+class StartingScales(Callback):
+    """Keeps the scales before the first step, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Unless an earlier part of the run has done so."""
+        found = scales(pl_module.model)
+        if found is not None and not self.path.exists():
+            torch.save(found, self.path)
+
+
+def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train and judge: a row of clusters.csv, and one of scales.csv for each wave."""
+    parts, name = write_parts(out), f"{row}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
+    run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
+    before = out / f"{name}-scales.pt"
+    callbacks: list[Callback] = [spent, StartingScales(before)]
+    callbacks += [FrozenScales()] if "frozen" in row else []
+    train(run_config(row, seed, epochs, parts), run, resume=True, say=lambda line: None, callbacks=callbacks)
+    loaded = load_model(run / "last.safetensors")
+    data = open_dataset(parts["val"], labels=LabelSpec(target="energy"))
+    prediction, _ = predict(loaded, data, forces=True)
+    assert prediction.forces is not None
+    labels = [data[k] for k in range(len(data))]
+    energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])
+    force = np.mean([np.mean((f - d.forces.numpy()) ** 2) for f, d in zip(prediction.forces, labels, strict=True)])
+    found = {
+        "row": row,
+        "seed": seed,
+        "epochs": epochs,
+        "loss": 0.01 * energy + 0.99 * force,
+        "energy_rmse": energy**0.5,
+        "force_rmse": force**0.5,
+        "minutes": spent.seconds / 60,
+        "parameters": loaded.model.n_parameters(),
+    }
+    after = scales(loaded.model)
+    if after is None:
+        return found, []
+    start = torch.load(before, weights_only=True)
+    rpe = next(m for m in loaded.model.modules() if isinstance(m, GaussianRPE))
+    assert rpe.epsilon is not None
+    waves = zip(rpe.epsilon[rpe.epsilon > 0].tolist(), start.tolist(), after.tolist(), strict=True)
+    return found, [
+        {"data": "clusters", "row": row, "seed": seed, "epsilon": e, "before": s, "after": t} for e, s, t in waves
+    ]
+
+
+def main() -> None:
+    """Every run that is asked for and not finished."""
+    parser = results.parser(__doc__, "data and runs")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--results", type=Path, default=KEPT, help="CSV of the finished runs; the scales beside it")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    try:
+        for seed in options.seeds:
+            for row in options.rows:
+                known = results.read(options.results)
+                if any((r["row"], r["seed"], r["epochs"]) == (row, str(seed), str(options.epochs)) for r in known):
+                    continue
+                found, waves = judge(row, seed, options.epochs, options.out)
+                print(f"{row}, seed {seed}: loss {found['loss']:.3g}, {found['minutes']:.0f} minutes", flush=True)
+                for path, new in ((options.results, [found]), (options.results.with_name(SCALES.name), waves)):
+                    made = results.provenance()
+                    old = results.read(path)
+                    if new:
+                        results.write(
+                            path, [*old, *({**r, **made} for r in new)], (*new[0], *results.PROVENANCE), digits=5
+                        )
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()
