@@ -31,6 +31,9 @@ WIDEST = 12.0
 MARGIN = 1.25
 """By how much the narrowest and the widest member may leave the range in which widths start."""
 
+FROM_TRAINING_SET = ("sigma_max", "isolated_atoms")
+"""Keys that training sets in the model where the configuration leaves them open."""
+
 PERFORMER_KERNEL = "posrf-orf"
 """Positive random features with orthogonal frequencies: FAVOR+."""
 

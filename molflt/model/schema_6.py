@@ -45,6 +45,9 @@ def by_mechanism(path: Path, config: Any) -> None:
             **{key: value for key, value in attention.items() if key in schema.model_fields}
         )
         kept = {key: getattr(given, key) for key in given.model_fields_set if given.acts(key)}
+        if not issubclass(schema, SampledConfig):
+            # Of the estimator alone; since then the word has come to mean the members of f.
+            kept.pop("spectrum", None)
         if kept.get("moment_channels", 0) is None:
             del kept["moment_channels"]
     config["attention"] = {**kept, "mechanism": mechanism}

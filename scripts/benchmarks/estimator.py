@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from scipy.stats import maxwell
 from torch import Tensor
 
+from molflt.attention.config import MARGIN
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.sampled import SampledMethod
 from molflt.attention.smooth import sinc_of_square
@@ -53,7 +54,7 @@ def basis() -> tuple[GaussianBasis, Tensor]:
 def sampled_method(r: int, options: dict[str, str], seed: int) -> SampledMethod:
     """The package's estimator, its r frequencies dealt over the four scales."""
     # The last frequency has the guard's scale, which is that of the narrowest width.
-    rpe = GaussianRPE(4, GaussianRPE.MARGIN * float(WIDTHS[0]), float(WIDTHS[-1]))
+    rpe = GaussianRPE(4, MARGIN * float(WIDTHS[0]), float(WIDTHS[-1]))
     method = SampledMethod(
         rpe, n_frequencies=r, spectrum="gaussian", periodic_radius=1.0, seed=seed, **options
     ).double()
