@@ -1,20 +1,23 @@
-"""Members of f on clusters whose atoms feel each other at any distance, and whether it matters that scales are learned.
+"""Members of f on clusters whose atoms feel each other at any distance, and whether learning the scales matters.
 
-The clusters are those of Euclidean fast attention (Frank et al., arXiv 2412.08541): one element, a pair interaction of
-long range, energies and forces in units of their own. The division is the publishers': the first 1,500 of
-``permutation(arange(2500))`` after ``random.seed(0)`` to train on, the next 500 to validate. So is the loss, 0.01 times
-the mean square error of the energy and 0.99 times that of a component of the forces.
+The clusters are those of Euclidean fast attention (Frank et al., arXiv 2412.08541): one element, a pair interaction
+of long range, energies and forces in units of their own. The division is the publishers': the first 1,500 of
+``permutation(arange(2500))`` after ``random.seed(0)`` to train on, the next 500 to validate. So is the loss, 0.01
+times the mean square error of the energy and 0.99 times that of a component of the forces.
 
-    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters                # an hour and a half of one core
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters       # 45 minutes of one core
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters --rows both --seeds 1
+    python -m scripts.tools.tables                                                     # the table of the page
 
-A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes docs/results/clusters.csv, a
-row for each run, and docs/results/scales.csv, the scales s of each run's waves before and after training.
+A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes a row for each run into
+docs/results/clusters.csv, the scales s of its waves before and after training into docs/results/scales.csv, and the
+figure of the scales into docs/figures.
 """
 
 from __future__ import annotations
 
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import torch
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write as write_frames
 from lightning.pytorch.callbacks import Callback
+from matplotlib.figure import Figure
 
 from molflt.attention.far.members import GaussianRPE
 from molflt.data.labels import LabelSpec
@@ -49,7 +53,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "no far field": {"mechanism": "local"},
 }
 KEPT = results.DOCS / "results" / "clusters.csv"
-SCALES = results.DOCS / "results" / "scales.csv"
 
 
 def write_parts(folder: Path) -> dict[str, Path]:
@@ -154,9 +157,22 @@ def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], 
     rpe = next(m for m in loaded.model.modules() if isinstance(m, GaussianRPE))
     assert rpe.epsilon is not None
     waves = zip(rpe.epsilon[rpe.epsilon > 0].tolist(), start.tolist(), after.tolist(), strict=True)
-    return found, [
-        {"data": "clusters", "row": row, "seed": seed, "epsilon": e, "before": s, "after": t} for e, s, t in waves
-    ]
+    return found, [{"row": row, "seed": seed, "epsilon": e, "before": s, "after": t} for e, s, t in waves]
+
+
+def scales_figure(rows: list[results.Row]) -> Figure:
+    """Scales after training over those before, one marker for each row of the table."""
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    learned = [row for row in rows if "frozen" not in row["row"]]
+    for name in dict.fromkeys(row["row"] for row in learned):
+        before, after = ([float(row[key]) for row in learned if row["row"] == name] for key in ("before", "after"))
+        axes.plot(before, after, "o", alpha=0.7, label=name)
+    ends = [min(float(row["before"]) for row in learned), max(float(row["before"]) for row in learned)]
+    axes.plot(ends, ends, color="black", linewidth=0.8, label="not learned")
+    axes.set(xlabel="s before training / (1/Å)", ylabel="s after training / (1/Å)", xscale="log", yscale="log")
+    axes.legend(frameon=False)
+    return figure
 
 
 def main() -> None:
@@ -164,28 +180,27 @@ def main() -> None:
     parser = results.parser(__doc__, "data and runs")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--results", type=Path, default=KEPT, help="CSV of the finished runs; the scales beside it")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
+    scales_path = options.results.with_name("scales.csv")
     try:
-        for seed in options.seeds:
-            for row in options.rows:
-                known = results.read(options.results)
-                if any((r["row"], r["seed"], r["epochs"]) == (row, str(seed), str(options.epochs)) for r in known):
-                    continue
-                found, waves = judge(row, seed, options.epochs, options.out)
-                print(f"{row}, seed {seed}: loss {found['loss']:.3g}, {found['minutes']:.0f} minutes", flush=True)
-                for path, new in ((options.results, [found]), (options.results.with_name(SCALES.name), waves)):
-                    made = results.provenance()
-                    old = results.read(path)
-                    if new:
-                        results.write(
-                            path, [*old, *({**r, **made} for r in new)], (*new[0], *results.PROVENANCE), digits=5
-                        )
+        for seed, row in product(options.seeds, options.rows):
+            run = (row, str(seed), str(options.epochs))
+            if any((known["row"], known["seed"], known["epochs"]) == run for known in results.read(options.results)):
+                continue
+            found, waves = judge(row, seed, options.epochs, options.out)
+            print(f"{row}, seed {seed}: loss {found['loss']:.3g}, {found['minutes']:.0f} minutes", flush=True)
+            made = results.provenance()
+            for path, new in ((scales_path, waves), (options.results, [found])):
+                if new:
+                    rows = [*results.read(path), *({**one, **made} for one in new)]
+                    results.write(path, rows, (*new[0], *results.PROVENANCE))
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
+    if options.results == KEPT:
+        results.save(scales_figure(results.read(scales_path)), results.DOCS / "figures" / "scales.png")
 
 
 if __name__ == "__main__":
