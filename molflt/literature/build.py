@@ -51,7 +51,7 @@ def build_randomised(config: RandomisedConfig, sizes: Sizes) -> Built:
 
 def build_randomised_rpe(config: RandomisedRpeConfig, sizes: Sizes) -> Built:
     """RA with the local RPE and f̂ as its positional mask, on pairs."""
-    rpe = build_rpe(config)
+    rpe = build_rpe(config, config.spectrum, sizes.seed)
     on_pairs = LayerSizes(sizes.n_layers * sizes.n_recycles, sizes.n_heads, sizes.dim, sizes.dim, rank=1)
     method = interchangeable_method(config.frequencies, config.tolerance)
     positions = FourierPositions(rpe, method, on_pairs, "quadratic", moments=False)
