@@ -333,7 +333,7 @@ def _read_standard_input(
 
 
 def _is_companion(file: Path) -> bool:
-    return file.name.endswith((".natoms.npz", "-lock", "lock.mdb"))
+    return file.name.endswith((".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))
 
 
 def _is_known(file: Path) -> bool:
