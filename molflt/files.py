@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -69,36 +69,111 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def lock(descriptor: int) -> bool:
-    """Lock an open file or folder, without waiting, until it is closed. No lock file is made.
+def lock(descriptor: int, wait: bool = False) -> bool:
+    """Lock an open file or folder until it is closed. No lock file is made.
+
+    Args:
+        descriptor: of the file or folder.
+        wait: until no other process holds the lock.
 
     Returns:
         False if another process holds the lock. True also on file systems that have no locks.
     """
     try:
-        return lock_descriptor(descriptor, blocking=False)
+        return lock_descriptor(descriptor, blocking=wait)
     except OSError:
         return True
 
 
 @contextmanager
 def alone(folder: Path, other: str) -> Iterator[None]:
-    """Keep a second process from writing to the files of a folder.
+    """Keep a second process from writing to the files of a folder, which is made first if it is not there.
+
+    A folder that was made is removed at the end if it is still empty.
 
     Args:
-        folder: which must exist.
+        folder: to write to.
         other: what another process is doing there, and what to do about it.
 
     Raises:
-        InputError: another process is at work there. Never on Windows, where a folder cannot be opened.
+        InputError: another process is at work there (never on Windows, where a folder cannot be opened), or it is a
+            file.
+        OSError: the system refuses.
     """
-    if sys.platform == "win32":
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; choose another folder")
+    with _folder(folder) as make:
+        handle = None if sys.platform == "win32" else _locked(folder, os.O_RDONLY, make)
+        try:
+            if handle is None and sys.platform != "win32":
+                raise InputError(f"{folder}: {other}")
+            yield
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+
+@contextmanager
+def sole_writer(path: str | Path, part: str = "", wait: bool = False) -> Iterator[None]:
+    """Keep a second process from writing a file, from before it is computed until it is there.
+
+    The folder is made if it is not there. While it lasts there is an empty hidden file beside ``path``; one that a
+    killed process left does no harm.
+
+    Args:
+        path: of the file.
+        part: what of it, where processes may share it.
+        wait: for another process to end, rather than to refuse.
+
+    Raises:
+        InputError: another process is writing it.
+        OSError: the system refuses; it names the file.
+    """
+    path = Path(path)
+    claim = path.with_name(f".{'.'.join(filter(None, (path.name, part)))}.lock")
+    with _folder(path.parent) as make:
+        with naming(path, instead_of=claim):
+            handle = _locked(claim, os.O_RDWR | os.O_CREAT, make, wait)
+        if handle is None:
+            raise InputError(f"{path}: another process is writing it; wait for it, end it, or choose another name")
+        try:
+            yield
+        finally:
+            # Before it is let go: who waits for it notices that it is gone, and makes another.
+            with contextlib.suppress(OSError):
+                claim.unlink()
+            os.close(handle)
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[Callable[[], None]]:
+    """Yield what makes a folder; at the end, remove what it made and is still empty."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        if not lock(handle):
-            raise InputError(f"{folder}: {other}")
-        yield
+        yield lambda: folder.mkdir(parents=True, exist_ok=True)
     finally:
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()
+
+
+def _locked(path: Path, flags: int, make_folder: Callable[[], None], wait: bool = False) -> int | None:
+    """Open and lock what has this name, also where others remove it and make it anew; None: another process has it."""
+    left = 100
+    while True:
+        try:
+            make_folder()
+            handle = os.open(path, flags, 0o666)
+        except (FileNotFoundError, FileExistsError):
+            # Removed since, also while it was looked at; but there are places where nothing can be made.
+            left -= 1
+            if left:
+                continue
+            raise
+        if not lock(handle, wait):
+            os.close(handle)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
         os.close(handle)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import EnergyUnit, MethodName, OnError, Per
-from molflt.cli.options import DEVICE, FREQUENCIES, JSON, MAX_ATOMS, ON_ERROR, check_new_file
+from molflt.cli.options import DEVICE, FREQUENCIES, JSON, MAX_ATOMS, ON_ERROR, claim_new_file
 from molflt.cli.terminal import answer, answer_json, command_line, say, warn, warn_skipped
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_command(
+    context: typer.Context,
     model: Path = typer.Argument(
         ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
     ),
@@ -51,7 +52,7 @@ def evaluate_command(
     from molflt.report.model_report import evaluation_report
 
     if report is not None:
-        check_new_file(report, (".html", ".htm"), overwrite, "a report")
+        claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")
     members = load_members(model, frequencies)
     given = {"label": label, "unit": unit, "per": per}
     spec = members[0].metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})

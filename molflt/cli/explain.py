@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from molflt.choices import TagConvention
-from molflt.cli.options import DEVICE, TAGS, check_new_file
+from molflt.cli.options import DEVICE, TAGS, claim_new_file
 from molflt.cli.terminal import answer, answer_json, output, say, warn
 from molflt.errors import InputError
 
@@ -23,6 +23,7 @@ _ROWS = 20
 
 
 def explain_command(
+    context: typer.Context,
     model: Path = typer.Argument(..., help="Model file, run directory, or pretrained:NAME.", show_default=False),
     structure: str = typer.Argument(..., help="A file, or a SMILES.", show_default=False),
     atom: int = typer.Option(
@@ -45,7 +46,7 @@ def explain_command(
     """
     out = PAGE if out is None and not as_json else out
     if out is not None:
-        check_new_file(out, (".html", ".csv"), overwrite)
+        claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.prediction.members import load_member
     from molflt.prediction.predictor import choose_device, unknown_elements
     from molflt.report.explain_page import as_json as content

@@ -7,11 +7,13 @@ from pathlib import Path
 import typer
 
 from molflt.choices import OC20Split
+from molflt.cli.options import claim
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 
 
 def merge_command(
+    context: typer.Context,
     shards: list[Path] = typer.Argument(
         ..., help="Every file that 'molflt predict --shard' wrote, in any order.", show_default=False
     ),
@@ -31,7 +33,7 @@ def merge_command(
     from molflt.prediction.outputs import check_output, write_predictions
     from molflt.prediction.shards import merge
 
-    check_output(out, oc20_split, overwrite)
+    claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
     prediction, target = merge(shards)
     if oc20_split is not None and prediction.failures:
         raise InputError(

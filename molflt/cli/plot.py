@@ -7,11 +7,12 @@ from pathlib import Path
 import typer
 
 from molflt.choices import Figure
-from molflt.cli.options import DEVICE, MAX_ATOMS, check_new_file
+from molflt.cli.options import DEVICE, MAX_ATOMS, claim_new_file
 from molflt.cli.terminal import say
 
 
 def plot_command(
+    context: typer.Context,
     kind: Figure = typer.Argument(
         ...,
         metavar="KIND",
@@ -34,7 +35,7 @@ def plot_command(
     Example: molflt plot parity runs/tiny/best.safetensors
     data/adsorption/test.lmdb -o parity.png
     """
-    check_new_file(out, (".png", ".svg", ".pdf"), overwrite, "a figure")
+    claim_new_file(context, out, (".png", ".svg", ".pdf"), overwrite, "a figure")
     from molflt.prediction.predictor import choose_device
     from molflt.report.pictures import draw
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
-from molflt.cli.options import DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS
+from molflt.cli.options import DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
 from molflt.cli.terminal import detail, errors, say, warn, warn_skipped
 from molflt.errors import InputError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def predict_command(
+    context: typer.Context,
     model: Path = typer.Argument(
         ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
     ),
@@ -62,7 +63,7 @@ def predict_command(
 
     part = None if shard is None else _shard(shard, out, forces, calibrate, oc20_split)
     if out is not None and part is None:
-        check_output(out, oc20_split, overwrite)
+        claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
     if forces and (out is None or out.suffix != ".extxyz"):
         raise InputError("--forces: forces are written with their structures; give -o NAME.extxyz")
     skip = on_error == "skip"

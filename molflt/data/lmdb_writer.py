@@ -23,7 +23,7 @@ from molflt.data.progress import track
 from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, fingerprint, resolve_inputs
 from molflt.errors import InputError
-from molflt.files import sync_folder
+from molflt.files import sole_writer, sync_folder
 
 _PER_COMMIT = 256
 _FIRST_MAP_SIZE = 16 << 20
@@ -61,15 +61,28 @@ def write_lmdb(
         The number of records in the file.
 
     Raises:
-        InputError: the file exists, a record holds something else than numbers and text, there are no records,
-            or not as many as ``total``.
+        InputError: the file exists, another process is writing it, a record holds something else than numbers and
+            text, there are no records, or not as many as ``total``.
         OSError: the system refuses: no room, no permission. What is committed stays, to go on from.
     """
-    final, partial = Path(path), Path(os.fspath(path) + ".partial")
-    if final.exists() and not overwrite:
-        raise InputError(f"{final}: exists already; remove it, name another file or ask to overwrite")
+    final = Path(path)
     if not final.parent.is_dir():
         raise InputError(f"{final.parent}: no such folder")
+    with sole_writer(final):
+        if final.exists() and not overwrite:
+            raise InputError(f"{final}: exists already; remove it, name another file or ask to overwrite")
+        return _write(final, records, total, resume, progress, source)
+
+
+def _write(
+    final: Path,
+    records: Iterable[Mapping[str, Any]],
+    total: int | None,
+    resume: bool,
+    progress: bool | None,
+    source: str,
+) -> int:
+    partial = final.with_name(f"{final.name}.partial")
     if total is None and isinstance(records, Sequence):
         total = len(records)
     if isinstance(records, Sequence):
@@ -95,7 +108,6 @@ def write_lmdb(
         if total is not None and done != total:
             raise InputError(f"{final}: {done} records came, {total} were announced; the file is not finished")
         writer.commit([(b"length", pickle.dumps(done, protocol=4))], remove=(_SOURCE, _DONE))
-    Path(os.fspath(partial) + "-lock").unlink(missing_ok=True)
     # this process may have the file that is being replaced open
     close_readonly(final)
     os.replace(partial, final)
@@ -150,8 +162,8 @@ class _Writer:
         size = path.stat().st_size if path.exists() else 0
         map_size = max(_FIRST_MAP_SIZE, 2 * size)
         try:
-            # LMDB maps map_size but on disk the file is only as long as its pages
-            self._environment = lmdb.open(os.fspath(path), subdir=False, map_size=map_size, lock=True)
+            # LMDB maps map_size but on disk the file is only as long as its pages; nobody else writes (sole_writer)
+            self._environment = lmdb.open(os.fspath(path), subdir=False, map_size=map_size, lock=False)
         except (lmdb.Error, OSError) as error:
             raise _refused(error, path) from error
         self._path, self._map_size = path, map_size

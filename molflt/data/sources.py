@@ -26,6 +26,7 @@ from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smiles_file
+from molflt.data.records import check_structure
 from molflt.errors import InputError, OnBad
 
 _SDF, _SMILES = (".sdf", ".mol"), (".smi", ".csv")
@@ -298,7 +299,7 @@ def _checked(data: Data, name: str) -> Data:
     for key, value in fields.items():
         if not isinstance(value, torch.Tensor):
             raise InputError(f"{name}: '{key}' is {type(value).__name__}, expected a tensor")
-    vocabulary.check(fields, name)
+    check_structure(fields, name)
     structure = Data(**fields)
     structure.num_nodes = int(fields["atomic_numbers"].shape[0])
     structure.name = data["name"] if isinstance(data.get("name"), str) else name
@@ -332,7 +333,7 @@ def _read_standard_input(
 
 
 def _is_companion(file: Path) -> bool:
-    return file.name.endswith((".natoms.npz", "-lock", "lock.mdb"))
+    return file.name.endswith((".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))
 
 
 def _is_known(file: Path) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from molflt.choices import MethodName
 from molflt.errors import InputError
+from molflt.files import sole_writer
 from molflt.model.model_file import LoadedModel, load_model, save_model
 
 BEST, MEMBER = "best.safetensors", "member-"
@@ -123,13 +124,24 @@ def average_models(paths: Sequence[ModelPath], target: str | Path) -> LoadedMode
         target: where to save the average; it must not exist.
 
     Raises:
-        InputError: fewer than two files, files that do not belong together, or a target that exists.
+        InputError: fewer than two files, files that do not belong together, or a target that exists or that another
+            process is writing.
     """
     if len(paths) < 2:
         raise InputError("give at least two model files to average, such as RUN_DIR/epoch-*.safetensors")
     target = Path(target)
+    _refuse_existing(target)
+    with sole_writer(target):
+        _refuse_existing(target)
+        return _average(paths, target)
+
+
+def _refuse_existing(target: Path) -> None:
     if target.exists():
         raise InputError(f"{target}: exists already; choose another name")
+
+
+def _average(paths: Sequence[ModelPath], target: Path) -> LoadedModel:
     first = load_model(Path(paths[0]))
     learnt = {name for name, _ in first.model.named_parameters()}
     state = first.model.state_dict()

@@ -6,6 +6,7 @@ import csv
 import re
 import zipfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +19,7 @@ from molflt.choices import OC20Split
 from molflt.data.ase_io import to_atoms
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
-from molflt.files import atomic_file
+from molflt.files import atomic_file, sole_writer
 from molflt.prediction.predictor import Prediction, system_id
 from molflt.printable import printable
 
@@ -72,16 +73,17 @@ def write_predictions(
     """
     if structures is None and path.suffix == ".extxyz":
         raise InputError(f"{path}: extxyz holds structures, and there are energies only; choose csv or npz")
-    with atomic_file(path) as temporary:
+    # Of four runs that make one file, each reads what the others have written.
+    with sole_writer(path, wait=True) if oc20_split else nullcontext(), atomic_file(path) as temporary:
         if path.suffix == ".csv":
-            with open(temporary, "w", newline="") as handle:
+            with open(temporary, "w", newline="", encoding="utf-8") as handle:
                 writer = csv.writer(handle)
                 columns = _columns(prediction, target)
                 writer.writerow(columns)
                 writer.writerows(zip(*columns.values(), strict=True))
         elif path.suffix == ".extxyz":
             assert structures is not None
-            with open(temporary, "w") as handle:
+            with open(temporary, "w", encoding="utf-8") as handle:
                 for i in range(len(prediction.names)):
                     if i not in prediction.failures:
                         ase.io.write(handle, _with_prediction(structures[i], prediction, i, target), format="extxyz")

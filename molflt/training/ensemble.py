@@ -9,12 +9,13 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from molflt.errors import InputError
+from molflt.files import alone
 from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import MEMBER, load_members
 from molflt.prediction.predictor import choose_device
 from molflt.training.config import TrainConfig
 from molflt.training.run import TrainResult, train
-from molflt.training.run_directory import check_run_dir, write_config
+from molflt.training.run_directory import OCCUPIED, check_run_dir, write_config
 
 
 def train_ensemble(
@@ -48,6 +49,13 @@ def train_ensemble(
             "ensemble: members are trained one after the other on one device. With several, train each in a run of "
             f"its own, as in: molflt train CONFIG --out {run_dir / MEMBER}0 ensemble=1 seed={config.seed}"
         )
+    with alone(run_dir, OCCUPIED):
+        return _train_members(config, run_dir, resume, say, callbacks)
+
+
+def _train_members(
+    config: TrainConfig, run_dir: Path, resume: bool, say: Callable[[str], None], callbacks: list[Callback] | None
+) -> TrainResult:
     check_run_dir(run_dir, config, resume)
     write_config(run_dir, config)
     results = []
@@ -60,6 +68,6 @@ def train_ensemble(
     metrics = evaluate(
         load_members(run_dir), path, device=device, max_atoms=config.data.max_atoms, on_bad=config.data.on_bad
     ).metrics
-    alone = np.array([result.best for result in results])
-    say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {alone.mean():.4f} eV")
+    singly = np.array([result.best for result in results])
+    say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
     return TrainResult(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)

@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -94,10 +94,8 @@ def train(
     """
     check_processes(config.trainer)
     run_dir = Path(run_dir)
-    with ExitStack() as until_the_end:
-        if is_first_process() and run_dir.is_dir():
-            until_the_end.enter_context(alone(run_dir, OCCUPIED))
-        return _train(config, run_dir, resume, say, callbacks or [], until_the_end)
+    with alone(run_dir, OCCUPIED) if is_first_process() else nullcontext():
+        return _train(config, run_dir, resume, say, callbacks or [])
 
 
 def _train(
@@ -106,7 +104,6 @@ def _train(
     resume: bool,
     say: Callable[[str], None],
     callbacks: list[Callback],
-    until_the_end: ExitStack,
 ) -> TrainResult:
     first = is_first_process()
     if first:
@@ -132,9 +129,6 @@ def _train(
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
-        if not run_dir.is_dir():
-            run_dir.mkdir(parents=True)
-            until_the_end.enter_context(alone(run_dir, OCCUPIED))
         write_config(run_dir, config)
         if skipped := write_skipped(run_dir, data.skipped):
             say(skipped)

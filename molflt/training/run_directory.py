@@ -65,8 +65,6 @@ def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
                 f"{saved}: the run was started with another configuration ({'; '.join(changed)}); resume with the "
                 "same one, or choose another '--out'"
             )
-    elif run_dir.exists() and not run_dir.is_dir():
-        raise InputError(f"{run_dir}: is a file; choose another '--out'")
     elif run_dir.exists() and not all(map(is_leftover, run_dir.iterdir())):
         raise InputError(f"{run_dir}: is not empty and not a run of molflt; choose another '--out'")
 

@@ -58,6 +58,14 @@ def test_all_of_it(archive: Archive, server: Server, tmp_path: Path) -> None:
     assert len(server.requests) == asked
 
 
+def test_another_fetch_that_ends_in_between_has_done_it(archive: Archive, server: Server, tmp_path: Path) -> None:
+    """The second made its plan while the first was at work, and begins when the first has ended."""
+    plan = make_plan(archive, tmp_path)
+    splits, _ = run(make_plan(archive, tmp_path))
+    assert run(plan) == (splits, [])
+    assert len(server.requests) == 1
+
+
 def test_the_archive_is_kept_when_asked_for(archive: Archive, server: Server, tmp_path: Path) -> None:
     run(make_plan(archive, tmp_path, keep=True))
     assert names(tmp_path) == ["data.tar.gz", "is2res"]
@@ -105,7 +113,7 @@ def test_an_archive_from_elsewhere(archive: Archive, server: Server, tmp_path: P
     with pytest.raises(InputError, match=r"by hand.tar.gz: damaged, incomplete.*checksum.*\.part"):
         run(make_plan(archive, tmp_path / "oc20", local=file))
     assert file.read_bytes() == CONTENT[:100]
-    assert names(tmp_path / "oc20") == []
+    assert names(tmp_path) == ["by hand.tar.gz"]
     file.write_bytes(CONTENT)
     splits, _ = run(make_plan(archive, tmp_path / "oc20", local=file))
     assert not missing_splits(splits, SPLITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from molflt import files
 from molflt.errors import InputError
-from molflt.files import alone, atomic_file, is_leftover, lock, remove_leftovers
+from molflt.files import alone, atomic_file, is_leftover, lock, remove_leftovers, sole_writer
 
 HOLD = """
 import sys
@@ -64,6 +65,65 @@ def test_without_locks_there_is_nothing_to_wait_for(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(files, "lock_descriptor", refuse)
     with alone(tmp_path, "wait for it"):
         pass
+
+
+HURRY = """
+import sys, time
+from pathlib import Path
+from molflt.files import alone, sole_writer
+place, log = Path(sys.argv[1]), Path(sys.argv[2])
+def enter():
+    with log.open("a", encoding="utf-8") as file:
+        file.write("in ")
+    time.sleep(0.001)
+    with log.open("a", encoding="utf-8") as file:
+        file.write("out ")
+for _ in range(40):
+    with sole_writer(place / "a", wait=True):
+        enter()
+"""
+
+
+def test_a_claim_keeps_others_out_and_leaves_nothing(tmp_path: Path) -> None:
+    """Also while claims are given up and taken anew, each of which removes and makes the file that is locked."""
+    log = tmp_path / "log"
+    processes = [subprocess.Popen([sys.executable, "-c", HURRY, str(tmp_path / "new"), str(log)]) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert log.read_text(encoding="utf-8") == "in out " * 120
+    # The folder may stay: who made it does not go last.
+    assert list((tmp_path / "new").glob("*")) == []
+
+
+def test_what_is_claimed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    (tmp_path / ".a.csv.lock").write_text("of a killed process", encoding="utf-8")
+    with sole_writer(path):
+        with pytest.raises(InputError, match=f"^{path}: another process is writing it"), sole_writer(path):
+            pass
+        with sole_writer(path, "a part"), sole_writer(tmp_path / "b.csv"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    path.mkdir()
+    with pytest.raises(OSError, match=re.escape(str(path / "b"))), sole_writer(path / "b" / "c"):
+        (path / "b").rmdir() if (path / "b").exists() else None
+        raise OSError(errno.EIO, "the disk", str(path / "b"))
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="is a file; choose another folder"), alone(tmp_path / "file", "busy"):
+        pass
+
+
+def test_a_folder_is_made_for_who_is_alone_in_it_and_goes_if_it_stays_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+    with alone(folder, "busy"):
+        with pytest.raises(InputError, match=f"^{folder}: busy$"), alone(folder, "busy"):
+            pass
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
+    with alone(folder, "busy"):
+        (folder / "a").touch()
+    with alone(folder, "busy"):
+        (folder / "a").unlink()
+    assert list(folder.iterdir()) == []
 
 
 def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:

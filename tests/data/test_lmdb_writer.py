@@ -118,6 +118,28 @@ def test_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, make_record: A
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lmdb", "b.lmdb"]
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_two_writers_of_one_file(tmp_path: Path, make_record: Any, overwrite: bool) -> None:
+    """The second begins when the first has written a part: it is refused, and the first does not notice."""
+    pytest.importorskip("fcntl")
+    path, refused = tmp_path / "a.lmdb", []
+    if overwrite:
+        write_lmdb(path, Counted(lambda k: make_record(k + 100), 3))
+
+    class Interfering(Counted):
+        def __getitem__(self, index: Any) -> dict[str, Any]:
+            if index == 21 and not refused:
+                with pytest.raises(InputError, match=r"a\.lmdb: another process is writing it; wait for it"):
+                    write_lmdb(path, Counted(lambda k: make_record(k + 50), 40), overwrite=overwrite)
+                refused.append([int(d.sid) for d in LmdbDataset(path)] if overwrite else path.exists())
+            return super().__getitem__(index)
+
+    assert write_lmdb(path, Interfering(make_record, 30), overwrite=overwrite) == 30
+    assert refused == [[100, 101, 102] if overwrite else False]
+    assert [int(d.sid) for d in LmdbDataset(path)] == list(range(30))
+    assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
+
+
 def test_interrupted_iterable_is_wound_forward(tmp_path: Path, make_record: Any) -> None:
     path = tmp_path / "a.lmdb"
 

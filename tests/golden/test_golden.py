@@ -42,8 +42,9 @@ def test_shipped_models_predict_for_ever_what_they_predicted(name):
     """In single precision to its rounding and the tolerance of the far field."""
     model = load_model(pretrained_models()[name]).model.float()
     assert energies(model, shipped_structures()) == pytest.approx(SHIPPED[name]["float32"], rel=2e-6, abs=2e-6)
-    found = energies(exactly(model), shipped_structures())
-    assert found == pytest.approx(SHIPPED[name]["exact"], rel=1e-10, abs=1e-10)
+    expected = SHIPPED[name]["exact"]
+    found = energies(exactly(model), shipped_structures()[: len(expected)])
+    assert found == pytest.approx(expected, rel=1e-10, abs=1e-10)
 
 
 def test_every_shipped_model_has_numbers_and_the_present_schema():

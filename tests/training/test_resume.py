@@ -23,7 +23,9 @@ from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import SCHEMA_VERSION, load_model
 from molflt.report.model_report import training_report
+from molflt.training import run as run_module
 from molflt.training.config_file import load_config, to_yaml
+from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_directory import find_checkpoint, read_records
 from tests.training.runs import (
@@ -316,3 +318,30 @@ def test_two_runs_in_one_folder(make_config, copied_run):
         go(make_config(), copied_run, resume=True)
     os.close(handle)
     go(make_config(), copied_run, resume=True)
+
+
+@pytest.mark.parametrize("ensemble", [1, 2])
+def test_two_runs_begun_at_once_in_one_new_folder(make_config, tmp_path, monkeypatch, ensemble):
+    """The second begins while the first reads its data, before anything is written."""
+    pytest.importorskip("fcntl")
+    config, run_dir = make_config(**QUICK, ensemble=ensemble), tmp_path / "new" / "run"
+    start = train if ensemble == 1 else train_ensemble
+    reading, refused = run_module.EnergyDataModule, []
+
+    def second_begins(*arguments):
+        if not refused:
+            refused.append(None)
+            with pytest.raises(InputError, match=f"^{run_dir}: another process is training there"):
+                start(config, run_dir, say=quiet)
+            refused.append(sorted(path.name for path in run_dir.iterdir()))
+        return reading(*arguments)
+
+    monkeypatch.setattr(run_module, "EnergyDataModule", second_begins)
+    start(config, run_dir, say=quiet)
+    assert len(refused) == 2
+    assert refused[1] == ([] if ensemble == 1 else ["config.yaml", "member-0"])
+    # And a run that fails on its data leaves no folder behind.
+    monkeypatch.setattr(run_module, "EnergyDataModule", reading)
+    with pytest.raises(InputError, match="no such file"):
+        go(make_config(**{"data.train": str(tmp_path / "absent.lmdb")}), tmp_path / "other" / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]

@@ -145,8 +145,10 @@ def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None
             f"{plan.folder}: {size_text(plan.needed)} are needed, but only {size_text(plan.free)} are free; make "
             "room or give a folder on another disk by --to"
         )
-    plan.folder.mkdir(parents=True, exist_ok=True)
     with alone(plan.folder, "another molflt fetch is at work there; wait for it"):
+        # Another fetch may have come to its end since the plan was made.
+        if (there := present_splits(plan)) is not None:
+            return there
         file = plan.local or plan.part
         # A download that came to its end before an interruption needs no network any more.
         checksum = _checksum(file) if plan.local or plan.present >= archive.smallest else ""
