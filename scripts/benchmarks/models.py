@@ -70,7 +70,7 @@ class Row:
 def ours(preset: str, attention: str) -> Row:
     """A preset of molflt."""
     config = model_config(preset, attention)
-    name = f"molflt {preset}" if attention == "molflt" else f"molflt {preset}, {attention}"
+    name = f"molflt {preset}" if attention == "flt" else f"molflt {preset}, {attention}"
     sizes = {"preset": preset, "attention": attention}
     return Row(name, "molflt", sizes, config.neighbour_cutoff, all_pairs=config.all_pairs_if_isolated)
 
@@ -106,7 +106,7 @@ def published() -> list[Row]:
 
 def matched() -> list[Row]:
     """``small``, and peers with its cutoff and its number of parameters."""
-    cutoff = model_config("small", "molflt").cutoff
+    cutoff = model_config("small", "flt").cutoff
     dimenet = {"num_blocks": 3, "basis_emb_size": 8, "num_spherical": 7, "num_radial": 6, "cutoff": cutoff}
     schnet = {"num_interactions": 4, "num_gaussians": 100, "cutoff": cutoff}
     return [
