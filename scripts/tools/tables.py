@@ -1,10 +1,10 @@
 """Write every table of the pages under docs from its CSV.
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]`` or
-``compare_attention``, which have layouts of their own, or the path of a CSV below docs, without its ending. Such a
-CSV is printed as it is, without the columns that say how a row was measured. With ``rows=COLUMN,COLUMN across=COLUMN
-value=COLUMN`` behind the path it is turned about: one row for each value of some columns, and one column for each
-value of another.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
+``compare_attention`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below
+docs, without its ending. Such a CSV is printed as it is, without the columns that say how a row was measured. With
+``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each value of some
+columns, and one column for each value of another.
 
     python -m scripts.tools.tables               # writes the pages
     python -m scripts.tools.tables --check       # exit status 1 if a page is not what the CSV files say
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from molflt.files import atomic_file
 from scripts import results
-from scripts.benchmarks import accuracy, compare_attention
+from scripts.benchmarks import accuracy, compare_attention, speed_report
 
-LAYOUTS = {"accuracy": accuracy.table, "compare_attention": compare_attention.table}
+LAYOUTS = {"accuracy": accuracy.table, "compare_attention": compare_attention.table, "speed": speed_report.table}
 
 
 def table(name: str, folder: Path = results.DOCS) -> str:
