@@ -179,7 +179,7 @@ def test_report_has_the_numbers_against_the_targets(tmp_path):
     text = write_report(results.read(tmp_path / "attention.csv"), tmp_path)
     for expected in ("| 1.00 |", "4,096 atoms", "4.00 times as long", "+100 % at 2,048"):
         assert expected in text
-    table = (tmp_path / "attention.md").read_text()
+    table = (tmp_path / "attention.md").read_text(encoding="utf-8")
     assert "does not fit" in table
     assert (tmp_path / "attention.png").stat().st_size > 0
 
