@@ -124,7 +124,7 @@ def start_peak(device: torch.device) -> float:
     _return_free_memory()
     # The peak so far may be that of imports: the kernel starts anew from what is resident now. ru_maxrss would not
     # do, which a process takes over from the one that started it.
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     return resident("VmRSS")
 
 
@@ -155,7 +155,7 @@ def _return_free_memory() -> None:
 
 def resident(field: str) -> float:
     """VmRSS (now), VmHWM (the peak) or VmSize (addresses in use) of this process, bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(field))
 
 

@@ -168,10 +168,10 @@ def main() -> None:
 
 def _import_everything() -> None:
     """What the commands import when they run, so that a strike meets them at work."""
-    import molflt.data.lmdb_writer
-    import molflt.invariance.harness
-    import molflt.prediction.shards
-    import molflt.report.model_report
+    import molflt.data.lmdb_writer  # noqa: F401
+    import molflt.invariance.harness  # noqa: F401
+    import molflt.prediction.shards  # noqa: F401
+    import molflt.report.model_report  # noqa: F401
     import molflt.training.ensemble  # noqa: F401
 
 

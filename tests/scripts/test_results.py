@@ -23,7 +23,7 @@ def test_the_tables_of_the_pages_are_those_of_the_csv_files():
     assert {f"accuracy {data}" for data in ("qm7", "is2re", "perovskites", "atoms")} <= names
     for name in ("loader", "model"):
         page = {"loader": loader, "model": models_report}[name].page
-        assert page(results.read(BENCHMARKS / f"{name}.csv")) == (BENCHMARKS / f"{name}.md").read_text()
+        assert page(results.read(BENCHMARKS / f"{name}.csv")) == (BENCHMARKS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_every_csv_says_where_it_comes_from():
@@ -42,13 +42,16 @@ def test_a_damaged_page_or_csv_is_noticed(tmp_path):
     page = tmp_path / "page.md"
     results.write(tmp_path / "t.csv", [{"a": 1, "b": 0.25}, {"a": 2, "b": 0.5}])
     begin = "<!-- table: t -->\n"
-    page.write_text(f"# Page\n\n{begin}| a | b |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.6 |\n<!-- end -->\nrest\n")
+    page.write_text(
+        f"# Page\n\n{begin}| a | b |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.6 |\n<!-- end -->\nrest\n",
+        encoding="utf-8",
+    )
     text, new, names = tables.pages(tmp_path)[page]
     assert names == ["t"]
     assert new == text.replace("0.6", "0.5")
     assert tables.table("t rows=a across=b value=b", tmp_path).splitlines()[2] == "| 1 | 0.25 |  |"
     for damaged in (text.replace("<!-- end -->", ""), text.replace("table: t", "table: u"), begin + text):
-        page.write_text(damaged)
+        page.write_text(damaged, encoding="utf-8")
         with pytest.raises(SystemExit, match=re.escape(str(page))):
             tables.pages(tmp_path)
 
