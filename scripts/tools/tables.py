@@ -70,6 +70,15 @@ def pages(folder: Path = results.DOCS) -> dict[Path, tuple[str, str, list[str]]]
     return found
 
 
+def write(found: dict[Path, tuple[str, str, list[str]]]) -> None:
+    """Write those of :func:`pages` that are not as they should be."""
+    for path, (text, new, _) in found.items():
+        if text != new:
+            with atomic_file(path) as temporary:
+                temporary.write_text(new, encoding="utf-8")
+            print(path)
+
+
 def main() -> None:
     """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,10 +88,7 @@ def main() -> None:
     stale = [path for path, (text, new, _) in found.items() if text != new]
     if options.check and stale:
         sys.exit(f"{', '.join(map(str, stale))}: python -m scripts.tools.tables writes the tables again")
-    for path in stale:
-        with atomic_file(path) as temporary:
-            temporary.write_text(found[path][1], encoding="utf-8")
-        print(path)
+    write(found)
 
 
 if __name__ == "__main__":
