@@ -193,7 +193,7 @@ def answer(measure: Callable[[], dict[str, Any]]) -> None:
     load = os.getloadavg()[0]
     # If memory runs out after all, this process is the one to be killed.
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     found: dict[str, Any]
     try:
         found = {"status": DONE, **measure()}

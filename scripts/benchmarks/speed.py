@@ -252,7 +252,7 @@ def main() -> None:
 
 def available_memory() -> float:
     """GiB: what is available now, less a tenth."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     return round(0.9 * available / 2**20, 1)
 
