@@ -26,7 +26,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "frequencies": ["quadrature"], "tolerance": [9e-3], "order": ["linear", "quadratic"], "far_rank": [1, "m"],
     "far_dim": [4], "moment_channels": [3], "n_basis": [5], "sigma_min": [1.1], "sigma_max": [5.0],
     "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
-    "proposal": ["own"], "means": [True], "spectrum": ["free", "both"], "periodic_radius": [5.0], "l_max": [2],
+    "proposal": ["own"], "means": [True], "spectrum": ["free", "sampled"], "periodic_radius": [5.0], "l_max": [2],
     "kernel": [], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
     "sampling": ["biased"], "dense_cutoff": [6.0],
 }  # fmt: skip
