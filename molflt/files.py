@@ -158,7 +158,7 @@ def _folder(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _locked(path: Path, flags: int, make_folder: Callable[[], None], wait: bool = False) -> int | None:
-    """Open and lock what has this name, also where others remove it and make it anew; None: another process has it."""
+    """Open and lock what has this name, also where others remove and remake it; None: another process has it."""
     left = 100
     while True:
         try:

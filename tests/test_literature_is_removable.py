@@ -74,7 +74,7 @@ def without_literature(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("literature*", "__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     (copy / "data").symlink_to(ROOT / "data")
-    (copy / "sitecustomize.py").write_text(NOT_ELSEWHERE)
+    (copy / "sitecustomize.py").write_text(NOT_ELSEWHERE, encoding="utf-8")
     assert not list(copy.rglob("literature"))
     return copy
 

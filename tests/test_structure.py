@@ -62,3 +62,31 @@ def test_only_the_registry_names_the_literature():
     named = {path.relative_to(ROOT).as_posix() for path, part in sources() if part != "literature"}
     named = {path for path in named if "molflt.literature" in (ROOT / path).read_text("utf-8")}
     assert named <= {"attention/registry.py"}
+
+
+def unspecified_encodings(source: str) -> list[int]:
+    """Lines that read or write text without saying how: where ruff does not know that a variable is a path."""
+    lines = []
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        name, owner = call.func.attr, call.func.value
+        given = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+        others = isinstance(owner, ast.Name) and owner.id in ("os", "lmdb", "tarfile", "Image")
+        reads = name == "read_text" and not call.args
+        writes = name == "write_text" and len(call.args) < 2
+        opens = name == "open" and not others and not any("b" in str(mode) for mode in given)
+        if (reads or writes or opens) and "encoding" not in [keyword.arg for keyword in call.keywords]:
+            lines.append(call.lineno)
+    return lines
+
+
+def test_text_is_utf_8_everywhere():
+    repository = ROOT.parent
+    files = [
+        file for folder in ("molflt", "scripts", "tests") for file in sorted((repository / folder).rglob("*.py"))
+    ]
+    found = {str(file): unspecified_encodings(file.read_text(encoding="utf-8")) for file in files}
+    assert {file: lines for file, lines in found.items() if lines} == {}
+    assert unspecified_encodings("p.read_text()\np.write_text('a')\np.open('w')\np.open()") == [1, 2, 3, 4]
+    assert unspecified_encodings("p.open('rb'); p.read_text('utf-8'); p.write_text('a', encoding='x')") == []

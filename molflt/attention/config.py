@@ -155,7 +155,7 @@ class MethodKeys(FarFieldKeys):
     }
 
     spectrum: SpectrumName = Field(
-        "gaussians",
+        "both",
         description="members of f: gaussians; sampled: damped waves, the paper's frequencies with learnable scales; "
         "both: half of each",
     )

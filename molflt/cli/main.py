@@ -19,7 +19,7 @@ from molflt.cli.info import info_command
 from molflt.cli.merge import merge_command
 from molflt.cli.plot import plot_command
 from molflt.cli.predict import predict_command
-from molflt.cli.terminal import Verbosity, errors, forget_output, system_error
+from molflt.cli.terminal import Verbosity, errors, forget_output, prepare_streams, system_error
 from molflt.cli.train import train_command
 from molflt.errors import InputError
 from molflt.printable import printable
@@ -83,6 +83,7 @@ def main() -> None:
     # Large arrays in large pages: half of the time that a mesh takes on a CPU would go into small ones. PyTorch looks
     # at it once, when it first takes memory.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    prepare_streams()
     try:
         app()
     except InputError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -28,6 +29,21 @@ class Terminal(Console):
 def forget_output() -> None:
     """What is left for standard output goes nowhere: the interpreter would try to write it at its end, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def prepare_streams() -> None:
+    """Make the standard streams take any text and, unless somebody looks at them or says otherwise, speak UTF-8.
+
+    A terminal keeps its encoding, and gets an escape such as ``\\xc5`` for what it cannot show. A pipe or a file gets
+    what molflt reads, whatever the locale.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            asked_for = stream.isatty() or "PYTHONIOENCODING" in os.environ
+            stream.reconfigure(encoding=None if asked_for else "utf-8", errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        # As files are read. Bytes that are no UTF-8 stay recognisable, so that the reader refuses them.
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 _REASONS = 5

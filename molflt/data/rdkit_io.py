@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -268,10 +269,14 @@ class _Said:
         return "; ".join(line.split("] ", 1)[-1].strip() for line in messages.splitlines() if line.strip())
 
 
+_LOG = threading.RLock()
+"""RDKit has one log for all threads: it is redirected, written to and given back by one of them at a time."""
+
+
 @contextmanager
 def _captured() -> Iterator[_Said]:
-    """Keep RDKit from writing to standard error."""
-    with rdBase.BlockLogs():
+    """Keep RDKit from writing to standard error. All of its functions that may have something to say run in here."""
+    with _LOG, rdBase.BlockLogs():
         # older RDKit has no capture: then errors come without its reasons
         capture = getattr(rdBase, "CaptureErrorLog", None)
         if capture is None:

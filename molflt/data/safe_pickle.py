@@ -87,7 +87,7 @@ _ALLOWED: Mapping[tuple[str, str], type] = {
 }
 
 
-class _RecordUnpickler(pickle.Unpickler):
+class _RecordUnpickler(pickle.Unpickler):  # noqa: S301 (its names call nothing)
     """An unpickler that knows the names in the allow-list and no others."""
 
     def __init__(self, raw: bytes, where: str) -> None:

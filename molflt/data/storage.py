@@ -99,7 +99,7 @@ class _Description(tuple[Any, ...]):
     __slots__ = ()
 
 
-class _StorageUnpickler(pickle.Unpickler):
+class _StorageUnpickler(pickle.Unpickler):  # noqa: S301 (it calls nothing)
     """An unpickler to which names are text: types of storages, and nothing that can be called."""
 
     def find_class(self, module: str, name: str) -> str:

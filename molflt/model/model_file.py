@@ -26,7 +26,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths, renamed
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 OLDEST_SCHEMA = 6
 METADATA_KEY = "molflt"
 _MOST_METADATA = 1 << 20
@@ -213,7 +213,8 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
     try:
         if schema < 7:
             by_mechanism(path, content.get("config"))
-        renamed(content.get("config"))
+        if schema < 8:
+            renamed(content.get("config"))
         return ModelMetadata.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]

@@ -44,7 +44,10 @@ def clear_leftovers(run_dir: Path) -> None:
 def write_config(run_dir: Path, config: TrainConfig) -> None:
     """Leave the configuration with the run."""
     with atomic_file(run_dir / CONFIG) as path:
-        path.write_text(to_yaml(config, "The configuration of this run; 'molflt train' with it repeats the run."))
+        path.write_text(
+            to_yaml(config, "The configuration of this run; 'molflt train' with it repeats the run."),
+            encoding="utf-8",
+        )
 
 
 def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
@@ -163,15 +166,15 @@ def find_checkpoint(run_dir: Path) -> tuple[Path | None, list[Path]]:
 def read_records(run_dir: Path) -> list[dict[str, Any]]:
     """Read the metrics of every validated epoch, oldest first; an empty list before the first."""
     path = run_dir / METRICS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def write_records(run_dir: Path, records: list[dict[str, Any]]) -> None:
     """Write ``metrics.jsonl`` and ``metrics.csv``, which hold the same."""
     with atomic_file(run_dir / METRICS) as path:
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     names = list(dict.fromkeys(name for record in records for name in record))
-    with atomic_file(run_dir / "metrics.csv") as path, open(path, "w", newline="") as handle:
+    with atomic_file(run_dir / "metrics.csv") as path, open(path, "w", encoding="utf-8", newline="") as handle:
         writer = csv.DictWriter(handle, fieldnames=names)
         writer.writeheader()
         writer.writerows(records)

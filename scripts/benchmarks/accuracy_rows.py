@@ -101,7 +101,7 @@ class ProcessorTime(Callback):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.before = json.loads(path.read_text()) if path.exists() else 0.0
+        self.before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else 0.0
         self.start = time.process_time()
 
     @property
@@ -112,7 +112,7 @@ class ProcessorTime(Callback):
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Write the file."""
         with atomic_file(self.path) as temporary:
-            temporary.write_text(json.dumps(self.seconds))
+            temporary.write_text(json.dumps(self.seconds), encoding="utf-8")
 
 
 class RandomRotations(Callback):

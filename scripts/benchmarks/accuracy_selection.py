@@ -63,7 +63,7 @@ def main() -> None:
     config = run_config(options.row, options.data, split, options.seed, DATA_SETS[options.data].epochs)
     path = Path(f"{split.train.removesuffix('-train.lmdb')}.yaml")
     with atomic_file(path) as temporary:
-        temporary.write_text(to_yaml(config))
+        temporary.write_text(to_yaml(config), encoding="utf-8")
     print(f"molflt train {path} --out {options.out / 'base'}")
 
 

@@ -88,7 +88,7 @@ def run_once(folder: Path, data: str, attention: str, seed: int, steps: int) -> 
     start = time.perf_counter()
     found = train(config, run, resume=True, say=lambda line: None)
     seconds = time.perf_counter() - start
-    curve = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    curve = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     model = load_model(run / "last.safetensors").model
     structures = list(islice(open_dataset(resolve_path(config.data.val["val"])), N_TURNED))
     random = np.random.default_rng(0)
@@ -108,7 +108,7 @@ def run_once(folder: Path, data: str, attention: str, seed: int, steps: int) -> 
         "seconds": seconds,
     }
     with atomic_file(run / "result.json") as temporary:
-        temporary.write_text(json.dumps(record))
+        temporary.write_text(json.dumps(record), encoding="utf-8")
     print(f"{data:<11}{attention:<17}seed {seed}  MAE {record['mae']:.4f} eV  {seconds:.0f} s", flush=True)
 
 
@@ -156,14 +156,16 @@ def measured(folder: Path, data: str, attention: str, now: bool) -> dict[str, An
         if found["status"] != measuring.DONE:
             raise SystemExit(f"error: measuring {attention} on {data}: {found['status']}, {found.get('note', '')}")
         with atomic_file(path) as temporary:
-            temporary.write_text(json.dumps(found))
-    cost: dict[str, Any] = json.loads(path.read_text())
+            temporary.write_text(json.dumps(found), encoding="utf-8")
+    cost: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return cost
 
 
 def finished(folder: Path, data: str, name: str) -> list[dict[str, Any]]:
     """The runs of an attention that have ended."""
-    return [json.loads(path.read_text()) for path in sorted((folder / data / name).glob("*/result.json"))]
+    return [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / data / name).glob("*/result.json"))
+    ]
 
 
 def summarised(folder: Path, names: list[str], data_sets: list[str], timed: bool) -> list[dict[str, Any]]:

@@ -178,7 +178,7 @@ def training_rates(dataset: LmdbDataset, max_atoms: int, steps: int) -> list[flo
 
 def resident() -> tuple[int, int]:
     """Anonymous and file-backed resident memory of this process, bytes (Linux)."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     anonymous, file = (int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))
     return anonymous, file
 
@@ -217,7 +217,7 @@ def write_file(path: Path, n: int) -> dict[str, list[float]]:
     """Make the file, or use it again; how long making it took and what memory, kept next to it."""
     kept = path.with_suffix(".writing.json")
     if path.exists():
-        return dict(json.loads(kept.read_text()))
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
     seen = Memory(n)
 
     def watched() -> Iterator[dict[str, Any]]:
@@ -226,8 +226,8 @@ def write_file(path: Path, n: int) -> dict[str, list[float]]:
             seen.look(k)
 
     write_lmdb(path, watched(), total=n, source=f"loader {n}", progress=True)
-    kept.write_text(json.dumps(seen.summary("writing")))
-    return dict(json.loads(kept.read_text()))
+    kept.write_text(json.dumps(seen.summary("writing")), encoding="utf-8")
+    return dict(json.loads(kept.read_text(encoding="utf-8")))
 
 
 def random_access(dataset: LmdbDataset, reads: int) -> dict[str, list[float]]:

@@ -161,9 +161,9 @@ def batch_files(folder: Path, of: str, found: list[Data], row: Row) -> tuple[Pat
     return paths[0], paths[1]
 
 
-def interpreter(options: argparse.Namespace, row: Row) -> str | None:
+def interpreter(options: argparse.Namespace, family: str) -> str | None:
     """The Python that has what a model needs; None when there is none."""
-    if row.family not in PEERS_FAMILIES:
+    if family not in PEERS_FAMILIES:
         return sys.executable
     return options.peers_python if options.peers_python and Path(options.peers_python).exists() else None
 
@@ -197,7 +197,7 @@ def measure(
     options: argparse.Namespace, row: Row, direction: str, files: tuple[Path, Path], target: int
 ) -> dict[str, Any]:
     """One model in one direction."""
-    python = interpreter(options, row)
+    python = interpreter(options, row.family)
     if python is None:
         note = "needs --peers-python, made by scripts/benchmarks/peers_environment.sh"
         return {"status": UNAVAILABLE, "note": note}

@@ -77,14 +77,14 @@ def kept(folder: Path, settings: dict[str, Any], make: Callable[[], dict[str, An
     """
     path = folder / "result.json"
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if any(found.get(key) != value for key, value in settings.items()):
             raise SystemExit(f"error: {path} was made with other settings; choose another --out, or remove it")
         return found
     folder.mkdir(parents=True, exist_ok=True)
     result = settings | make()
     with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(result))
+        temporary.write_text(json.dumps(result), encoding="utf-8")
     return result
 
 

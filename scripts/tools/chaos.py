@@ -145,7 +145,8 @@ def chaos(names: list[str], n_points: int, seed: int, work: Path) -> bool:
             fine &= point.fine
             counts[point.outcome if point.fine else "DIFFERENT"] += 1
             torn = f"; cut {point.torn}" if point.torn else ""
-            print(f"{name:<8}{k + 1:>4}  {point.how + torn:<90}  {point.outcome}", flush=True)
+            mark = "" if point.fine else "WRONG: "
+            print(f"{name:<8}{k + 1:>4}  {point.how + torn:<90}  {mark}{point.outcome}", flush=True)
         print(f"{name}: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}\n", flush=True)
     return fine
 
@@ -168,10 +169,10 @@ def main() -> None:
 
 def _import_everything() -> None:
     """What the commands import when they run, so that a strike meets them at work."""
-    import molflt.data.lmdb_writer
-    import molflt.invariance.harness
-    import molflt.prediction.shards
-    import molflt.report.model_report
+    import molflt.data.lmdb_writer  # noqa: F401
+    import molflt.invariance.harness  # noqa: F401
+    import molflt.prediction.shards  # noqa: F401
+    import molflt.report.model_report  # noqa: F401
     import molflt.training.ensemble  # noqa: F401
 
 

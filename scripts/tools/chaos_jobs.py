@@ -197,7 +197,7 @@ def make_inputs(folder: Path) -> None:
     chance = np.random.default_rng(0)
     for name, size in {"train": 24, "val": 8, "other": 6, "set": 700}.items():
         write_lmdb(folder / f"{name}.lmdb", [_record(chance) for _ in range(size)], progress=False)
-    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
     scratch = folder.parent / "model"
     scratch.mkdir()
     made = run_to_the_end(scratch, [("train", "../inputs/config.yaml", "--out", "run", "--no-report")])

@@ -83,8 +83,8 @@ def run(folder: Path, commands: Commands, moment: Moment | None) -> Ended:
         status = _ended(child, 0)
     assert status is not None
     seconds = time.monotonic() - start
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return Ended(status, text, seconds, int(count.read_text()) if count.exists() else 0)
+    text = log.read_text(errors="replace", encoding="utf-8") if log.exists() else ""
+    return Ended(status, text, seconds, int(count.read_text(encoding="utf-8")) if count.exists() else 0)
 
 
 def _ended(child: int, options: int) -> int | None:
@@ -111,7 +111,7 @@ def _child(folder: Path, commands: Commands, moment: Moment | None, log: Path, c
                 status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             if status:
                 break
-        count.write_text(str(calls[0]))
+        count.write_text(str(calls[0]), encoding="utf-8")
     except BaseException:
         import traceback
 

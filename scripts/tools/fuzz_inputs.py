@@ -184,7 +184,7 @@ def canary(path: str) -> list[bytes]:
     touch = f"touch {path}"
     whole = [pickle.dumps(_Call(os.system, (touch,)), p) for p in (0, 2, 4)]
     python = f"open({path!r}, 'w').close()"
-    whole.append(pickle.dumps({"pos": _Call(eval, (python,))}, 2))
+    whole.append(pickle.dumps({"pos": _Call(eval, (python,))}, 2))  # noqa: S307 (not called)
     return [*whole, *(raw[2:-1] for raw in whole[1:]), f"(S'{touch}'\nios\nsystem\n".encode()]
 
 

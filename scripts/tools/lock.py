@@ -48,18 +48,20 @@ def main() -> None:
     if options.check:
         if not LOCK.exists():
             sys.exit(f"{LOCK}: no such file; run python -m scripts.tools.lock")
-        wrong = mismatches(LOCK.read_text(), requirements(), (ROOT / "constraints.txt").read_text())
+        wrong = mismatches(
+            LOCK.read_text(encoding="utf-8"), requirements(), (ROOT / "constraints.txt").read_text(encoding="utf-8")
+        )
         sys.exit("\n".join([*wrong, "run python -m scripts.tools.lock"]) if wrong else None)
     versions = installed(requirements())
     hashes = wheel_hashes(versions)
     with atomic_file(LOCK) as temporary:
-        temporary.write_text(render(versions, hashes))
+        temporary.write_text(render(versions, hashes), encoding="utf-8")
     print(f"{len(versions)} packages in {LOCK.name}")
 
 
 def requirements() -> list[Requirement]:
     """What pyproject.toml asks for, with the extras that the tests need."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     found, wanted = [Requirement(text) for text in project["dependencies"]], list(EXTRAS)
     for extra in wanted:
@@ -108,7 +110,7 @@ def wheel_hashes(versions: dict[str, str]) -> dict[str, str]:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed"]
         pinned = [f"{name}=={version}" for name, version in versions.items()]
         subprocess.run([*command, "--only-binary", ":all:", "--report", str(report), *pinned], check=True)
-        items = json.loads(report.read_text())["install"]
+        items = json.loads(report.read_text(encoding="utf-8"))["install"]
     return {
         canonicalize_name(item["metadata"]["name"]): item["download_info"]["archive_info"]["hashes"]["sha256"]
         for item in items

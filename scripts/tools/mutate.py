@@ -198,7 +198,7 @@ def sample(n_places: int, seed: int) -> list[WorkItem]:
     """One mutant at each of some random places of the packages, relative to the working directory."""
     modules = [path for package in PACKAGES for path in sorted(Path("molflt", package).rglob("*.py"))]
     items = [item for item in mutants(modules) if item.mutations[0].operator_name != GUARDS]
-    unused = {path: list(annotations(ast.parse(path.read_text()))) for path in modules}
+    unused = {path: list(annotations(ast.parse(path.read_text(encoding="utf-8")))) for path in modules}
     places: dict[tuple[str, tuple[int, int], str], list[WorkItem]] = defaultdict(list)
     for item in items:
         mutation = item.mutations[0]
@@ -240,7 +240,7 @@ def run_tests(chosen: list[str], limit: float | None) -> tuple[TestOutcome, str]
     """
     if not chosen:
         return TestOutcome.SURVIVED, "no test is known to run it"
-    with tempfile.TemporaryFile("w+") as printed:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
         # Forked, so that libraries need not be imported anew: that takes longer than most tests.
         process = get_context("fork").Process(target=_run_pytest, args=(chosen, printed.fileno()))
         process.start()
@@ -277,7 +277,7 @@ def run(database: WorkDB, tests: Tests, budget: float) -> None:
             sys.exit("tests fail without a mutation")
     for k, item in enumerate(pending):
         mutation = item.mutations[0]
-        before = mutation.module_path.read_text()
+        before = mutation.module_path.read_text(encoding="utf-8")
         find = guarded if mutation.operator_name == GUARDS else statement
         chosen = tests.of(mutation.module_path, find(ast.parse(before), mutation.start_pos[0]), budget)
         limit = STARTING + SLOWER * sum(tests.seconds(test) or 0.0 for test in chosen)
@@ -288,7 +288,7 @@ def run(database: WorkDB, tests: Tests, budget: float) -> None:
             database.set_result(item.job_id, WorkResult(WorkerOutcome.EXCEPTION, str(error)))
             continue
         with restore_contents(mutation.module_path):
-            mutation.module_path.write_text(after)
+            mutation.module_path.write_text(after, encoding="utf-8")
             outcome, output = run_tests(chosen, limit)
         diff = "\n".join(
             unified_diff(before.splitlines(), after.splitlines(), str(mutation.module_path), n=2, lineterm="")

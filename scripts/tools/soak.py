@@ -81,7 +81,7 @@ class Series:
         gc.collect()
         # Freed memory is given back, so that what is left is what is held.
         ctypes.CDLL(None).malloc_trim(0)
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
         self.calls.append(calls)
         self.memory.append(pages * os.sysconf("SC_PAGE_SIZE") / 1024)
         self.files.append(len(os.listdir("/proc/self/fd")))

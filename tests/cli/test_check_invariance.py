@@ -67,7 +67,7 @@ def test_a_failure_is_status_one(molflt, model_path, monkeypatch):
 
 def test_user_mistakes(molflt, model_path, tmp_path):
     wrong = tmp_path / "wrong.cif"
-    wrong.write_text("not a crystal")
+    wrong.write_text("not a crystal", encoding="utf-8")
     result = molflt("check-invariance", model_path, wrong)
     assert result.status == 2
     assert "wrong.cif" in result.err

@@ -59,7 +59,7 @@ def test_from_download_to_training(
 
     lines = [shlex.split(line, comments=True) for line in result.out.splitlines() if line.startswith("  molflt ")]
     assert lines[0] == ["molflt", "config", "base", ">", "oc20.yaml"]
-    Path("oc20.yaml").write_text(molflt("config", "tiny").out)
+    Path("oc20.yaml").write_text(molflt("config", "tiny").out, encoding="utf-8")
     small = ["model.dim=16", "model.n_heads=2", "model.n_layers=1", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
     for words in lines[1:]:
         assert words[0] == "molflt"

@@ -69,7 +69,7 @@ def test_train(
     tmp_path: Path,
 ) -> None:
     config, run_dir = tmp_path / "c.yaml", tmp_path / "run"
-    config.write_text(to_yaml(make_config()))
+    config.write_text(to_yaml(make_config()), encoding="utf-8")
     command = ("train", config, "--out", run_dir, "--no-report")
     with room((tiny_run / "last.safetensors").stat().st_size + more):
         result = molflt(*command)
@@ -100,10 +100,10 @@ def test_convert(molflt: Run, room: Room, tiny_data: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("suffix", [".csv", ".extxyz", ".npz"])
 def test_predict(suffix: str, molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
     out = tmp_path / f"out{suffix}"
-    out.write_text("old")
+    out.write_text("old", encoding="utf-8")
     with room(100):
         assert_refused(molflt("predict", model_path, tiny_data / "val.lmdb", "-o", out, "--overwrite"), str(out))
-    assert out.read_text() == "old"
+    assert out.read_text(encoding="utf-8") == "old"
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
@@ -124,11 +124,11 @@ def test_predict_a_shard(molflt: Run, room: Room, model_path: Path, tiny_data: P
 
 def test_report(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
-    report.write_text("old")
+    report.write_text("old", encoding="utf-8")
     with room(1_000_000):
         result = molflt("evaluate", model_path, tiny_data / "other.lmdb", "--report", report, "--overwrite")
         assert_refused(result, str(report))
-    assert report.read_text() == "old"
+    assert report.read_text(encoding="utf-8") == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
@@ -157,8 +157,8 @@ def test_a_file_in_place_of_a_folder(
 ) -> None:
     """As root every folder can be written to; a path through a file leads nowhere for root as well."""
     blocked, config, data = tmp_path / "blocked", tmp_path / "c.yaml", tiny_data / "other.lmdb"
-    blocked.write_text("my work")
-    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1})))
+    blocked.write_text("my work", encoding="utf-8")
+    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1})), encoding="utf-8")
     if command == "merge":
         assert molflt("predict", model_path, data, "-o", tmp_path / "o.csv", "--shard", "1/1").status == 0
     arguments: dict[str, tuple[Any, ...]] = {
@@ -174,7 +174,7 @@ def test_a_file_in_place_of_a_folder(
     assert str(blocked) in result.err
     assert len(result.err.strip().splitlines()) == 1
     assert any(word in result.err for word in ("choose another", "no such folder", "give a folder"))
-    assert blocked.read_text() == "my work"
+    assert blocked.read_text(encoding="utf-8") == "my work"
 
 
 def test_a_read_only_folder(
@@ -182,7 +182,7 @@ def test_a_read_only_folder(
 ) -> None:
     if os.geteuid() == 0:
         pytest.skip("root writes to read-only folders")
-    (tmp_path / "c.yaml").write_text(to_yaml(make_config()))
+    (tmp_path / "c.yaml").write_text(to_yaml(make_config()), encoding="utf-8")
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o555)
     data, remedy = tiny_data / "other.lmdb", "choose a place where you may read and write"
@@ -194,7 +194,7 @@ def test_a_read_only_folder(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_standard_output_on_a_full_disk() -> None:
-    with open("/dev/full", "w") as full:
+    with open("/dev/full", "w", encoding="utf-8") as full:
         result = subprocess.run(
             [sys.executable, "-m", "molflt.cli.main", "config", "tiny"],
             stdout=full,

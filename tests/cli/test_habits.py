@@ -43,7 +43,7 @@ def test_quiet_prints_results_and_errors_only(molflt: Run, model_path: Path, tmp
     quiet = molflt("--quiet", "predict", model_path, "O", "-o", tmp_path / "b.csv")
     assert loud.out
     assert (quiet.status, quiet.out) == (0, "")
-    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8") == (tmp_path / "b.csv").read_text(encoding="utf-8")
     assert "O\n" in molflt("-q", "predict", model_path, "O").out
     failed = molflt("--quiet", "predict", "nowhere.safetensors", "O")
     assert failed.status == 2
@@ -69,7 +69,7 @@ def test_standard_input(molflt: Run, model_path: Path, piped: Callable[[str], No
     assert [line.split() for line in lines] == [[expected[0], "-#0"], [expected[1], "-#1"]]
     ase.io.write(tmp_path / "a.extxyz", [molecule("H2O"), molecule("CO")])
     expected = [line.split()[0] for line in molflt("predict", model_path, tmp_path / "a.extxyz").out.splitlines()]
-    piped((tmp_path / "a.extxyz").read_text())
+    piped((tmp_path / "a.extxyz").read_text(encoding="utf-8"))
     assert [line.split()[0] for line in molflt("predict", model_path, "-").out.splitlines()] == expected
     for text, message in (
         ("\n", "standard input is empty"),

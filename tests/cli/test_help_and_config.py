@@ -62,7 +62,7 @@ def test_every_preset_is_listed_and_prints_what_train_reads(molflt: Run, tmp_pat
     assert [line.split()[0] for line in molflt("config").out.splitlines()] == list(PRESETS)
     for name in PRESETS:
         result = molflt("config", name)
-        (tmp_path / "c.yaml").write_text(result.out)
+        (tmp_path / "c.yaml").write_text(result.out, encoding="utf-8")
         assert load_config(tmp_path / "c.yaml") == preset_config(name)
         assert f"'{name}'" in result.out.splitlines()[0]
     unknown = molflt("config", "huge")
@@ -72,7 +72,7 @@ def test_every_preset_is_listed_and_prints_what_train_reads(molflt: Run, tmp_pat
 
 def test_config_of_a_preset_trains_with_overrides(molflt: Run, tiny_data: Path, tmp_path: Path) -> None:
     path, run_dir = tmp_path / "c.yaml", tmp_path / "run"
-    path.write_text(molflt("config", "tiny").out)
+    path.write_text(molflt("config", "tiny").out, encoding="utf-8")
     data = [f"data.train={tiny_data / 'train.lmdb'}", f"data.val={tiny_data / 'val.lmdb'}"]
     small = ["model.dim=16", "model.n_heads=2", "model.n_layers=1", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
     result = molflt("train", path, "--out", run_dir, *data, *small)
@@ -82,7 +82,7 @@ def test_config_of_a_preset_trains_with_overrides(molflt: Run, tiny_data: Path, 
     assert lines[1].startswith("epoch    1/1  train ")
     assert lines[2].startswith("best: ")
     assert str(run_dir / "best.safetensors") in lines[2]
-    assert "molflt train" in (run_dir / "report.html").read_text()
+    assert "molflt train" in (run_dir / "report.html").read_text(encoding="utf-8")
     # Another go must not destroy the first, and says how to go on.
     again = molflt("train", path, "--out", run_dir, *data, *small)
     assert again.status == 2
@@ -99,7 +99,7 @@ def test_a_mistake_in_the_configuration_is_one_line_and_leaves_nothing(
     molflt: Run, model_path: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text(molflt("config", "tiny").out)
+    path.write_text(molflt("config", "tiny").out, encoding="utf-8")
     for arguments, expected in (
         ((path, "trainer.max_epoch=1"), "did you mean trainer.max_epochs?"),
         ((path, "model.dim=wide"), "model.dim: must be a valid integer, not 'wide'"),

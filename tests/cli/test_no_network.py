@@ -29,7 +29,7 @@ socket.create_connection = socket.getaddrinfo = socket.gethostbyname = refuse
 @pytest.fixture
 def offline(tmp_path: Path) -> dict[str, str]:
     """An environment whose interpreters refuse sockets; also those that a command starts."""
-    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    (tmp_path / "sitecustomize.py").write_text(BLOCK, encoding="utf-8")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, "PYTHONPATH": path}
 
@@ -45,7 +45,7 @@ def test_train_evaluate_predict_without_a_network(
 ) -> None:
     """With reports, which hold all they show."""
     data, out, config = tiny_data / "val.lmdb", tmp_path / "run", tmp_path / "config.yaml"
-    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1}), "A test."))
+    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1}), "A test."), encoding="utf-8")
     jobs = [
         ("train", config, "--out", out),
         ("evaluate", out, data, "--report", tmp_path / "report.html", "--json"),

@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def train(molflt, folder, tmp_path):
     def run(*options):
-        (tmp_path / "c.yaml").write_text(molflt("config", "tiny").out)
+        (tmp_path / "c.yaml").write_text(molflt("config", "tiny").out, encoding="utf-8")
         data = (f"data.train={folder / 'train.extxyz'}", f"data.val={folder / 'val.extxyz'}")
         labels = ("data.label=E", "data.unit=kcal/mol", "data.force_unit=eV/Å")
         return molflt("train", tmp_path / "c.yaml", "--out", tmp_path / "run", *data, *labels, *SMALL, *options)
@@ -62,7 +62,7 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     assert (run / "report.html").stat().st_size > 1e6
     # The label, its unit and that forces were trained are known to the model file.
     content = json.loads(molflt("evaluate", run, val, "--json").out)
-    record = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    record = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert content["energy_mae"] == pytest.approx(record["val/energy_mae"], rel=1e-4)
     assert content["force_mae"] == pytest.approx(record["val/force_mae"], rel=1e-4)
     wrong = json.loads(molflt("evaluate", run, val, "--unit", "kJ/mol", "--json").out)
@@ -135,7 +135,7 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
 
 
 def _column(path, name):
-    with open(path, newline="") as handle:
+    with open(path, encoding="utf-8", newline="") as handle:
         return np.array([float(row[name]) for row in csv.DictReader(handle)])
 
 

@@ -74,7 +74,7 @@ def test_evaluate_one_structure_of_several(
     assert "nan" not in result.out
     assert "Warning: 1 structures were skipped" in result.err
     assert "coincide" in result.err
-    assert "they cannot be used: 1 of two." in (tmp_path / "r.html").read_text()
+    assert "they cannot be used: 1 of two." in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert molflt(*arguments[:-2]).status == 2
 
 
@@ -175,7 +175,7 @@ def test_structures_that_fail_are_skipped_on_demand(molflt: Run, model_path: Pat
     result = molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / "a.csv", "--on-error", "skip")
     assert result.status == 0
     assert "1 of 3 structures were skipped" in result.err
-    with open(tmp_path / "a.csv", newline="") as handle:
+    with open(tmp_path / "a.csv", encoding="utf-8", newline="") as handle:
         head, water, both, carbon_monoxide = csv.reader(handle)
     assert head == ["name", "y_relaxed_eV", "error"]
     assert both[1] == "nan"

@@ -63,7 +63,7 @@ def test_single_structure_formats(tmp_path: Path, name: str, form: str) -> None:
 
 def test_plain_xyz_with_any_comment(tmp_path: Path) -> None:
     path = tmp_path / "a.xyz"
-    path.write_text("2\nhydrogen, as drawn\nH 0 0 0\nH 0 0 0.74\n")
+    path.write_text("2\nhydrogen, as drawn\nH 0 0 0\nH 0 0 0.74\n", encoding="utf-8")
     (data,) = read_ase(path)
     assert data.num_nodes == 2
     assert not data.pbc.any()
@@ -162,7 +162,7 @@ def test_columns_are_counted_before_memory_is_taken(
 @pytest.mark.parametrize("before", ["", '1\nLattice="5 0 0 0 5 0 0 0 5" Properties=species:S:1:pos:R:3\nH 0 0 0\n'])
 def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_path: Path) -> None:
     path = tmp_path / "a.extxyz"
-    path.write_text(f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n")
+    path.write_text(f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"a\.extxyz: a frame announces .* atoms, and the file ends after 2 lines"):
         read_ase(path)
 
@@ -170,7 +170,7 @@ def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_pat
 def test_a_comment_may_be_a_number_and_a_frame_have_vectors(tmp_path: Path) -> None:
     """What ASE accepts passes: a large number as the comment of a frame is no number of atoms."""
     path = tmp_path / "a.extxyz"
-    path.write_text(2 * "3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\n")
+    path.write_text(2 * "3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\n", encoding="utf-8")
     assert [len(data.positions) for data in read_ase(path)] == [3, 3]
     ase_files.refuse_counts("1\nx\nH 0 0 0\nVEC1 5 0 0\n1\nx\nH 0 0 0\n".splitlines(True), "x")
 

@@ -246,7 +246,7 @@ def test_the_commands_can_be_pasted(name: str, tmp_path: Path) -> None:
     splits = find_splits(root)
     lines = [shlex.split(line, comments=True) for line in commands(splits).splitlines()]
     config = tmp_path / "oc20.yaml"
-    config.write_text("data: {train: x, val: y}\n")
+    config.write_text("data: {train: x, val: y}\n", encoding="utf-8")
     (train,) = (words for words in lines if words[:2] == ["molflt", "train"])
     assert train[2:5] == ["oc20.yaml", "--out", "runs/oc20"]
     data = load_config(config, train[5:]).data

@@ -93,7 +93,7 @@ def test_one_spec_reads_extxyz_db_csv_sdf_and_lmdb(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "a.extxyz", water(U0=-0.5))
     with ase.db.connect(tmp_path / "b.db") as database:
         database.write(molecule("H2O"), U0=-0.5)
-    (tmp_path / "c.csv").write_text("id, smiles ,U0\n1,O,-0.5\n")
+    (tmp_path / "c.csv").write_text("id, smiles ,U0\n1,O,-0.5\n", encoding="utf-8")
     mol = Chem.AddHs(Chem.MolFromSmiles("O"))
     conformer = Chem.Conformer(3)
     for i, position in enumerate(water().positions.tolist()):

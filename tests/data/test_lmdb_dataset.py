@@ -91,8 +91,8 @@ def _truncated(by: int) -> Callable[[Path, Any], None]:
 DAMAGE = {
     "missing": (lambda path, _: None, "No such file"),
     "empty": (lambda path, _: path.touch(), "empty"),
-    "text": (lambda path, _: path.write_text("not a database\n" * 2000), "not an LMDB"),
-    "short text": (lambda path, _: path.write_text("x"), "not an LMDB"),
+    "text": (lambda path, _: path.write_text("not a database\n" * 2000, encoding="utf-8"), "not an LMDB"),
+    "short text": (lambda path, _: path.write_text("x", encoding="utf-8"), "not an LMDB"),
     "cut short": (_truncated(8192), "cut short"),
     "cut short by a page": (_truncated(4096), "cut short"),
     "cut short by a byte": (_truncated(1), "cut short"),

@@ -123,11 +123,11 @@ def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
     _write_sdf(path, mols)
     with pytest.raises(InputError, match=r"a\.sdf#1: 'energy' is 'low'"):
         read_sdf(path)
-    text = path.read_text()
-    path.write_text(text.replace("  9  8  0", "  9 88  0"))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("  9  8  0", "  9 88  0"), encoding="utf-8")
     with pytest.raises(InputError, match=r"a\.sdf#0: not a readable molecule"):
         read_sdf(path)
-    path.write_text("")
+    path.write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="no molecules"):
         read_sdf(path)
     flat = Chem.MolFromSmiles("C=O")
@@ -140,26 +140,26 @@ def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
 
 def test_smi(tmp_path: Path) -> None:
     path = tmp_path / "a.smi"
-    path.write_text("# comment\nCCO ethanol\n\nO\twater\n")
+    path.write_text("# comment\nCCO ethanol\n\nO\twater\n", encoding="utf-8")
     assert [(d.num_nodes, d.name) for d in read_smiles_file(path)] == [(9, f"{path}#0"), (3, f"{path}#1")]
-    path.write_text("CCO\nC1CC(\n")
+    path.write_text("CCO\nC1CC(\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"a\.smi#1: 'C1CC\('"):
         read_smiles_file(path)
 
 
 def test_csv(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text('name,SMILES,energy\n"a, b",CCO,-1.5\nwater,O,\n')
+    path.write_text('name,SMILES,energy\n"a, b",CCO,-1.5\nwater,O,\n', encoding="utf-8")
     first, second = read_smiles_file(path)
     assert (first.num_nodes, float(first.energy)) == (9, -1.5)
     assert "energy" not in second
-    path.write_text("name,mol\na,C\n")
+    path.write_text("name,mol\na,C\n", encoding="utf-8")
     with pytest.raises(InputError, match="no column 'smiles'"):
         read_smiles_file(path)
-    path.write_text("smiles,energy\nC,low\n")
+    path.write_text("smiles,energy\nC,low\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"a\.csv#0: 'energy'"):
         read_smiles_file(path)
-    path.write_text("smiles\n")
+    path.write_text("smiles\n", encoding="utf-8")
     with pytest.raises(InputError, match="no molecules"):
         read_smiles_file(path)
     path.write_bytes(b"smiles\n\xff\xfe\n")

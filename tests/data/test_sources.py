@@ -32,8 +32,8 @@ from molflt.errors import InputError
 def folder(tmp_path: Path, make_record: Any) -> Path:
     ase.io.write(tmp_path / "b.extxyz", [molecule("H2O"), molecule("CH4")])
     ase.io.write(tmp_path / "a.xyz", molecule("CO"))
-    (tmp_path / "c.smi").write_text("O\nC\n")
-    (tmp_path / "notes.txt").write_text("nothing to read")
+    (tmp_path / "c.smi").write_text("O\nC\n", encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("nothing to read", encoding="utf-8")
     (tmp_path / "shards").mkdir()
     for k in range(2):
         write_lmdb(tmp_path / "shards" / f"{k}.lmdb", [make_record(10 * k + j, 3 + j) for j in range(3)])

@@ -64,9 +64,12 @@ def test_links_and_paths(page: Path) -> None:
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A page\n\n## A `heading`, here\n\n[a](#a-heading-here) [b](page.md#a-page) [c](https://x.org)")
+    page.write_text(
+        "# A page\n\n## A `heading`, here\n\n[a](#a-heading-here) [b](page.md#a-page) [c](https://x.org)",
+        encoding="utf-8",
+    )
     assert broken(page) == []
-    page.write_text("# A page\n\n[a](#heading) [b](other.md) ![c](no.png)\n\n```\n[d](d.md)\n```\n")
+    page.write_text("# A page\n\n[a](#heading) [b](other.md) ![c](no.png)\n\n```\n[d](d.md)\n```\n", encoding="utf-8")
     assert broken(page) == ["#heading", "other.md", "no.png"]
 
 

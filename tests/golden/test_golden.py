@@ -9,9 +9,9 @@ from molflt.prediction.members import pretrained_models
 from molflt.training.presets import PRESETS
 from tests.golden.values import FOLDER, LARGE, energies, exactly, preset_energies, shipped_structures, structures
 
-STORED = json.loads((FOLDER / "stored.json").read_text())
-SHIPPED = json.loads((FOLDER / "shipped.json").read_text())
-GOLDEN = json.loads((FOLDER / "presets.json").read_text())
+STORED = json.loads((FOLDER / "stored.json").read_text(encoding="utf-8"))
+SHIPPED = json.loads((FOLDER / "shipped.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((FOLDER / "presets.json").read_text(encoding="utf-8"))
 
 
 def marked(name):

@@ -75,4 +75,4 @@ def _data(atoms: Atoms) -> Any:
 
 if __name__ == "__main__":
     values = {name: preset_energies(name) for name in PRESETS}
-    (FOLDER / "presets.json").write_text(json.dumps(values, indent=1) + "\n")
+    (FOLDER / "presets.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

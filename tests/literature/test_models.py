@@ -191,7 +191,7 @@ def test_an_estimator_refuses_another_method(mechanism: str) -> None:
         set_frequencies(EnergyModel(tiny({"mechanism": mechanism})), "exact")
 
 
-STORED = json.loads((Path(__file__).parent / "golden" / "stored.json").read_text())
+STORED = json.loads((Path(__file__).parent / "golden" / "stored.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", list(STORED))

@@ -26,7 +26,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "frequencies": ["quadrature"], "tolerance": [9e-3], "order": ["linear", "quadratic"], "far_rank": [1, "m"],
     "far_dim": [4], "moment_channels": [3], "n_basis": [5], "sigma_min": [1.1], "sigma_max": [5.0],
     "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
-    "proposal": ["own"], "means": [True], "spectrum": ["free", "both"], "periodic_radius": [5.0], "l_max": [2],
+    "proposal": ["own"], "means": [True], "spectrum": ["free", "sampled"], "periodic_radius": [5.0], "l_max": [2],
     "kernel": [], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
     "sampling": ["biased"], "dense_cutoff": [6.0],
 }  # fmt: skip
@@ -132,7 +132,7 @@ def test_every_preset_survives_yaml(preset: str, tmp_path: Path) -> None:
     whole = preset_config("tiny")
     whole.model.attention = attention_config(preset)
     path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(whole))
+    path.write_text(to_yaml(whole), encoding="utf-8")
     assert load_config(path) == whole
 
 
@@ -151,7 +151,7 @@ def test_old_keys_are_refused_with_the_new_named(key: str, value: Any, tmp_path:
     """What the message names is a mechanism that takes the place of the old key, or it says to leave the key out."""
     assert OLD.keys() == MOVED.keys()
     path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(preset_config("tiny")))
+    path.write_text(to_yaml(preset_config("tiny")), encoding="utf-8")
     with pytest.raises(InputError, match=f"model.attention.*{key}={str(value).lower()} ") as refusal:
         load_config(path, [f"model.attention={{{key}: {str(value).lower()}}}"])
     message = str(refusal.value).replace(f"{key}={value} ", "")

@@ -28,7 +28,7 @@ def prediction(loaded, val_set):
 
 
 def read_csv(path):
-    with open(path, newline="") as handle:
+    with open(path, encoding="utf-8", newline="") as handle:
         return list(csv.DictReader(handle))
 
 
@@ -102,7 +102,7 @@ def test_names_that_do_not_do(name, split, message, tmp_path):
 @pytest.mark.parametrize("suffix", outputs.FORMATS)
 def test_existing_files_are_refused_and_survive_a_failed_write(suffix, prediction, val_set, tmp_path, monkeypatch):
     path = tmp_path / f"out{suffix}"
-    path.write_text("mine")
+    path.write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match="--overwrite"):
         check_output(path, None, overwrite=False)
     check_output(path, None, overwrite=True)
@@ -115,7 +115,7 @@ def test_existing_files_are_refused_and_survive_a_failed_write(suffix, predictio
     monkeypatch.setattr(outputs.np, "savez_compressed", fail)
     with pytest.raises(OSError, match="disk full"):
         write_predictions(path, prediction, val_set, "y_relaxed")
-    assert path.read_text() == "mine"
+    assert path.read_text(encoding="utf-8") == "mine"
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     (tmp_path / f"folder{suffix}").mkdir()
     with pytest.raises(InputError, match="is a folder"):

@@ -23,7 +23,7 @@ QM7, ADSORPTION = "qm7-small", "adsorption-small"
 def test_both_are_there_with_their_cards():
     assert set(MODELS) == {QM7, ADSORPTION}
     for path in MODELS.values():
-        card = path.with_suffix(".md").read_text()
+        card = path.with_suffix(".md").read_text(encoding="utf-8")
         for word in ("Training data", "Error", "Domain", "Limits"):
             assert f"## {word}" in card
         # Nothing of the machine that trained it.

@@ -107,7 +107,7 @@ def test_the_report_opens_without_network_and_without_errors(opened: Opened) -> 
 def test_a_script_that_got_in_would_not_run(browser: Any, report: Path, tmp_path: Path) -> None:
     path = tmp_path / "tampered.html"
     attack = "<main><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
-    path.write_text(report.read_text().replace("<main>", attack))
+    path.write_text(report.read_text(encoding="utf-8").replace("<main>", attack), encoding="utf-8")
     page = browser.new_page()
     page.goto(path.as_uri(), timeout=_TIMEOUT)
     assert page.evaluate("window.ran") is None

@@ -31,7 +31,7 @@ def test_table_and_page(molflt: Run, tiny_run: Path, tiny_data: Path, val_set: A
     assert "3 ←" in result.out
     assert result.out.count("│\n") == len(val_set[1].atomic_numbers)
     assert result.out.endswith("page in explain.html\n")
-    assert Path("explain.html").read_text().startswith("<!DOCTYPE html>")
+    assert Path("explain.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     again = molflt("explain", tiny_run, "O")
     assert (again.status, again.out) == (2, "")
     assert "explain.html: exists already; choose another name or give --overwrite" in again.err
@@ -54,7 +54,7 @@ def test_json(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedMode
 def test_csv(molflt: Run, model_path: Path) -> None:
     result = molflt("explain", model_path, "CO", "--atom", 1, "-o", "atoms.csv")
     assert result.status == 0, result
-    with open("atoms.csv") as handle:
+    with open("atoms.csv", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
     assert [row["element"] for row in rows] == ["C", "O", "H", "H", "H", "H"]
     for row in rows:
@@ -99,7 +99,7 @@ def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt: Run, 
     result = molflt("explain", model_path, folder / "a&b.xyz")
     assert result.status == 0, result
     assert "Warning: the model was not trained on Cl; what it says of them means little" in result.err
-    page = Path("explain.html").read_text()
+    page = Path("explain.html").read_text(encoding="utf-8")
     assert "not trained on Cl;" in page
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/a&amp;b.xyz" in page

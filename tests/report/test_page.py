@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 
 def test_sections_numbers_and_provenance(report: Path, model_path: Path) -> None:
-    page = Page(report.read_text())
+    page = Page(report.read_text(encoding="utf-8"))
     keys = ["overview", "curves", "parity", "uncertainty", "groups", "worst", "rpe", "invariance", "provenance"]
     assert page.headings == keys
     links = [attrs["href"] for tag, attrs in page.elements if tag == "a"]
@@ -75,12 +75,12 @@ def test_sections_numbers_and_provenance(report: Path, model_path: Path) -> None
 
 
 def test_nothing_comes_from_outside(report: Path) -> None:
-    page = Page(report.read_text())
+    page = Page(report.read_text(encoding="utf-8"))
     for tag, attrs in page.elements:
         for name in ("src", "href", "srcset", "data", "action", "poster"):
             assert not re.match(r"\s*(https?:|//|file:|ftp:)", attrs.get(name) or ""), (tag, attrs)
     assert not any("src" in attrs for attrs, _ in page.scripts)
-    style = re.search(r"<style>(.*?)</style>", report.read_text(), re.DOTALL)
+    style = re.search(r"<style>(.*?)</style>", report.read_text(encoding="utf-8"), re.DOTALL)
     assert style is not None
     assert "url(" not in style[1]
     assert "@import" not in style[1]
@@ -92,7 +92,7 @@ def test_nothing_comes_from_outside(report: Path) -> None:
 
 
 def test_hostile_names_stay_text(report: Path) -> None:
-    page = Page(report.read_text())
+    page = Page(report.read_text(encoding="utf-8"))
     assert not any(tag == "img" for tag, _ in page.elements)
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
     assert EVIL in page.text
@@ -113,9 +113,9 @@ def test_for_plotly() -> None:
 def test_a_page_has_the_sections_that_it_has_content_for(model: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "r.html"
     write_report(path, model, [])
-    assert Page(path.read_text()).headings == ["overview", "rpe", "invariance", "provenance"]
+    assert Page(path.read_text(encoding="utf-8")).headings == ["overview", "rpe", "invariance", "provenance"]
     write_report(path, model, [evaluated_set(n=1, adsorbates=False)])
-    page = Page(path.read_text())
+    page = Page(path.read_text(encoding="utf-8"))
     assert page.headings == ["overview", "parity", "groups", "worst", "rpe", "invariance", "provenance"]
     assert "molflt check-invariance" in page.text
     assert "By adsorbate" not in page.text
@@ -128,7 +128,7 @@ def test_what_cannot_be_shown_is_told(model: LoadedModel, tmp_path: Path) -> Non
     same = replace(some, prediction=replace(some.prediction, std=np.zeros(5)))
     model.model = make_model(mechanism="kernelised")
     write_report(tmp_path / "r.html", model, [same])
-    text = Page((tmp_path / "r.html").read_text()).text
+    text = Page((tmp_path / "r.html").read_text(encoding="utf-8")).text
     assert "Left out everywhere, because they cannot be used: 1 of val." in text
     assert "their predictions agree exactly" in text
     assert "its heads see no distances" in text

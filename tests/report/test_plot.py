@@ -29,7 +29,7 @@ def test_png(kind: str, molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: 
 
 def test_other_formats_and_overwriting(molflt: Run, tiny_run: Path, tmp_path: Path) -> None:
     for suffix, start in ((".svg", b"<?xml"), (".pdf", b"%PDF")):
-        (tmp_path / f"f{suffix}").write_text("old")
+        (tmp_path / f"f{suffix}").write_text("old", encoding="utf-8")
         out = ("-o", tmp_path / f"f{suffix}", "--overwrite")
         assert molflt("plot", "rpe", tiny_run / "best.safetensors", *out).status == 0
         assert (tmp_path / f"f{suffix}").read_bytes().startswith(start)

@@ -89,7 +89,7 @@ def test_the_date_of_a_report_does_not_count(tmp_path: Path) -> None:
     pages = []
     for day, seed in ((1, 3), (2, 3), (2, 4)):
         path = tmp_path / "r.html"
-        path.write_text(text.format(day, seed))
+        path.write_text(text.format(day, seed), encoding="utf-8")
         pages.append(page_content(path))
     assert differences(pages[0], pages[1]) == []
     assert differences(pages[0], pages[2]) == ["r.html"]

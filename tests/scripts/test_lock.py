@@ -17,10 +17,10 @@ WANTED = [Requirement("ase>=3.23")]
 def test_the_lock_fits_the_project() -> None:
     if not make_lock.LOCK.exists():
         pytest.skip("no requirements.lock yet: python -m scripts.tools.lock makes it")
-    constraints = (make_lock.ROOT / "constraints.txt").read_text()
+    constraints = (make_lock.ROOT / "constraints.txt").read_text(encoding="utf-8")
     wanted = make_lock.requirements()
     assert {"torch", "pytest", "scikit-learn", "nbclient"} <= {requirement.name for requirement in wanted}
-    assert make_lock.mismatches(make_lock.LOCK.read_text(), wanted, constraints) == []
+    assert make_lock.mismatches(make_lock.LOCK.read_text(encoding="utf-8"), wanted, constraints) == []
 
 
 @pytest.mark.parametrize(

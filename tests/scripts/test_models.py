@@ -141,7 +141,7 @@ def test_report(tmp_path):
     text = write_report(results.read(tmp_path / "model.csv"), tmp_path)
     assert "2.00 (target: 1 or more)" in text
     assert "not available" in text
-    page = (tmp_path / "model.md").read_text()
+    page = (tmp_path / "model.md").read_text(encoding="utf-8")
     assert "of 20 to 30 atoms, 250 in all" in page
     assert "The peers' environment: schnetpack 2." in page
     assert (tmp_path / "model.png").stat().st_size > 0

@@ -56,7 +56,7 @@ def test_a_bad_batch_stops_the_run_and_is_written_down(what, make_config, tmp_pa
     spoil = Spoil(what, range(3, 4))
     with pytest.raises(InputError, match=rf"the {what} became .*step 3.*{BAD_BATCHES}"):
         go(make_config(), tmp_path / "run", spoil)
-    (line,) = (tmp_path / "run" / BAD_BATCHES).read_text().splitlines()
+    (line,) = (tmp_path / "run" / BAD_BATCHES).read_text(encoding="utf-8").splitlines()
     found = json.loads(line)
     assert [structure["sid"] for structure in found["structures"]] == spoil.sids[0]
     assert (found["step"], found["rank"], found["seed"], found["epoch"]) == (3, 0, 3, 1)
@@ -71,7 +71,7 @@ def test_a_batch_left_out_changes_nothing(what, make_config, tmp_path):
     unchanged = [step for step, (before, after) in enumerate(spoil.states) if same(before, after)]
     assert unchanged == [2, 3]
     assert sum("2 batches left out" in line for line in lines) == 1
-    assert len((tmp_path / "run" / BAD_BATCHES).read_text().splitlines()) == 2
+    assert len((tmp_path / "run" / BAD_BATCHES).read_text(encoding="utf-8").splitlines()) == 2
     records = read_records(tmp_path / "run")
     assert len(records) == 2
     assert all(0 < record["train/grad_norm"] <= record["train/grad_norm_max"] for record in records)
@@ -90,6 +90,6 @@ def test_lines_on_repeated_epochs_are_forgotten(tmp_path):
     forget_bad_batches(tmp_path, 1)
     assert not path.exists()
     lines = [f'{{"epoch": {epoch}, "step": {step}}}\n' for epoch, step in [(1, 4), (2, 8), (3, 9)]]
-    path.write_text("".join(lines) + '{"epoch": 2, "st')
+    path.write_text("".join(lines) + '{"epoch": 2, "st', encoding="utf-8")
     forget_bad_batches(tmp_path, 3)
-    assert path.read_text() == "".join(lines[:2])
+    assert path.read_text(encoding="utf-8") == "".join(lines[:2])

@@ -21,7 +21,7 @@ from molflt.training.presets import PRESETS, preset_config
 @pytest.fixture
 def tiny_yaml(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
-    path.write_text(to_yaml(preset_config("tiny")))
+    path.write_text(to_yaml(preset_config("tiny")), encoding="utf-8")
     return path
 
 
@@ -34,12 +34,12 @@ def _message(path: Path, *overrides: str) -> str:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_survive_yaml(name: str, tmp_path: Path) -> None:
     path = tmp_path / "preset.yaml"
-    path.write_text(to_yaml(preset_config(name), "a header\nof two lines"))
+    path.write_text(to_yaml(preset_config(name), "a header\nof two lines"), encoding="utf-8")
     assert load_config(path) == preset_config(name)
 
 
 def test_yaml_explains_every_key(tiny_yaml: Path) -> None:
-    for line in tiny_yaml.read_text().splitlines():
+    for line in tiny_yaml.read_text(encoding="utf-8").splitlines():
         if line and not line.endswith((":", ".lmdb")) and not line.startswith("#"):
             assert "  # " in line, line
 
@@ -54,7 +54,7 @@ def test_any_path_and_split_name_survives_yaml(text: str, tmp_path: Path) -> Non
     config.data.train = text
     config.data.val = {text.replace("/", "_"): text}
     path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(config))
+    path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path) == config
 
 
@@ -63,7 +63,7 @@ def test_numbers_survive_yaml(value: float, tmp_path: Path) -> None:
     config = preset_config("tiny")
     config.optimiser.lr = value
     path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(config))
+    path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path).optimiser.lr == value
 
 
@@ -152,7 +152,7 @@ def test_other_files(content: bytes, tmp_path: Path) -> None:
 
 def test_a_list_is_no_configuration(tmp_path: Path) -> None:
     path = tmp_path / "list.yaml"
-    path.write_text("- a\n- b\n")
+    path.write_text("- a\n- b\n", encoding="utf-8")
     assert _message(path) == f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one"
 
 
@@ -183,7 +183,7 @@ def test_attention_by_name_and_then_in_part(tiny_yaml: Path) -> None:
     config = load_config(tiny_yaml, ["model.attention=local", "model.attention.moment_channels=16"])
     assert (config.model.attention.mechanism, config.model.attention.moment_channels) == ("local", 16)
     short = tiny_yaml.with_name("short.yaml")
-    short.write_text("data: {train: a.lmdb, val: b.lmdb}\nmodel: {attention: performer}\n")
+    short.write_text("data: {train: a.lmdb, val: b.lmdb}\nmodel: {attention: performer}\n", encoding="utf-8")
     assert load_config(short, ["model.attention.n_features=32"]).model.attention.mechanism == "kernelised"
 
 
@@ -208,7 +208,7 @@ def _first_layer(config: TrainConfig) -> Any:
 @pytest.mark.parametrize("preset", ["tiny", "paper-flt-10l"])
 def test_one_key_swaps_the_attention(preset: str, override: str, kind: type, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text(to_yaml(preset_config(preset)))
+    path.write_text(to_yaml(preset_config(preset)), encoding="utf-8")
     config = load_config(path, [override, "model.dim=16", "model.n_heads=2"])
     assert isinstance(_first_layer(config), kind)
 

@@ -98,13 +98,15 @@ def test_worker_processes_change_nothing(make_config, tmp_path, monkeypatch):
 def test_a_killed_loader_is_said(make_config, tmp_path):
     """From outside, again and again until the run has noticed: a loader whose work is done is not missed."""
     run_dir = tmp_path / "run"
-    (tmp_path / "config.yaml").write_text(to_yaml(make_config(**WORKERS, **{"trainer.max_epochs": 500})))
+    (tmp_path / "config.yaml").write_text(
+        to_yaml(make_config(**WORKERS, **{"trainer.max_epochs": 500})), encoding="utf-8"
+    )
     command = [sys.executable, "-m", "molflt.cli.main", "train", str(tmp_path / "config.yaml"), "--out", str(run_dir)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as lost:
         while lost.poll() is None:
-            children = Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text().split()
+            children = Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text(encoding="utf-8").split()
             if children and (run_dir / "last.ckpt").exists():
                 with suppress(ProcessLookupError):
                     os.kill(int(children[-1]), signal.SIGKILL)

@@ -44,7 +44,7 @@ ECHOES = "a0: xxxxxxxxxx\n" + "".join(f"a{k + 1}: {5 * f'${{a{k}}}'}\n" for k in
 def test_hostile_files(text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as caught:
         load_config(path)
     assert str(path) in str(caught.value)
@@ -63,7 +63,7 @@ def test_a_hundred_megabytes_are_not_read(tmp_path: Path) -> None:
 
 def test_a_thousand_mistakes_are_not_all_explained(tmp_path: Path) -> None:
     path = tmp_path / "mistakes.yaml"
-    path.write_text("".join(f"key{k}: 1\n" for k in range(3000)))
+    path.write_text("".join(f"key{k}: 1\n" for k in range(3000)), encoding="utf-8")
     with pytest.raises(InputError) as caught:
         load_config(path)
     assert len(str(caught.value).splitlines()) <= 51

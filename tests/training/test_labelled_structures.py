@@ -143,7 +143,7 @@ def test_missing_labels_say_what_is_there(crystal_config):
 )
 def test_configurations_that_make_no_sense(overrides, message, tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text("data: {train: a.lmdb, val: b.lmdb}\n")
+    path.write_text("data: {train: a.lmdb, val: b.lmdb}\n", encoding="utf-8")
     with pytest.raises(InputError) as error:
         load_config(path, overrides)
     assert message in str(error.value)

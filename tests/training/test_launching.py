@@ -40,7 +40,7 @@ def no_launcher(monkeypatch):
 
 def write(config, folder):
     folder.mkdir(exist_ok=True)
-    (folder / "c.yaml").write_text(to_yaml(config))
+    (folder / "c.yaml").write_text(to_yaml(config), encoding="utf-8")
     return folder / "c.yaml"
 
 
@@ -101,7 +101,7 @@ def test_a_mistake_is_reported_once(launcher, mistake, make_config, tmp_path):
     }[mistake]
     if mistake == "taken":
         out.mkdir()
-        (out / "mine.txt").write_text("mine")
+        (out / "mine.txt").write_text("mine", encoding="utf-8")
     arguments = (*MOLFLT, "train", str(config), *overrides, "--out", str(out))
     done = run([sys.executable, *arguments] if launcher == "lightning" else torchrun(2, *arguments))
     # torchrun's own status, whatever a process ended with, is 1; its report has the process's.
@@ -175,7 +175,7 @@ def children(pid):
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = int((folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
             except (OSError, ValueError):
                 continue
             if parent == pid:
@@ -192,7 +192,7 @@ def of_rank(pids, rank):
 
 def alive(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 

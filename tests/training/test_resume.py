@@ -115,7 +115,7 @@ def test_attention_that_draws_while_training(attention, make_config, tmp_path):
 @pytest.mark.slow
 def test_killed_run(reference, make_config, tmp_path):
     file, run_dir = tmp_path / "config.yaml", tmp_path / "run"
-    file.write_text(to_yaml(make_config(**EVERYTHING_RANDOM)))
+    file.write_text(to_yaml(make_config(**EVERYTHING_RANDOM)), encoding="utf-8")
     # The child kills itself in the middle of the fourth epoch, so that the kill never comes too late.
     script = f"""
 import os, signal
@@ -140,7 +140,7 @@ go(load_config({str(file)!r}), {str(run_dir)!r}, Kill(3, 2))
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_to_the_command(number, status, make_config, tmp_path):
     file, run_dir = tmp_path / "config.yaml", tmp_path / "run"
-    file.write_text(to_yaml(make_config(**{"trainer.max_epochs": 5000, "optimiser.lr": 1e-5})))
+    file.write_text(to_yaml(make_config(**{"trainer.max_epochs": 5000, "optimiser.lr": 1e-5})), encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, "-m", "molflt.cli.main", "train", file, "--out", run_dir],
         stdout=subprocess.PIPE,
@@ -172,7 +172,7 @@ def test_a_stopped_command_says_how_to_go_on(stop, status, molflt, make_config, 
         raise stop
 
     monkeypatch.setattr("molflt.training.run.train", stopped)
-    (tmp_path / "config.yaml").write_text(to_yaml(make_config()))
+    (tmp_path / "config.yaml").write_text(to_yaml(make_config()), encoding="utf-8")
     result = molflt("train", tmp_path / "config.yaml", "--out", tmp_path / "run")
     assert result.status == status
     assert f"--resume auto (run directory {tmp_path}" in "".join(result.err.splitlines())
@@ -289,9 +289,9 @@ def test_a_damaged_model_that_is_kept_to_average(make_config, tmp_path):
 def test_what_a_killed_process_leaves_is_cleared_away(make_config, tmp_path):
     """Killed while it wrote its first file: the folder is no other's, and holds nothing in the end."""
     for name in (".config.0123abcd.partial.yaml", ".last.89abcdef.partial.ckpt", ".skipped.89abcdef.partial.csv"):
-        (tmp_path / name).write_text("half")
+        (tmp_path / name).write_text("half", encoding="utf-8")
     train(make_config(**QUICK), tmp_path, resume=True, say=quiet)
-    (tmp_path / ".report.0123abcd.partial.html").write_text("half")
+    (tmp_path / ".report.0123abcd.partial.html").write_text("half", encoding="utf-8")
     assert training_report(tmp_path, make_config(**QUICK)).stat().st_size > 1000
     assert not list(tmp_path.glob(".*"))
 
@@ -301,7 +301,7 @@ def test_run_directories_are_protected(make_config, tiny_run, tmp_path):
     with pytest.raises(InputError, match="--resume auto"):
         go(make_config(), tiny_run)
     assert contents(tiny_run) == before
-    (tmp_path / "thesis.tex").write_text("all my work")
+    (tmp_path / "thesis.tex").write_text("all my work", encoding="utf-8")
     for resume in (False, True):
         with pytest.raises(InputError, match="not empty and not a run"):
             go(make_config(), tmp_path, resume=resume)

@@ -59,7 +59,7 @@ class Losses(Callback):
 
     def on_fit_end(self, trainer, pl_module):
         content = {"losses": self.losses, "sizes": self.sizes}
-        (self.folder / f"losses-{trainer.global_rank}.json").write_text(json.dumps(content))
+        (self.folder / f"losses-{trainer.global_rank}.json").write_text(json.dumps(content), encoding="utf-8")
 
 
 class GlobalBatches(torch.utils.data.Sampler[list[int]]):
@@ -85,13 +85,15 @@ class GlobalBatches(torch.utils.data.Sampler[list[int]]):
 
 def read(folder, key):
     """(n_ranks, n_steps)."""
-    return np.array([json.loads(path.read_text())[key] for path in sorted(folder.glob("losses-*.json"))])
+    return np.array(
+        [json.loads(path.read_text(encoding="utf-8"))[key] for path in sorted(folder.glob("losses-*.json"))]
+    )
 
 
 def by_two(config, folder, mean_of_means="no"):
     folder.mkdir()
-    (folder / "script.py").write_text(SCRIPT)
-    (folder / "c.yaml").write_text(to_yaml(config))
+    (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
+    (folder / "c.yaml").write_text(to_yaml(config), encoding="utf-8")
     done = run(torchrun(N_RANKS, folder / "script.py", folder / "c.yaml", folder, mean_of_means))
     assert done.returncode == 0, done.stderr
     return folder

@@ -47,7 +47,7 @@ def test_what_is_recorded_is_that_of_the_saved_model(tiny_run, tiny_data):
     """Sums over batches against NumPy over the whole set; and the saved weights are those that were validated."""
     assert {path.name for path in tiny_run.iterdir()} == FILES
     records = read_records(tiny_run)
-    with open(tiny_run / "metrics.csv", newline="") as handle:
+    with open(tiny_run / "metrics.csv", encoding="utf-8", newline="") as handle:
         rows = list(csv.DictReader(handle))
     assert [{key: float(value) for key, value in row.items()} for row in rows] == records
     last, record = load_model(tiny_run / "last.safetensors"), records[-1]

@@ -82,7 +82,7 @@ def extxyz(path, kind):
         extra = "".join(f" {key}={value}" for key, value in atoms.info.items())
         lines += [str(len(atoms)), f'Lattice="{cell}" pbc="{periodic}" Properties=Z:I:1:pos:R:3{label}{extra}']
         lines += [f"{z} {x} {y} {w}" for z, (x, y, w) in zip(atoms.numbers, atoms.positions, strict=True)]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)
 
 
@@ -144,7 +144,7 @@ def test_an_lmdb(configure, tmp_path):
 
 def test_smiles(configure, tmp_path):
     path = tmp_path / "some.csv"
-    path.write_text("smiles,energy\nC,1\n*C,2\nC(C,3\nO,4\nN,\n")
+    path.write_text("smiles,energy\nC,1\n*C,2\nC(C,3\nO,4\nN,\n", encoding="utf-8")
     data = EnergyDataModule(configure(str(path), "skip"))
     assert [s.index for s in data.skipped["train"]] == [1, 2, 4]
     assert [float(data.train_structures[k].energy) for k in range(2)] == [1.0, 4.0]
@@ -152,14 +152,14 @@ def test_smiles(configure, tmp_path):
 
 def test_nothing_left(configure, tmp_path):
     path = tmp_path / "none.extxyz"
-    path.write_text("1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n")
+    path.write_text("1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"none of 1 structures can be used; the first: .*no label 'energy'"):
         EnergyDataModule(configure(str(path), "skip"))
 
 
 def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
     path = tmp_path / "cut.extxyz"
-    path.write_text(Path(extxyz(path, "charge")).read_text()[:-40])
+    path.write_text(Path(extxyz(path, "charge")).read_text(encoding="utf-8")[:-40], encoding="utf-8")
     with pytest.raises(InputError, match=r"cut\.extxyz"):
         EnergyDataModule(configure(str(path), "skip"))
 
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
 def test_from_training_to_prediction(molflt, configure, tmp_path):
     """The commands, on a file with one bad frame: refused without, listed with skipping."""
     path, run = extxyz(tmp_path / "some.extxyz", "NaN position"), tmp_path / "run"
-    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **QUICK)))
+    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **QUICK)), encoding="utf-8")
     command = ["train", tmp_path / "config.yaml", "--out", run, "--no-report"]
     refused = molflt(*command)
     assert (refused.status, run.exists()) == (2, False)
@@ -175,7 +175,7 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
     trained = molflt(*command, "data.on_bad=skip")
     assert trained.status == 0, trained
     assert "left out: train 1;" in trained.out
-    (row,) = csv.DictReader((run / "skipped.csv").open())
+    (row,) = csv.DictReader((run / "skipped.csv").open(encoding="utf-8"))
     assert (row["set"], row["index"]) == ("train", str(PLACE))
     assert f"{path}#{PLACE}" in row["reason"]
 
@@ -189,7 +189,7 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
     predicted = molflt("predict", run, path, "--on-error", "skip", "-o", tmp_path / "out.csv")
     assert predicted.status == 0, predicted
     assert "1 of 6 structures were skipped" in predicted.err
-    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "out.csv").open(encoding="utf-8")))
     assert [k for k, row in enumerate(rows) if row["error"]] == [PLACE]
     assert np.isnan(float(rows[PLACE]["energy_eV"]))
 
@@ -240,7 +240,7 @@ def test_an_sdf_block_that_cannot_be_read(model_path, tmp_path):
         blocks.append(Chem.MolToMolBlock(molecule) + "$$$$\n")
     blocks[1] = blocks[1].replace(" C ", " Qq", 1)
     path = tmp_path / "some.sdf"
-    path.write_text("".join(blocks))
+    path.write_text("".join(blocks), encoding="utf-8")
     with pytest.raises(InputError, match=r"some\.sdf#1\b"):
         predict(load_model(model_path), resolve_inputs([str(path)]))
     prediction, _ = predict(load_model(model_path), resolve_inputs([str(path)], on_bad="skip"), on_error="skip")
