@@ -35,8 +35,8 @@ class UndampedMethod(FrequencyMethod):
     width the RPE can take.
 
     With averaged directions it is quadratic. An ``l_max`` makes it linear in isolated structures, and not local: f̂ is
-    expanded around the centroid, and between the atoms of one ethanol it changes by more than 80 % when another is put
-    50 Å away (r = 16, l_max = 4).
+    expanded around the centroid, and between the atoms of one ethanol it changes by more than 80 % when another is
+    put 50 Å away (r = 16, l_max = 4).
 
     In a periodic structure f̂, which does not decay, is summed over images under a smooth envelope of radius
     ``periodic_radius``. That keeps every invariance and makes the envelope part of the estimator.
