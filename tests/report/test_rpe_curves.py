@@ -23,21 +23,26 @@ def make_model(**attention: Any) -> EnergyModel:
     return EnergyModel(config, seed=1).double()
 
 
-def test_closed_form() -> None:
-    model = make_model()
+@pytest.mark.parametrize("spectrum", ["gaussians", "both"])
+def test_closed_form(spectrum: str) -> None:
+    model = make_model(spectrum=spectrum)
     found = far_curves(model)
     assert found is not None
     assert found.values.shape == (3, 2, len(found.distances))
     assert found.intended is found.nodes is found.coefficients is None
-    widths = model.positions.rpe.widths.detach().numpy()
+    rpe = model.positions.rpe
+    widths = rpe.widths.detach().numpy()
+    kappa = 0 * widths if rpe.epsilon is None else 2.5 * rpe.epsilon.numpy() / widths
+    assert kappa.any() == (spectrum == "both")
+    others = (2 * math.pi * widths**2) ** 1.5
+    others = np.where(kappa > 0, np.minimum(others, 8 * widths**2 / np.where(kappa > 0, kappa, 1)), others)
+    members = np.exp(-(found.distances**2) / (2 * widths[:, None] ** 2))
+    members *= np.sinc(kappa[:, None] * found.distances / np.pi)
+    members /= 1 + REFERENCE_DENSITY * others[:, None]
     for layer in range(3):
         weights = model.encoder.layers[layer].attention.rpe_weights.detach().numpy()
         for head in range(2):
-            f = sum(
-                w / (1 + REFERENCE_DENSITY * (2 * math.pi * s**2) ** 1.5) * np.exp(-(found.distances**2) / (2 * s**2))
-                for w, s in zip(weights[:, head], widths, strict=True)
-            )
-            np.testing.assert_allclose(found.values[layer, head], f, atol=1e-12)
+            np.testing.assert_allclose(found.values[layer, head], weights[:, head] @ members, atol=1e-12)
 
 
 def test_the_spectrum_is_the_transform() -> None:
