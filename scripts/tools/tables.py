@@ -18,9 +18,13 @@ from pathlib import Path
 
 from molflt.files import atomic_file
 from scripts import results
-from scripts.benchmarks import accuracy, compare_attention
+from scripts.benchmarks import accuracy, compare_attention, method_choice
 
-LAYOUTS = {"accuracy": accuracy.table, "compare_attention": compare_attention.table}
+LAYOUTS = {
+    "accuracy": accuracy.table,
+    "compare_attention": compare_attention.table,
+    "method_choice": method_choice.table,
+}
 
 
 def table(name: str, folder: Path = results.DOCS) -> str:

@@ -8,14 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from molflt.attention.far.images import (
-    expected_images,
-    safe_norm,
-    squared_norm,
-    sum_over_images,
-)
+from molflt.attention.far.costs import LayerSizes, Work
+from molflt.attention.far.images import expected_images, safe_norm, squared_norm, sum_over_images
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
-from molflt.attention.far.method import EXP_COST, TRIG_COST, FrequencyMethod, PositionFeatures
+from molflt.attention.far.method import FrequencyMethod, PositionFeatures, features_work
 from molflt.attention.far.spherical import MAX_DEGREE, degree_for, spherical_operator
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import sinc_of_square, smooth_max, taper
@@ -47,15 +43,16 @@ class QuadratureMethod(FrequencyMethod):
         """See :class:`FrequencyMethod`. Periodic structures are summed over images, which is correct but slow."""
         return geometry.pad_blocks([self._block(geometry, b, basis) for b in structures])
 
-    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
         """See :class:`FrequencyMethod`."""
         n_nodes = self._n_nodes(_extent(geometry, b, basis, self.tolerance), basis)
         n_images = expected_images(geometry, b, basis.widest * cutoff_factor(self.tolerance))
-        return geometry.sizes[b] ** 2 * n_images * n_nodes * (TRIG_COST + len(basis))
+        on_nodes = geometry.sizes[b] ** 2 * n_images * n_nodes
+        return Work(pair_waves=on_nodes, pair_mixed=on_nodes * len(basis))
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
         """See :class:`FrequencyMethod`: spherical waves, for isolated structures no larger than MAX_DEGREE allows."""
-        if not math.isfinite(self.operator_cost(geometry, b, basis, 1, 1)):
+        if self._expected_features(geometry, b, basis) is None:
             return None
         x = geometry.atoms_of(b)
         xi, weights = self.nodes(basis, 2 * smooth_max(safe_norm(x)), self.tolerance)
@@ -63,12 +60,15 @@ class QuadratureMethod(FrequencyMethod):
         degrees = degree_for(kappa.detach() * safe_norm(x.detach()).max(), TRUNCATION).ceil().int().tolist()
         return spherical_operator(x, kappa, weights, degrees, geometry.dtype)
 
-    def operator_cost(
-        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
-    ) -> float:
+    def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work | None:
         """See :class:`FrequencyMethod`."""
+        n_features = self._expected_features(geometry, b, basis)
+        return None if n_features is None else features_work(geometry.sizes[b], n_features, len(basis), sizes)
+
+    def _expected_features(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float | None:
+        """How many spherical waves the operator of structure ``b`` has; None if there is none."""
         if geometry.is_periodic(b):
-            return math.inf
+            return None
         extent = _extent(geometry, b, basis, self.tolerance)
         n_nodes = self._n_nodes(extent, basis)
         kappa_max = TAPER * 2 * math.pi * basis.band_limit(self.tolerance)
@@ -76,9 +76,8 @@ class QuadratureMethod(FrequencyMethod):
         degrees = degree_for(radius, TRUNCATION).ceil()
         # The count of nodes has a margin of one, which may have one degree more.
         if float(degrees[-1]) + 1 > MAX_DEGREE:
-            return math.inf
-        n_features = float(((degrees + 1) ** 2).sum())
-        return geometry.sizes[b] * n_features * (EXP_COST + 2 * n_channels * n_applications)
+            return None
+        return float(((degrees + 1) ** 2).sum())
 
     def _n_nodes(self, extent: float, basis: GaussianBasis) -> int:
         xi_max = TAPER * basis.band_limit(self.tolerance)
