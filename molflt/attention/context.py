@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from molflt.attention.config import OrderKind
-from molflt.attention.far.choice import Contraction, LayerSizes, choose_contraction
+from molflt.attention.far.choice import Contraction, choose_contraction
+from molflt.attention.far.costs import LayerSizes, costs
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.method import FarOperator, FrequencyMethod
 from molflt.attention.geometry import Geometry, select_rows
@@ -82,7 +83,7 @@ class FourierPositions(SharedPositions):
         rpe: the RPE function; None without a far field.
         method: how it is evaluated.
         sizes: what the layers will do with it.
-        order: ``auto`` picks the cheaper contraction order for each structure.
+        order: ``auto`` picks the faster contraction order for each structure.
         moments: whether the layers have moments of the neighbours.
     """
 
@@ -128,11 +129,20 @@ class FourierPositions(SharedPositions):
     def contractions(
         self, geometry: Geometry, neighbourhood: Neighbourhood, basis: GaussianBasis | None
     ) -> list[Contraction]:
-        """Method and order for every structure of a batch."""
+        """Method and order for every structure of a batch.
+
+        Besides the structure they depend on the number of threads and on whether anything is to be differentiated.
+
+        Raises:
+            InputError: the file of costs cannot be used, or a forced order is not there.
+        """
+        # The radial basis has weights, so that this holds in all training.
+        backward = neighbourhood.self_basis.requires_grad or geometry.positions.requires_grad
+        rates = costs().of(torch.get_num_threads(), torch.is_grad_enabled() and backward)
         ends = torch.tensor([*geometry.starts, geometry.n_atoms], device=geometry.structure.device)
         n_edges = neighbourhood.pattern.row_starts[ends].diff().tolist()
         return [
-            choose_contraction(self.method, self.order, self.sizes, geometry, b, n_edges[b], basis)
+            choose_contraction(self.method, self.order, self.sizes, geometry, b, n_edges[b], basis, rates)
             for b in range(geometry.n_structures)
         ]
 
