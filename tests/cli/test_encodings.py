@@ -141,4 +141,6 @@ def test_names_that_are_no_text(
         (atoms,) = ase.io.read(tmp_path / "a.extxyz", ":")
         (data,) = open_dataset(tmp_path / "a.lmdb")
         if field == "name":
-            assert atoms.info["name"] == data.name == "half a \\ud800 pair"
+            assert data.name == "half a \\ud800 pair"
+            # ASE drops backslashes.
+            assert atoms.info["name"] == "half a ud800 pair"
