@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from molflt.data.pickle_limits import take
-from molflt.printable import shown
+from molflt.printable import holds_text, shown
 
 _MAX_AXES = 8
 _PER_PAIR = 100
@@ -90,8 +90,11 @@ def _read_array(raw: object, dtype: object, shape: object, order: str) -> np.nda
     if flat.dtype.kind == "b":
         # a byte that is neither 0 nor 1 makes no valid boolean
         flat = flat.view(np.uint8) != 0
+    flat = flat.astype(flat.dtype.newbyteorder("="))
+    if flat.dtype.kind == "U" and not holds_text(flat):
+        raise pickle.UnpicklingError("text with characters beyond Unicode is not allowed")
     array = flat.reshape(sizes, order="F" if order == "F" else "C")
-    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).reshape(sizes)
+    return np.ascontiguousarray(array).reshape(sizes)
 
 
 class InertArray(metaclass=Frozen):

@@ -28,6 +28,7 @@ from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smile
 from molflt.data.records import check_structure
 from molflt.errors import InputError, OnBad
 from molflt.files import standard_input
+from molflt.printable import printable
 
 _SDF, _SMILES = (".sdf", ".mol"), (".smi", ".csv")
 STANDARD_INPUT = "-"
@@ -277,7 +278,8 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     try:
         for file, name in zip(files, names, strict=True):
             size = file.stat().st_size
-            digest.update(f"{name}\n{size}\n".encode())
+            # Of names, the bytes that they have on the disk, whatever the locale.
+            digest.update(f"{name}\n{size}\n".encode("utf-8", "surrogateescape"))
             with file.open("rb") as stream:
                 if size <= _WHOLE:
                     while block := stream.read(_END):
@@ -302,7 +304,7 @@ def _checked(data: Data, name: str) -> Data:
     check_structure(fields, name)
     structure = Data(**fields)
     structure.num_nodes = int(fields["atomic_numbers"].shape[0])
-    structure.name = data["name"] if isinstance(data.get("name"), str) else name
+    structure.name = printable(data["name"] if isinstance(data.get("name"), str) else name)
     return structure
 
 

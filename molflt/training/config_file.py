@@ -91,6 +91,11 @@ def _apply(content: DictConfig, override: str) -> None:
             _drop_keys_of_other_mechanisms(content, parsed)
         OmegaConf.update(content, key, parsed, merge=merge, force_add=True)
         _expand_attention(content)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"override '{override}' holds characters that are none in this locale; take a UTF-8 one, as by "
+            "LC_ALL=C.UTF-8"
+        ) from error
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise InputError(f"override '{override}' cannot be applied ({_one_line(error)})") from error
 
