@@ -62,6 +62,11 @@ def _enough_is_enough() -> Iterator[None]:
     except BrokenPipeError:
         forget_output()
         raise SystemExit(0) from None
+    except SystemExit as stop:
+        # rich ends so where it prints the help.
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise SystemExit(0) from None
+        raise
 
 
 app = typer.Typer(
