@@ -92,7 +92,10 @@ def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callabl
     delta = wrapped_pair_displacements(geometry, b)
     if not geometry.is_periodic(b):
         return function(delta.to(geometry.dtype))
-    shifts = image_shifts(periodic_vectors(geometry, b), radius + float(delta.detach().norm(dim=-1).max()))
+    lattice = periodic_vectors(geometry, b)
+    # Across the lattice no image is nearer than another, however far apart the atoms are there.
+    along = delta.detach() @ (torch.linalg.pinv(lattice.detach()) @ lattice.detach())
+    shifts = image_shifts(lattice, radius + float(along.norm(dim=-1).max()))
     n = delta.shape[0]
 
     def term(delta: Tensor, part: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.method import FrequencyMethod, PositionFeatures, features_work
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import taper
+from molflt.errors import InputError
 
 
 class LatticeMethod(FrequencyMethod):
@@ -132,8 +133,17 @@ class LatticeMethod(FrequencyMethod):
 
 
 def _half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
-    """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest, by length: zero, then one of each pair ±n."""
+    """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest, by length: zero, then one of each pair ±n.
+
+    Raises:
+        InputError: they would not fit into the memory of a usual machine.
+    """
     reach = np.floor(longest * np.linalg.norm(cell, axis=1) + 1e-9).astype(int)
+    if (n_tried := float(np.prod(2.0 * reach + 1))) > _MOST_TRIED:
+        raise InputError(
+            f"a cell of {abs(np.linalg.det(cell)):.3g} Å³ has about {n_tried:.1e} lattice waves; use "
+            "frequencies=auto, or look for atoms that are far from all others"
+        )
     axes = [np.arange(0, reach[0] + 1), np.arange(-reach[1], reach[1] + 1), np.arange(-reach[2], reach[2] + 1)]
     n = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
     first, second, third = n.T
@@ -143,5 +153,7 @@ def _half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
     return n[order[length[order] <= longest]]
 
 
+_MOST_TRIED = 1 << 24
+"""Wave vectors that may be looked at; each takes some hundred bytes. A cell with a million atoms has half of that."""
 _GROUP = 4
 """How many basis functions are contracted at once: more make larger products, fewer need fewer vectors."""
