@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import reprlib
+import sys
+
+import numpy as np
 
 _HARMFUL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -12,13 +15,30 @@ def printable(text: str, keep: str = "") -> str:
     """The text with ``\\x1b`` and the like in place of what is no printed character.
 
     Control characters command terminals and break lines of files in two, marks of direction show a text in another
-    order than it has, and half of a surrogate pair cannot be written at all.
+    order than it has, and half of a surrogate pair cannot be written at all. Text by NumPy may hold numbers beyond
+    Unicode, which can be written but never read.
 
     Args:
         text: any text.
         keep: characters to leave as they are.
     """
+    raw = text.encode("utf-8", "surrogatepass")
+    try:
+        raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        # Not by the expression below: Python cannot so much as take such a character out of its text.
+        text = raw.decode("utf-8", "backslashreplace")
     return _HARMFUL.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+def holds_text(array: np.ndarray) -> bool:
+    """Whether all of an array of text is Unicode; NumPy takes any number for a character.
+
+    Args:
+        array: of the native byte order.
+    """
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
+    return numbers.size == 0 or int(numbers.max()) <= sys.maxunicode
 
 
 def shown(value: object) -> str:

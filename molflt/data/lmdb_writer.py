@@ -24,6 +24,7 @@ from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, fingerprint, resolve_inputs
 from molflt.errors import InputError
 from molflt.files import sole_writer, sync_folder
+from molflt.printable import holds_text, printable
 
 _PER_COMMIT = 256
 _FIRST_MAP_SIZE = 16 << 20
@@ -228,14 +229,18 @@ def _committed(partial: Path, identity: bytes) -> int | None:
 
 
 def _plain(value: object, where: str) -> Any:
-    """Numbers, text and arrays only, so that the file can be read without trusting it."""
+    """Numbers, text and arrays only, so that the file can be read without trusting it, and text that can be read."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufU":
+        if value.dtype.kind == "U" and not holds_text(value.astype(value.dtype.newbyteorder("="))):
+            raise InputError(f"{where} holds text with characters beyond Unicode; correct it")
         return np.ascontiguousarray(value).reshape(value.shape)
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, str):
+        return printable(value, keep="\n\t")
+    if isinstance(value, bool | int | float):
         return value
     raise InputError(f"{where} holds {type(value).__name__}; expected arrays, numbers or text")
 
@@ -247,7 +252,7 @@ def _pickled(record: Mapping[str, Any], where: str) -> bytes:
 
 def _identity(source: str, total: int | None, first: Mapping[str, Any]) -> bytes:
     # not the hash of the pickle: that depends on which equal objects are the same object
-    digest = hashlib.sha256(f"{source}\n{total}\n".encode())
+    digest = hashlib.sha256(f"{source}\n{total}\n".encode("utf-8", "surrogatepass"))
     for key in sorted(first):
         value = np.asarray(_plain(first[key], f"record 0, field '{key}'"))
         digest.update(f"{key} {value.dtype.str} {value.shape}\n".encode() + value.tobytes())

@@ -177,8 +177,8 @@ def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
 def _text(value: object, key: str, where: str) -> str:
     try:
         return str(value)
-    # an integer of thousands of digits
-    except ValueError as error:
+    # an integer of thousands of digits; text by NumPy that is not Unicode
+    except (ValueError, SystemError) as error:
         raise InputError(f"{where}: field '{key}' is no text: {error}") from error
 
 

@@ -11,7 +11,7 @@ from molflt.attention.build import (
     with_far_field,
 )
 from molflt.attention.context import FourierPositions
-from molflt.attention.far.choice import LayerSizes
+from molflt.attention.far.costs import LayerSizes
 from molflt.attention.mechanism import SharedPositions
 from molflt.literature.budget import BudgetQuadratureMethod
 from molflt.literature.concat import ConcatAttention, ConcatPositions
@@ -76,7 +76,8 @@ def build_randomised(config: RandomisedConfig, sizes: Sizes) -> Built:
 def build_randomised_rpe(config: RandomisedRpeConfig, sizes: Sizes) -> Built:
     """RA with the local RPE and f̂ as its positional mask, on pairs."""
     rpe = build_rpe(config, config.spectrum, sizes.seed)
-    on_pairs = LayerSizes(sizes.n_layers * sizes.n_recycles, sizes.n_heads, sizes.dim, sizes.dim, rank=1)
+    n_applications = sizes.n_layers * sizes.n_recycles
+    on_pairs = LayerSizes(n_applications, sizes.n_heads, sizes.dim, sizes.dim, rank=1, n_layers=sizes.n_layers)
     method = interchangeable_method(config.frequencies, config.tolerance)
     positions = FourierPositions(rpe, method, on_pairs, "quadratic", moments=False)
     return positions, [

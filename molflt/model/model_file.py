@@ -19,7 +19,7 @@ from molflt.attention.build import interchangeable_method
 from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys
 from molflt.choices import MethodName
 from molflt.data.labels import LabelSpec, Target
-from molflt.errors import InputError
+from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
@@ -178,8 +178,7 @@ def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
 def _open(path: Path) -> Any:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the model file in it, such as {path / 'best.safetensors'}")
-    if not path.exists():
-        raise InputError(f"{path}: no such file; a trained model is RUN_DIR/best.safetensors")
+    ordinary_file(path, "a trained model is RUN_DIR/best.safetensors")
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

@@ -22,6 +22,7 @@ from molflt.memory import does_not_fit, fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
+from molflt.printable import printable
 from molflt.vocabulary import DIFFERENTIABLE, LABELS
 
 DEFAULT_MAX_ATOMS = 2048
@@ -224,14 +225,14 @@ def _predict_batch(
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
             raise error
-        found.failures[position] = str(error)
+        found.failures[position] = printable(str(error), keep="\n\t")
 
     config = models[0].config
     usable: list[tuple[int, Data]] = []
     for position, index in enumerate(indices):
         try:
             data = unlabelled(dataset[index])
-            found.names[position], found.ids[position] = data.name, system_id(data)
+            found.names[position], found.ids[position] = printable(data.name), system_id(data)
             data = attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
             usable.append((position, data))
         except InputError as error:

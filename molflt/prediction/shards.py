@@ -432,7 +432,7 @@ def _inputs_fingerprint(inputs: Sequence[str], tags: str, sizes: np.ndarray) -> 
     """Of what was given, since names come from it, and of what it stands for."""
     if STANDARD_INPUT in inputs:
         raise InputError("--shard: standard input cannot be read again by other shards; save it to a file")
-    digest = hashlib.sha256("\0".join([tags, *inputs]).encode())
+    digest = hashlib.sha256("\0".join([tags, *inputs]).encode("utf-8", "surrogatepass"))
     digest.update(sizes.astype("<i8").tobytes())
     for text in inputs:
         for path in [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True)):

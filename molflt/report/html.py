@@ -79,7 +79,8 @@ class Page:
         )
         with atomic_file(path) as temporary:
             # Line ends as they are: the page's policy names its scripts by their hashes.
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+            # An escape stands for what is no text, as in the names of files that are not UTF-8.
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def _source(name: str) -> str:

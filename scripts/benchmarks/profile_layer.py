@@ -19,15 +19,16 @@ from typing import Any
 import torch
 
 from molflt.attention import context, layer, near
-from molflt.attention.far import mesh
+from molflt.attention.far import lattice, mesh
 from molflt.attention.far.method import PositionFeatures
 from scripts import results
 from scripts.benchmarks import layers, measuring, structures
 from scripts.benchmarks.layer_worker import Calls
 from scripts.benchmarks.layers import ROWS, MolfltLayer
+from scripts.benchmarks.measuring import duration
 
 ATOMS = (64, 1024, 16384, 131072)
-REST = "the rest"
+LIST, REST = "neighbour list", "the rest"
 
 
 def _spread_or_read(pattern: Any, *_: Any) -> str:
@@ -36,7 +37,7 @@ def _spread_or_read(pattern: Any, *_: Any) -> str:
 
 
 STAGES: dict[str, list[tuple[Any, str]]] = {
-    "neighbour list": [(structures, "attach_neighbours")],
+    LIST: [(structures, "attach_neighbours")],
     "geometry": [(layers, "build_geometry"), (context, "split")],
     "radial features": [
         (layers, "local_neighbourhood"),
@@ -46,11 +47,12 @@ STAGES: dict[str, list[tuple[Any, str]]] = {
     ],
     "choice of the method": [(context.FourierPositions, "contractions")],
     "f̂ on pairs": [(context, "_pair_basis"), (layer, "on_pairs")],
-    "grid": [(mesh.MeshMethod, "operator")],
+    "mesh: grid": [(mesh.MeshMethod, "operator")],
+    "lattice: waves": [(lattice.LatticeMethod, "operator")],
     "mesh: waves": [(mesh, "along_first"), (mesh, "along_others"), (mesh, "exchange")],
     "mesh: filters": [(mesh.Band, "filters"), (mesh.MeshOperator, "_convolve")],
     "mesh: order of the atoms": [(mesh.MeshOperator, "__call__")],
-    "features of positions": [(PositionFeatures, "__call__")],
+    "lattice: sums": [(PositionFeatures, "__call__")],
     "local part on the neighbour list": [(layer.FourierAttention, "_on_edges")],
     "local and far part on pairs": [(layer.FourierAttention, "_on_pairs")],
     "projections": [(layer.FourierAttention, "_content"), (layer.FourierAttention, "forward")],
@@ -118,7 +120,7 @@ def profile(kind: str, n: int, row: str, repeats: int) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = {}
     with watched() as watch, watch.stage(REST):
         batch = structures.batch_with_neighbours(found, layers.CUTOFF)
-    times["neighbour list"] = [watch.seconds["neighbour list"]]
+    times[LIST] = [watch.seconds[LIST]]
     calls = Calls(layer_, batch, train=False)
     # Everything that is made when a first layer asks for it counts where it is asked for.
     calls.prepare()
@@ -127,7 +129,7 @@ def profile(kind: str, n: int, row: str, repeats: int) -> list[dict[str, Any]]:
         with watched() as watch, watch.stage(REST):
             calls.prepare()
             calls.layer()
-        for name in {*times, *watch.seconds} - {"neighbour list"}:
+        for name in {*times, *watch.seconds} - {LIST}:
             # A stage that an earlier repeat did not see took no time there.
             times.setdefault(name, [0.0] * k).append(watch.seconds.get(name, 0.0))
     order = [*STAGES, "mesh: spread", "mesh: read off", REST]
@@ -167,19 +169,20 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Milliseconds and shares: a row for each stage that took time, a column for each number of atoms."""
+    """Milliseconds and shares: a row for each stage that took time, a column for each number of atoms or slabs."""
     sizes = sorted({int(row["atoms"]) for row in rows})
-    ms = {(row["stage"], int(row["atoms"])): float(row["ms"]) for row in rows}
-    stages = list(dict.fromkeys(row["stage"] for row in rows))
-    total = {n: sum(ms[stage, n] for stage in stages if stage != "neighbour list") for n in sizes}
+    seconds = {(row["stage"], int(row["atoms"])): 1e-3 * float(row["ms"]) for row in rows}
+    stages = [stage for stage in dict.fromkeys(row["stage"] for row in rows) if stage != LIST]
+    total = {n: sum(seconds[stage, n] for stage in stages) for n in sizes}
     cells = [
-        [stage, *(f"{ms[stage, n]:.3g} ms ({100 * ms[stage, n] / total[n]:.0f} %)" for n in sizes)]
+        [stage, *(f"{duration(seconds[stage, n])} ({100 * seconds[stage, n] / total[n]:.0f} %)" for n in sizes)]
         for stage in stages
-        if any(ms[stage, n] > 0 for n in sizes)
+        if any(seconds[stage, n] > 0 for n in sizes)
     ]
     how = [next(row["how"] for row in rows if int(row["atoms"]) == n) for n in sizes]
-    whole = ["all but the neighbour list", *(f"{total[n]:.3g} ms" for n in sizes)]
-    return results.markdown(["stage", *(f"{n:,} atoms" for n in sizes)], [["method", *how], *cells, whole])
+    whole = ["all of these", *(duration(total[n]) for n in sizes)]
+    apart = [LIST, *(duration(seconds[LIST, n]) for n in sizes)]
+    return results.markdown(["stage", *(f"{n:,}" for n in sizes)], [["method", *how], *cells, whole, apart])
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def layer_jobs(quick: bool) -> Iterator[LayerJob]:
     """Small ones first; dense attention where it fits, and the largest cell once."""
     all_rows, both = (*OURS, DENSE), ("forward", "train")
     if quick:
-        yield LayerJob("oc20", 2, all_rows, both, 1)
+        yield LayerJob("oc20", 1, all_rows, both, 1)
         for n in (32, 64):
             yield LayerJob("isolated", n, all_rows, both, 1)
         return

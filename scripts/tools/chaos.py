@@ -7,7 +7,12 @@ all that the guide asks for, and everything that it leaves must be the same, bit
 scheduler and loops of a training, its records and report; every record of a conversion; every prediction. After a
 power cut, a refusal that names the file is as good, if doing what it says then leads to the same.
 
+With ``--two``, nothing is struck: the command runs twice at once, the second some random time after the first, half
+of the time with what makes it replace a file. One must end well, the other well or with an error of one line, and
+what is left must be the same.
+
     python -m scripts.tools.chaos --command train --points 50 --seed 0
+    python -m scripts.tools.chaos --two --points 20
 
 Prints a table; exits with 1 on any difference. On platforms with fork.
 """
@@ -29,7 +34,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from scripts.tools.chaos_jobs import JOBS, Job, differences, make_inputs
-from scripts.tools.chaos_strike import Ended, Moment, run, run_to_the_end
+from scripts.tools.chaos_strike import Ended, Moment, run, run_to_the_end, run_two
 
 SAME = ("same", "complete already", "refused, then same")
 
@@ -74,6 +79,13 @@ def strike(
     torn = ""
     for k, moment in enumerate(moments):
         run(folder, job.commands, moment)
+        if (
+            not torn
+            and job.final
+            and (folder / job.final).exists()
+            and (half := _half_written(job, folder, reference))
+        ):
+            return Point(", then ".join(map(str, moments[: k + 1])), torn, half)
         if k == 0 and kind == 2:
             torn = _tear(job.out(folder), folder, chance)
     how = ", then ".join(map(str, moments))
@@ -96,6 +108,37 @@ def strike(
     return Point(how, torn, _compared(job, folder, reference, "refused, then same"))
 
 
+def two_at_once(job: Job, folder: Path, reference: dict[str, Any], whole: Ended, chance: random.Random) -> Point:
+    """Run a job twice at once, and compare what is left.
+
+    Args:
+        job: what.
+        folder: to work in.
+        reference: outcome of the job alone.
+        whole: how that went.
+        chance: decides everything.
+    """
+    folder.mkdir()
+    commands = [job.commands, job.commands]
+    if job.remedy and chance.random() < 0.5:
+        more = [*job.commands[:-1], (*job.commands[-1], *job.remedy)]
+        commands[1] = more
+        if chance.random() < 0.5:
+            # A good file is there, and both replace it.
+            run_to_the_end(folder, job.commands)
+            commands[0] = more
+    # Most moments matter at the beginning, where files are made.
+    later = chance.choice((0.0, chance.uniform(0, 0.1), chance.uniform(0, whole.seconds)))
+    ended = run_two(folder, *commands, later)
+    how = f"the second after {later:.2f} s, ended with {ended[0].status} and {ended[1].status}"
+    for one in ended:
+        if one.status not in (0, 2) or "Traceback" in one.text:
+            return Point(how, "", f"status {one.status}: {one.text.strip()[-300:]}")
+    if 0 not in (ended[0].status, ended[1].status):
+        return Point(how, "", f"neither did it: {ended[0].text.strip()[-200:]}; {ended[1].text.strip()[-200:]}")
+    return Point(how, "", _compared(job, folder, reference, "same"))
+
+
 def _moment(whole: Ended, chance: random.Random, kind: int) -> Moment:
     if kind == 1 or (kind == 2 and chance.random() < 0.5):
         return Moment(None, call=chance.randint(1, max(1, whole.calls)), before=chance.random() < 0.5)
@@ -113,6 +156,16 @@ def _tear(paths: list[Path], folder: Path, chance: random.Random) -> str:
     return f"{path.relative_to(folder)} at {length} of {size}"
 
 
+def _half_written(job: Job, folder: Path, reference: dict[str, Any]) -> str:
+    """What is wrong with a file that has its name directly after the command was ended; empty where nothing is."""
+    try:
+        different = differences(job.outcome(folder), reference)
+    except Exception as error:
+        return f"half-written: {error!r}"
+    # What a killed process leaves beside it is the next one's to clear away.
+    return f"half-written: {different}" if set(different) - {"files"} else ""
+
+
 def _compared(job: Job, folder: Path, reference: dict[str, Any], word: str) -> str:
     try:
         different = differences(job.outcome(folder), reference)
@@ -121,8 +174,8 @@ def _compared(job: Job, folder: Path, reference: dict[str, Any], word: str) -> s
     return f"{len(different)} differ: {', '.join(different[:4])}" if different else word
 
 
-def chaos(names: list[str], n_points: int, seed: int, work: Path) -> bool:
-    """Strike every job at so many points, and print what came of it.
+def chaos(names: list[str], n_points: int, seed: int, work: Path, two: bool = False) -> bool:
+    """Strike every job at so many points, or run it twice at once so often, and print what came of it.
 
     Returns:
         Whether all outcomes were as they should be.
@@ -140,13 +193,16 @@ def chaos(names: list[str], n_points: int, seed: int, work: Path) -> bool:
         print(f"{name}: {whole.seconds:.1f} s and {whole.calls} syncs and renames; {len(reference)} items compared")
         counts: Counter[str] = Counter()
         for k in range(n_points):
-            point = strike(job, folder, reference, whole, chance, k % 3)
+            if two:
+                point = two_at_once(job, folder, reference, whole, chance)
+            else:
+                point = strike(job, folder, reference, whole, chance, k % 3)
             shutil.rmtree(folder)
             fine &= point.fine
             counts[point.outcome if point.fine else "DIFFERENT"] += 1
             torn = f"; cut {point.torn}" if point.torn else ""
             mark = "" if point.fine else "WRONG: "
-            print(f"{name:<8}{k + 1:>4}  {point.how + torn:<90}  {mark}{point.outcome}", flush=True)
+            print(f"{name:<14}{k + 1:>4}  {point.how + torn:<90}  {mark}{point.outcome}", flush=True)
         print(f"{name}: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}\n", flush=True)
     return fine
 
@@ -157,12 +213,13 @@ def main() -> None:
     parser.add_argument("--command", choices=JOBS, action="append", help="may be given again; default: all")
     parser.add_argument("--points", type=int, default=50, help="interruptions of each command (default 50)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--two", action="store_true", help="strike nothing; run each command twice at once")
     options = parser.parse_args()
     if not hasattr(os, "fork"):
         sys.exit("chaos.py needs fork, which this platform has not")
     _import_everything()
     with tempfile.TemporaryDirectory(prefix="molflt-chaos-") as work:
-        fine = chaos(options.command or list(JOBS), options.points, options.seed, Path(work))
+        fine = chaos(options.command or list(JOBS), options.points, options.seed, Path(work), options.two)
     if not fine:
         sys.exit(1)
 

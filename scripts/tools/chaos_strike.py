@@ -62,6 +62,22 @@ def run_to_the_end(folder: Path, commands: Commands) -> Ended:
     return run(folder, commands, None)
 
 
+def run_two(folder: Path, first: Commands, second: Commands, seconds: float) -> tuple[Ended, Ended]:
+    """Run commands in a folder, and others there that begin so many seconds later."""
+    log = folder.with_suffix(".second.log")
+    start = time.monotonic()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        time.sleep(seconds)
+        os._exit(_child(folder, second, None, log, folder.with_suffix(".second.count")))
+    one = run(folder, first, None)
+    status = _ended(child, 0)
+    assert status is not None
+    return one, Ended(status, log.read_text(encoding="utf-8", errors="replace"), time.monotonic() - start, 0)
+
+
 def run(folder: Path, commands: Commands, moment: Moment | None) -> Ended:
     """Run commands in a folder, and end the process at a moment."""
     log, count = folder.with_suffix(f".{_LOG}"), folder.with_suffix(f".{_COUNT}")

@@ -235,6 +235,42 @@ def odd_fields(random: Random) -> bytes:
     return pickle.dumps(record, protocol=random.choice((2, 4, 5)))
 
 
+ENCODINGS = (
+    "utf-8", "utf-8", "utf-8-sig", "latin-1", "cp1252", "cp437", "utf-16", "utf-16-le", "utf-32", "shift_jis",
+    "gb18030", "utf-7", "koi8-r", "mac-roman", "cp500",
+)  # fmt: skip
+BROKEN_TEXT = (
+    b"\xff\xfe", b"\xef\xbb\xbf", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\x00", b"\x85",
+    b"\xe2\x80\xa8", b"\x1b[2J", b"\r", b"\x1a", b"\xf8\x88\x80\x80\x80", b"\xe2\x80\xae", b"'", b'"', b"\x0b",
+)  # fmt: skip
+_ODD_CHARACTERS = (
+    0, 1, 9, 10, 13, 0x1B, 0x22, 0x27, 0x2C, 0x3D, 0x5C, 0x7F, 0x85, 0xA0, 0xC5, 0x2028, 0x202E, 0x6C34, 0xD800,
+    0xDCFF, 0xDFFF, 0xFEFF, 0xFFFE, 0xFFFF, 0x1F600, 0x10FFFF, 0x110000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF,
+    65, 66, 32, 0x5B, 0x5D, 0x7B, 0x7D, 0x3A, 0x23, 0x24,
+)  # fmt: skip
+
+
+def odd_texts(random: Random) -> bytes:
+    """A record whose texts hold characters that mean something to a format, or are none."""
+    record: dict[str, Any] = {"pos": np.eye(2, 3) * 2, "atomic_numbers": [1, 8], "natoms": 2, "y_relaxed": 1.0}
+    for field in random.sample(("name", "adsorbate", "metals"), random.randrange(1, 4)):
+        characters = [random.choice(_ODD_CHARACTERS) for _ in range(random.choice((1, 2, 5, 40)))]
+        array = np.array(characters, dtype=np.uint32).view(f"U{len(characters)}")
+        text = "".join(chr(c) for c in characters if c <= 0x10FFFF)
+        values = (
+            text,
+            text,
+            array,
+            array.reshape(()),
+            array.astype(array.dtype.newbyteorder(">")),
+            text.encode("utf-16-le", "surrogatepass"),
+            [text],
+        )
+        record[field] = random.choice(values)
+    raw = pickle.dumps(record, protocol=random.choice((2, 4, 5)))
+    return mutated(random, raw, [raw], BROKEN_TEXT) if random.random() < 0.2 else raw
+
+
 def read_record(raw: bytes) -> None:
     """As a data set reads a record."""
     to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0")

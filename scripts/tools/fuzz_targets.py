@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import pickle
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +23,16 @@ from rdkit import Chem
 
 from molflt.data.ase_files import read_ase
 from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.rdkit_io import from_smiles, read_sdf
+from molflt.data.records import to_data, to_record
+from molflt.data.safe_pickle import load_record
+from molflt.data.sources import ListDataset, open_dataset
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
+from molflt.prediction.outputs import write_predictions
+from molflt.prediction.predictor import Prediction
 from molflt.prediction.shards import ShardHeader, merge
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import preset_config
@@ -209,6 +218,61 @@ def _shards(folder: Path) -> Target:
     return Target(make, _through_file(folder / "fuzz.shard", lambda file: merge([file])))
 
 
+def _names(folder: Path) -> Target:
+    """Records whose texts are hardly any, to all files that are made of them: what is written can be read."""
+    files = {suffix: folder / f"names{suffix}" for suffix in (".csv", ".extxyz", ".npz", ".lmdb")}
+
+    def read(raw: bytes) -> None:
+        data = to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0")
+        prediction = Prediction(np.array([1.0]), [data.name], Counter(), ids=["0"])
+        for suffix in (".csv", ".extxyz", ".npz"):
+            write_predictions(files[suffix], prediction, ListDataset([data]), "energy")
+        rows = list(csv.reader(io.StringIO(files[".csv"].read_bytes().decode("utf-8"), newline="")))
+        (atoms,) = ase.io.read(files[".extxyz"], ":")
+        with np.load(files[".npz"], allow_pickle=False) as archive:
+            names = archive["name"].tolist()
+        write_lmdb(files[".lmdb"], [to_record(data)], overwrite=True, progress=False)
+        (again,) = LmdbDataset(files[".lmdb"])
+        assert len(rows) == 2 and len(atoms) == data.num_nodes, (rows, atoms)  # noqa: PT018
+        assert names == [data.name] and again.name == data.name  # noqa: PT018
+
+    return Target(inputs.odd_texts, read)
+
+
+def _encodings(folder: Path) -> Target:
+    """Text files in encodings of all kinds, with damage."""
+    config = to_yaml(preset_config("tiny"))
+    mol = Chem.AddHs(Chem.MolFromSmiles("CO"))
+    Chem.rdDistGeom.EmbedMolecule(mol, randomSeed=1)
+    texts = {
+        ".extxyz": '2\nname="Öl 水" adsorbate="ß" energy=-1\nC 0 0 0\nO 0 0 1.2\n',
+        ".xyz": "2\nÖl Å\nC 0 0 0\nO 0 0 1.2\n",
+        ".smi": "CO Öl\nO 水\n",
+        ".csv": "smiles,name,energy\nCO,Öl,1.0\nO,水,2.0\n",
+        ".sdf": Chem.MolToMolBlock(mol) + "> <name>\nÖl 水\n\n> <energy>\n-1.5\n\n$$$$\n",
+        ".yaml": config,
+    }
+    suffixes = list(texts)
+
+    def make(random: Random) -> bytes:
+        suffix = random.choice(suffixes)
+        raw = texts[suffix].encode(random.choice(inputs.ENCODINGS), "replace")
+        if random.random() < 0.5:
+            raw = mutated(random, raw, [raw], inputs.BROKEN_TEXT)
+        return bytes([suffixes.index(suffix)]) + raw
+
+    def read(raw: bytes) -> None:
+        file = folder / f"Öl{suffixes[raw[0]]}"
+        file.write_bytes(raw[1:])
+        if file.suffix == ".yaml":
+            load_config(file)
+            return
+        for data in open_dataset(file):
+            data.name.encode("utf-8")
+
+    return Target(make, read)
+
+
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "pyg1": lambda folder: _pickles(folder, 0),
     "pyg2": lambda folder: _pickles(folder, 1),
@@ -219,5 +283,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "model": _model,
     "config": _config,
     "shards": _shards,
+    "names": _names,
+    "encodings": _encodings,
 }
 """By name: from a folder for files."""

@@ -18,9 +18,14 @@ from pathlib import Path
 
 from molflt.files import atomic_file
 from scripts import results
-from scripts.benchmarks import accuracy, compare_attention, speed_report
+from scripts.benchmarks import accuracy, compare_attention, method_choice, speed_report
 
-LAYOUTS = {"accuracy": accuracy.table, "compare_attention": compare_attention.table, "speed": speed_report.table}
+LAYOUTS = {
+    "accuracy": accuracy.table,
+    "compare_attention": compare_attention.table,
+    "method_choice": method_choice.table,
+    "speed": speed_report.table,
+}
 
 
 def table(name: str, folder: Path = results.DOCS) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -135,4 +136,19 @@ def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
     # errors name the file that was meant, not the temporary one
     with pytest.raises(FileNotFoundError) as caught, atomic_file(path) as file:
         file.unlink(missing_ok=True)
+    assert caught.value.filename == str(path)
+
+
+def test_no_file_of_our_own_is_named_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is read-only refuses also to remove what is not there."""
+
+    def read_only(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    path = tmp_path / "a.csv"
+    with pytest.raises(OSError, match="Read-only") as caught, atomic_file(path) as temporary:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(temporary))
     assert caught.value.filename == str(path)

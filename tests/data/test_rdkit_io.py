@@ -191,3 +191,40 @@ def test_rdkit_finds_no_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_that_is_not_there(read: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.sdf: no such file"):
         read(tmp_path / "none.sdf")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('smiles,x\nCO,1\n"CCO,1\nCC,2\n', "from line 3 on"),
+        ('smiles,x\n"CCO,1\nCC",2\nC,1\n', "#0: the SMILES goes on over several lines from line 2 on"),
+        ("smiles,energy\nC,1\nCO,1,5\n", "#1: line 3 has more cells than the 2 columns"),
+    ],
+)
+def test_cells_out_of_place(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_smiles_file(file)
+    assert str(caught.value).startswith(str(file))
+    assert message in str(caught.value)
+
+
+def test_a_row_shorter_than_its_header_has_empty_cells(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("smiles,Energy\nC\nO,-1.5\nN,\n", encoding="utf-8")
+    assert [data.get("energy") is None for data in read_smiles_file(file)] == [True, False, True]
+
+
+def test_names_that_rdkit_keeps_for_itself(tmp_path: Path) -> None:
+    """Text in place of RDKit's own notes: no column in CSV, a molecule that cannot be used in SDF."""
+    table, molecules = tmp_path / "a.csv", tmp_path / "a.sdf"
+    table.write_text("smiles,__computedProps,energy\nC,x,2.5\n", encoding="utf-8")
+    assert float(read_smiles_file(table)[0].energy) == 2.5
+    mol = Chem.AddHs(Chem.MolFromSmiles("C"))
+    rdDistGeom.EmbedMolecule(mol, randomSeed=1)
+    block = Chem.MolToMolBlock(mol)
+    molecules.write_text(f"{block}> <__computedProps>\nx\n\n$$$$\n{block}$$$$\n", encoding="utf-8")
+    bad: dict[int, InputError] = {}
+    assert len(read_sdf(molecules, bad=bad)) == 1
+    assert "a.sdf#0: a property has a name" in str(bad[0])

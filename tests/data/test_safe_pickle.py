@@ -143,3 +143,22 @@ def test_real_records_equal_plain_unpickling(oc20: Path, tmp_path: Path, name: s
                 np.testing.assert_array_equal(read[key], value.numpy())
             else:
                 assert read[key] == value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy.core.multiarray _reconstruct",
+        "numpy.core.numeric _frombuffer",
+        "numpy dtype",
+        "torch._utils _rebuild_tensor_v2",
+        "torch.storage _load_from_bytes",
+        "torch_geometric.data.data Data",
+    ],
+)
+def test_an_object_without_its_init(name: str) -> None:
+    """NEWOBJ makes an object without a call of ``__init__``."""
+    module, _, kind = name.partition(" ")
+    raw = b"\x80\x02}U\x03posc" + f"{module}\n{kind}\n".encode() + b")\x81s."
+    with pytest.raises(InputError, match=r"^f\.lmdb#0: "):
+        load_record(raw, "f.lmdb#0")

@@ -182,3 +182,11 @@ def test_fingerprint_of_a_long_file_reads_its_ends(tmp_path: Path, monkeypatch: 
     assert len(prints) == 5
     path.write_bytes(bytes(2001))
     assert fingerprint(path) not in prints
+
+
+@pytest.mark.parametrize("name", ["a.smi", "a.csv", "a.sdf", "a.xyz", "a.lmdb"])
+def test_a_pipe_is_no_file(name: str, tmp_path: Path) -> None:
+    pipe = tmp_path / name
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match=r"is a pipe or a device; write what comes from it to a file"):
+        open_dataset(pipe)

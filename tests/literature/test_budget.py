@@ -6,6 +6,7 @@ import torch
 from ase.build import molecule
 
 from molflt.attention.build import build_attention
+from molflt.attention.far.costs import LayerSizes
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.registry import attention_config
 from molflt.errors import InputError
@@ -35,12 +36,13 @@ def test_it_comes_to_f_as_the_budget_grows_and_is_invariant_at_any():
 
 
 def test_its_cost_is_that_of_its_features_and_periodic_structures_have_no_linear_form():
-    """Applied once more, an operator takes two products with its features more."""
+    """In each application an operator takes two products with its features."""
     layer = Layer(**BUDGET)
     method, basis, geometry = layer.shared.method, layer.shared.rpe(), geometry_of([STRUCTURES["molecule"]()])
     features = method.operator(geometry, 0, basis).features
-    once, twice = (method.operator_cost(geometry, 0, basis, 8, applied) for applied in (1, 2))
-    assert twice - once == pytest.approx(2 * features.numel() * 8, rel=1e-12)
+    sizes = LayerSizes(n_applications=3, n_heads=2, dim=8, far_dim=8, rank=1, n_layers=3)
+    work = method.operator_work(geometry, 0, basis, sizes)
+    assert work.feature_products == 3 * 2 * features.numel() * 8
     assert method.operator(geometry_of([STRUCTURES["slab"]()]), 0, basis) is None
     with pytest.raises(InputError, match="no linear form"):
         layer([STRUCTURES["slab"]()], "linear")

@@ -12,19 +12,20 @@ from molflt.model.model_file import SCHEMA_VERSION, load_model, read_metadata, s
 from tests.golden.values import FOLDER
 from tests.model.files import attention_of_schema_6, tiny
 
-FAR = {"n_basis": 4, "sigma_min": 1.0, "sigma_max": 9.0, "isolated_atoms": 8.0, "spectrum": "gaussians"}
+FITTED = {"n_basis": 4, "sigma_min": 1.0, "sigma_max": 9.0, "isolated_atoms": 8.0, "spectrum": "gaussians"}
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ({}, {**FAR, "tolerance": 1e-3}),
-        ({"frequencies": "exact", "far_dim": 8, "moment_channels": 0}, {**FAR, "frequencies": "exact",
+        ({}, {**FITTED, "tolerance": 1e-3}),
+        ({"frequencies": "exact", "far_dim": 8, "moment_channels": 0}, {**FITTED, "frequencies": "exact",
           "far_dim": 8, "moment_channels": 0}),
-        ({"far_rank": "m"}, {**FAR, "tolerance": 1e-3, "far_rank": "m", "n_features": 6, "redraw_every": 3}),
+        ({"far_rank": "m"}, {**FITTED, "tolerance": 1e-3, "far_rank": "m", "n_features": 6, "redraw_every": 3}),
         ({"far_field": False, "far_rank": 1, "moment_channels": 5}, {"mechanism": "local", "moment_channels": 5}),
-        ({"frequencies": "quadrature", "order": "linear"}, {**FAR, "frequencies": "quadrature", "tolerance": 1e-3}),
-        ({"spectrum": "free"}, {**FAR, "tolerance": 1e-3}),
+        ({"frequencies": "quadrature", "order": "linear"},
+         {**FITTED, "frequencies": "quadrature", "tolerance": 1e-3}),
+        ({"spectrum": "free"}, {**FITTED, "tolerance": 1e-3}),
         ({"mechanism": "kernelised", "far_field": False},
          {"mechanism": "kernelised", "n_features": 6, "redraw_every": 3}),
         ({"mechanism": "softmax", "frequencies": "sampled"}, {"mechanism": "softmax", "dense_cutoff": 5.0}),

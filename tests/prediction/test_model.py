@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import ase.io
 import numpy as np
@@ -128,3 +130,9 @@ def test_double_precision(tiny_run, val_set):
     single, double = (molflt.load(tiny_run, dtype=dtype).predict(val_set) for dtype in (None, torch.float64))
     assert not np.array_equal(single, double)
     np.testing.assert_allclose(single, double, rtol=1e-5)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x", [None], [Path("a"), 1.5]], ids=repr)
+def test_no_path(path: Any) -> None:
+    with pytest.raises(InputError, match="is no path of a model"):
+        molflt.load(path)

@@ -13,7 +13,7 @@ import torch
 from scripts.results import ROOT
 from scripts.tools.chaos_jobs import differences, page_content, run_content
 
-JOBS = ("train", "convert", "predict", "shards", "report")
+JOBS = ("train", "convert", "predict", "shards", "report", "evaluate", "predict-extxyz", "predict-npz")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
@@ -30,6 +30,16 @@ def test_five_kills(name: str) -> None:
     result = python("-m", "scripts.tools.chaos", "--command", name, "--points", "5", "--seed", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert sum(line.startswith(name) and " SIG" in line for line in result.stdout.splitlines()) == 5
+
+
+@pytest.mark.slow
+def test_two_at_once() -> None:
+    """Of each command as many pairs as fit into a minute, so that every file that molflt writes has two writers."""
+    names = ("train", "convert", "predict", "report")
+    options = [word for name in names for word in ("--command", name)]
+    result = python("-m", "scripts.tools.chaos", "--two", "--points", "4", "--seed", "1", *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sum(" the second after " in line for line in result.stdout.splitlines()) == 16
 
 
 POWER = """

@@ -12,13 +12,19 @@ import pytest
 from scripts.tools import fuzz
 from scripts.tools.fuzz_targets import TARGETS, Target
 
-N = {"smiles": 60, "config": 100, "model": 200}
+N = {"smiles": 60, "config": 100, "model": 200, "names": 60, "encodings": 60}
 """Inputs of a target; the quick ones get more."""
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_is_found(target: str) -> None:
     assert fuzz.run(target, 0, N.get(target, 400)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["names", "encodings"])
+def test_nothing_is_found_in_half_a_minute(target: str) -> None:
+    assert fuzz.run(target, 10_000, 1_500) == []
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -175,6 +175,10 @@ def test_the_tables_have_the_numbers_against_the_targets(tmp_path, monkeypatch):
             rows.append(
                 {**row, "peak_bytes": 2.0**34, "making_bytes": 3.0 * 2**33, **results.provenance({"threads": 1})}
             )
+    for name, seconds in (("molflt small", 2.0), ("PaiNN", 3.0)):
+        row = {"part": "md", "kind": "periodic", "size": 9, "row": name, "direction": "forces", "threads": 2}
+        row |= {"status": "done", "layer_seconds": [seconds], "peak_bytes": 2.0**31}
+        rows.append({**row, **results.provenance({"threads": 1})})
     dense = [row for row in rows if row["row"] == "sdpa+bias"]
     assert rows.pop(rows.index(dense[2]))["size"] == 16384
     dense[-1]["status"] = dense[3]["status"] = "does not fit"
@@ -192,6 +196,7 @@ def test_the_tables_have_the_numbers_against_the_targets(tmp_path, monkeypatch):
         f"as long, layer alone | ≥ 10 | not measured | {1 / alone:.1f} |",
     ):
         assert expected in text, expected
+    assert "| one step of molecular dynamics | 9 | PaiNN | 3 s | 1.50 | 2 GiB |" in speed_report.table("models")
     assert "| 1.02 s (1.02 s to 1.02 s) |" in speed_report.table("times", "isolated", "forward")
 
 
@@ -221,6 +226,9 @@ def test_quick(tmp_path, monkeypatch):
     stages = {row["stage"]: float(row["ms"]) for row in results.read(tmp_path / "speed_profile.csv")}
     assert min(stages[name] for name in ("neighbour list", "geometry", "f̂ on pairs", "projections")) > 0
     assert stages["mesh: waves"] == 0
+    monkeypatch.setattr(speed_report, "PATH", tmp_path / "speed.csv")
+    assert "| method | exact, quadratic |" in speed_report.table("profile")
+    assert "seconds = 1" in speed_report.table("machine")
     monkeypatch.setattr(sys, "argv", ["speed", "--quick"])
     with pytest.raises(SystemExit):
         speed.main()
@@ -258,7 +266,14 @@ def test_a_profile_tells_the_stages_of_the_mesh_apart(monkeypatch):
     start = time.perf_counter()
     seen = {row["stage"]: row["ms"] for row in profile_layer.profile("isolated", 60, "mesh", 1)}
     assert mesh.weighted_sum is before
-    for stage in ("grid", "mesh: spread", "mesh: waves", "mesh: filters", "mesh: read off", "choice of the method"):
+    for stage in (
+        "mesh: grid",
+        "mesh: spread",
+        "mesh: waves",
+        "mesh: filters",
+        "mesh: read off",
+        "choice of the method",
+    ):
         assert seen[stage] > 0, stage
     assert sum(seen.values()) < 1e3 * (time.perf_counter() - start)
     with profile_layer.watched() as watch, watch.stage("outer"):

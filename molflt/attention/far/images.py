@@ -92,7 +92,10 @@ def sum_over_images(geometry: Geometry, b: int, radius: float, function: Callabl
     delta = wrapped_pair_displacements(geometry, b)
     if not geometry.is_periodic(b):
         return function(delta.to(geometry.dtype))
-    shifts = image_shifts(periodic_vectors(geometry, b), radius + float(delta.detach().norm(dim=-1).max()))
+    lattice = periodic_vectors(geometry, b)
+    # Across the lattice no image is nearer than another, however far apart the atoms are there.
+    along = delta.detach() @ (torch.linalg.pinv(lattice.detach()) @ lattice.detach())
+    shifts = image_shifts(lattice, radius + float(along.norm(dim=-1).max()))
     n = delta.shape[0]
 
     def term(delta: Tensor, part: Tensor) -> Tensor:
@@ -164,6 +167,8 @@ def far_apart(geometry: Geometry, b: int, distance: float) -> list[Tensor]:
     tiles, tile = np.unique((positions.cpu().numpy() // distance).astype(np.int64), axis=0, return_inverse=True)
     # Tiles that touch, also at a corner, are in one piece.
     touching = cKDTree(tiles).query_pairs(1.5, p=np.inf, output_type="ndarray")
+    # With indices of 64 bits SciPy 1.11 prints an error and finds no piece at all.
+    touching = touching.astype(np.int32)
     graph = coo_array((np.ones(len(touching)), touching.T), shape=(len(tiles), len(tiles)))
     n_pieces, piece = connected_components(graph, directed=False)
     piece_of_atom = torch.from_numpy(piece[tile.ravel()]).to(positions.device)

@@ -8,14 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from molflt.attention.far.images import (
-    expected_images,
-    safe_norm,
-    squared_norm,
-    sum_over_images,
-)
+from molflt.attention.far.costs import Work
+from molflt.attention.far.images import expected_images, safe_norm, squared_norm, sum_over_images
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
-from molflt.attention.far.method import TRIG_COST, FrequencyMethod
+from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import sinc_of_square, smooth_max, taper
 
@@ -41,11 +37,12 @@ class QuadratureMethod(FrequencyMethod):
         """See :class:`FrequencyMethod`. Periodic structures are summed over images, which is correct but slow."""
         return geometry.pad_blocks([self._block(geometry, b, basis) for b in structures])
 
-    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
         """See :class:`FrequencyMethod`."""
         n_nodes = self._n_nodes(_extent(geometry, b, basis, self.tolerance), basis)
         n_images = expected_images(geometry, b, basis.widest * cutoff_factor(self.tolerance))
-        return geometry.sizes[b] ** 2 * n_images * n_nodes * (TRIG_COST + len(basis))
+        on_nodes = geometry.sizes[b] ** 2 * n_images * n_nodes
+        return Work(pair_waves=on_nodes, pair_mixed=on_nodes * len(basis))
 
     def _n_nodes(self, extent: float, basis: GaussianBasis) -> int:
         xi_max = TAPER * basis.band_limit(self.tolerance)

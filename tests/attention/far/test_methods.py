@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 
+from molflt.attention.far import images
 from molflt.attention.far import members as members_module
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.lattice import LatticeMethod
 from molflt.attention.far.quadrature import QuadratureMethod
+from molflt.errors import InputError
 from tests.attention.far.oracles import (
     direct_sum,
     in_another_cell,
@@ -121,3 +124,23 @@ def test_quadrature_converges_exponentially():
     # Power: nodes that reach as far but are twice as far apart do not converge.
     assert not (np.diff(np.log(coarse)) / np.diff(counts) < -0.2).all()
     assert coarse[-1] > 1e-6
+
+
+def test_atoms_far_above_a_surface_need_no_more_images(monkeypatch):
+    atoms, rpe = STRUCTURES["slab_open"](), small_rpe()
+    normal = np.cross(atoms.cell[0], atoms.cell[1])
+    near = ExactMethod().pair_basis(geometry_of([atoms]), rpe())[0]
+    atoms.append("O")
+    atoms.positions[-1] += 3000 * normal / np.linalg.norm(normal)
+    counts, shifts = [], images.image_shifts
+    monkeypatch.setattr(images, "image_shifts", lambda *a: counts.append(len(found := shifts(*a))) or found)
+    far = ExactMethod().pair_basis(geometry_of([atoms]), rpe())[0]
+    torch.testing.assert_close(far[:-1, :-1], near, rtol=1e-11, atol=1e-13)
+    assert not far[-1, :-1].any()
+    assert counts[0] < 10_000
+
+
+def test_too_many_waves_are_refused_before_they_are_made():
+    geometry = geometry_of([Atoms("O2", [[0, 0, 0], [9e4, 9e4, 9e4]])])
+    with pytest.raises(InputError, match=r"lattice waves; use frequencies=auto"):
+        LatticeMethod(1e-4).pair_basis(geometry, small_rpe()())

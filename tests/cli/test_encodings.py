@@ -1,0 +1,146 @@
+"""Locales and terminals that know little more than ASCII, and names that are no text."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import lmdb
+import numpy as np
+import pytest
+
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.records import to_record
+from molflt.data.sources import StructureDataset, open_dataset
+from molflt.training.config_file import to_yaml
+from tests.conftest import REPOSITORY
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+Environment = Mapping[str, str]
+
+
+@pytest.fixture(scope="module", params=["ascii", "latin-1"])
+def locale(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of the environment; a locale in ISO-8859-1 is made where it can be."""
+    if request.param == "ascii":
+        return ASCII
+    folder = tmp_path_factory.mktemp("locales")
+    if shutil.which("localedef") is None:
+        pytest.skip("no localedef")
+    made = subprocess.run(
+        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", folder / "en_US.ISO-8859-1"],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode > 1 or not (folder / "en_US.ISO-8859-1").exists():
+        pytest.skip("the sources of locales are not installed")
+    return {"LOCPATH": str(folder), "LC_ALL": "en_US.ISO-8859-1", "PYTHONUTF8": "0"}
+
+
+def run(variables: Environment, *arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO"))}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **variables}
+    command = [sys.executable, "-m", "molflt", *map(str, arguments)]
+    return subprocess.run(command, input=given, capture_output=True, env=environment, check=False, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_run_in_another_locale(
+    locale: dict[str, str], make_config: Callable[..., Any], val_set: StructureDataset, tmp_path: Path
+) -> None:
+    """It writes UTF-8, can be resumed, is described, and predicts structures whatever their names and paths."""
+    config, out = tmp_path / "c.yaml", tmp_path / "run"
+    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1}), "Ångström"), encoding="utf-8")
+    for more in ((), ("--resume", "auto")):
+        result = run(locale, "train", config, "--out", out, *more)
+        assert result.returncode == 0, result
+    assert (out / "config.yaml").read_bytes().decode("utf-8").count("Å")
+    assert run(locale, "info", out).returncode == 0
+    records = [{**to_record(data), "name": f"Öl 水 {k}"} for k, data in enumerate(val_set)]
+    write_lmdb(tmp_path / "Öl.lmdb", records)
+    for name in ("ö.csv", "ö.extxyz", "ö.npz"):
+        result = run(locale, "predict", out, tmp_path / "Öl.lmdb", "-o", tmp_path / name)
+        assert result.returncode == 0, result
+    rows = list(csv.reader((tmp_path / "ö.csv").read_bytes().decode("utf-8").splitlines()))
+    assert [row[0] for row in rows[1:]] == [record["name"] for record in records]
+    assert [atoms.info["name"] for atoms in ase.io.read(tmp_path / "ö.extxyz", ":")] == [row[0] for row in rows[1:]]
+    for command in (
+        ("convert", tmp_path / "Öl.lmdb", tmp_path / "ö2.lmdb"),
+        ("evaluate", out, tmp_path / "Öl.lmdb", "--report", tmp_path / "ö.html"),
+        ("predict", out, tmp_path / "Öl.lmdb"),
+        ("predict", out, tmp_path / "Öl.lmdb", "-o", tmp_path / "s.csv", "--shard", "1/1"),
+    ):
+        result = run(locale, *command)
+        assert result.returncode == 0, result
+    assert [data.name for data in open_dataset(tmp_path / "ö2.lmdb")] == [row[0] for row in rows[1:]]
+    (tmp_path / "ö.html").read_bytes().decode("utf-8")
+
+
+def test_what_is_piped_on_is_utf_8(locale: dict[str, str]) -> None:
+    """As molflt reads it, whatever the locale; and only what is asked for is anything else."""
+    variables = {name: value for name, value in locale.items() if name != "PYTHONIOENCODING"}
+    printed = run(variables, "config", "tiny").stdout
+    assert "eV/Å" in printed.decode("utf-8")
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_an_escape(model_path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "Öl.safetensors"
+    shutil.copy(model_path, copy)
+    result = run({"PYTHONIOENCODING": "ascii"}, "info", copy)
+    assert result.returncode == 0, result
+    assert b"\\xd6l.safetensors" in result.stdout
+    result = run(ASCII, "train", "c.yaml", "--out", tmp_path / "run", "data.train=Öl.lmdb")
+    assert (result.returncode, b"Traceback" in result.stderr) == (2, False)
+
+
+def test_standard_input_is_utf_8(locale: dict[str, str], model_path: Path) -> None:
+    result = run(locale, "predict", model_path, "-", given="Öx\n".encode())
+    assert result.returncode == 2
+    assert ("Öx".encode() if "PYTHONIOENCODING" not in locale else b"\\xd6x") in result.stderr
+
+
+def beyond_unicode() -> np.ndarray:
+    return np.array([0x110000, 65], dtype=np.uint32).view("<U2")
+
+
+@pytest.mark.parametrize("field", ["name", "adsorbate"])
+@pytest.mark.parametrize("kind", ["surrogate", "array", "scalar"])
+def test_names_that_are_no_text(
+    kind: str, field: str, molflt: Callable[..., Any], model_path: Path, val_set: StructureDataset, tmp_path: Path
+) -> None:
+    """They are escaped or refused by name, and what is written can be read."""
+    text: Any = "half a \ud800 pair" if kind == "surrogate" else beyond_unicode()
+    if kind == "scalar":
+        text = text.reshape(())
+    pickled = pickle.dumps({**to_record(val_set[1]), field: text}, 4)
+    source = tmp_path / "in.lmdb"
+    with lmdb.open(str(source), subdir=False) as database, database.begin(write=True) as transaction:
+        transaction.put(b"0", pickled)
+        transaction.put(b"length", b"1")
+    for name in ("a.csv", "a.extxyz", "a.npz", "a.lmdb"):
+        out = tmp_path / name
+        command = ("convert", source, out) if out.suffix == ".lmdb" else ("predict", model_path, source, "-o", out)
+        result = molflt(*command)
+        if kind == "surrogate":
+            assert result.status == 0, result
+            continue
+        assert result.status == 2, result
+        assert "in.lmdb#0" in result.err
+        assert "beyond Unicode" in result.err
+        assert not out.exists()
+    if kind == "surrogate":
+        assert (tmp_path / "a.csv").read_bytes().decode("utf-8").count("\n") == 2
+        (atoms,) = ase.io.read(tmp_path / "a.extxyz", ":")
+        (data,) = open_dataset(tmp_path / "a.lmdb")
+        if field == "name":
+            assert data.name == "half a \\ud800 pair"
+            # ASE drops backslashes.
+            assert atoms.info["name"] == "half a ud800 pair"

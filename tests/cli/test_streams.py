@@ -1,0 +1,126 @@
+"""Standard streams that are closed, hold bytes that are no text, or are no longer read; and unforeseen errors."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molflt.cli import config, terminal
+from molflt.cli.terminal import open_streams
+
+Run = Callable[..., Any]
+
+
+@contextmanager
+def standard_input(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a terminal whose text is UTF-8 and nothing else."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors="strict"))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("command", "content", "message"),
+    [
+        (("info", "-"), b"CCO\n\xff\xfe\n", "standard input: not a readable text file"),
+        (("info", "-"), b"1\n\xff\nH 0 0 0\n", "standard input #0: cannot be read as extxyz"),
+        (("info", "-"), b"", "standard input is empty"),
+        (("train", "-", "--out", "run"), b"\xff: 1\n", "-: not readable as YAML"),
+    ],
+)
+def test_bytes_that_are_no_text(
+    command: tuple[str, ...], content: bytes, message: str, molflt: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with standard_input(content, monkeypatch):
+        result = molflt(*command)
+    assert result.status == 2, result
+    assert result.err.startswith(f"Error: {message}"), result
+
+
+def test_closed_standard_input(molflt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    result = molflt("info", "-")
+    assert (result.status, result.err.split(";")[0]) == (2, "Error: standard input is empty"), result
+
+
+CLOSED = """
+import os, sys
+os.close(1)
+sys.stdout = None
+from molflt.cli.main import main
+sys.argv = ["molflt", "-q", "average", sys.argv[1], sys.argv[1], "-o", sys.argv[2]]
+try:
+    main()
+finally:
+    os.write(1, b"what a library writes")
+"""
+
+
+@pytest.mark.slow
+def test_closed_standard_output_is_nobodys_file(model_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.safetensors"
+    command = [sys.executable, "-c", CLOSED, str(model_path), str(out)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert b"what a library writes" not in out.read_bytes()
+
+
+def test_closed_streams_are_opened_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.dup(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        os.close(1)
+        try:
+            open_streams()
+            assert os.path.samestat(os.fstat(1), os.stat(os.devnull))
+            print("goes nowhere", flush=True)
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+
+
+@pytest.mark.parametrize("by_rich", [False, True])
+def test_a_reader_that_has_enough_whatever_prints(
+    by_rich: bool, molflt: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Click would end with status 1, and so does rich on consoles that are not ours."""
+
+    def broken(*_: object, **__: object) -> None:
+        try:
+            raise BrokenPipeError(32, "Broken pipe")
+        except BrokenPipeError:
+            if by_rich:
+                raise SystemExit(1)  # noqa: B904 (as rich does)
+            raise
+
+    monkeypatch.setattr(terminal, "forget_output", lambda: None)
+    monkeypatch.setattr("molflt.cli.main.forget_output", lambda: None)
+    monkeypatch.setattr(config.typer, "echo", broken)
+    result = molflt("config", "tiny")
+    assert (result.status, result.err) == (0, "")
+
+
+def test_what_nobody_thought_of(molflt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: object, **__: object) -> None:
+        raise KeyError("a\x1b[2Jb\nc")
+
+    monkeypatch.setattr(config.typer, "echo", wrong)
+    result = molflt("config", "tiny")
+    assert result.status == 3, result
+    (line,) = result.err.splitlines()
+    assert line.startswith("Error: KeyError: ")
+    for part in ("config.py:", "defect of molflt", "report", "MOLFLT_DEBUG=1"):
+        assert part in line
+    assert "\x1b" not in line
+    monkeypatch.setenv("MOLFLT_DEBUG", "1")
+    result = molflt("config", "tiny")
+    assert "Traceback" in result.err
+    assert result.err.splitlines()[-1] == line
