@@ -80,7 +80,7 @@ class Calls:
         self.module, self.batch, self.train = layer, batch, train
         device, n = batch.positions.device, len(batch.positions)
         self.x = torch.randn(n, layers.DIM, device=device, requires_grad=train)
-        self.output_gradient = torch.randn(n, layers.DIM, device=device)
+        self.output_gradient = torch.randn(n, layers.DIM, device=device) if train else None
         self.prepared: Any = None
         self.leaves: list[tuple[Tensor, Tensor]] = []
         self.on_demand: list[layers.Path] = []
