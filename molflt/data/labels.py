@@ -29,6 +29,7 @@ FORCE_UNITS: dict[str, float] = {f"{unit}/Ang": factor for unit, factor in ENERG
 }
 """eV/Å in each unit."""
 _SHOWN = 12
+_MOST_BYTES = 1 << 28
 
 
 def _known_target(value: str) -> str:
@@ -128,7 +129,7 @@ def one_number(value: Any, label: str, where: str) -> np.ndarray:
         InputError: it is none.
     """
     try:
-        number = np.asarray(float(value) if isinstance(value, str) else value)
+        number = any_array(float(value) if isinstance(value, str) else value, label, where)
     except (ValueError, OverflowError):
         number = np.empty(0)
     if number.size != 1 or number.dtype.kind not in "iuf":
@@ -140,12 +141,33 @@ def any_array(value: Any, what: str, where: str) -> np.ndarray:
     """An array of whatever there is.
 
     Raises:
-        InputError: lists of different lengths, or numbers too large for any type.
+        InputError: lists of different lengths, numbers too large for any type, or lists that would make more than
+            256 MiB.
     """
+    if isinstance(value, list | tuple):
+        _refuse_expansion(value, what, where)
     try:
         return np.asarray(value)
     except (ValueError, OverflowError) as error:
         raise InputError(f"{where}: {what} is no array of numbers: {error}") from error
+
+
+def _refuse_expansion(value: Any, what: str, where: str) -> None:
+    """Count what an array of nested lists would take, in which every text becomes as long as the longest."""
+    n_elements, width, left = 0, 8, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, list | tuple):
+            left.extend(one)
+            n_elements += 1
+        elif isinstance(one, np.ndarray):
+            n_elements, width = n_elements + one.size, max(width, one.itemsize)
+        else:
+            n_elements += 1
+            if isinstance(one, str | bytes):
+                width = max(width, 4 * len(one))
+        if n_elements * width > _MOST_BYTES or len(left) > _MOST_BYTES // 8:
+            raise InputError(f"{where}: {what} would make an array of more than {_MOST_BYTES >> 20} MiB")
 
 
 def force_array(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray:

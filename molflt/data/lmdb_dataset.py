@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,9 @@ from molflt.files import atomic_file
 
 _CACHE_SIZES_FROM = 20_000
 """Records beyond which the sizes of the structures are kept next to the file."""
+
+_NPY_HEADER = 256
+"""Bytes; NumPy writes 128."""
 
 
 class LmdbDataset:
@@ -150,19 +155,35 @@ class LmdbDataset:
 
     def _kept_sizes(self) -> np.ndarray | None:
         try:
-            with np.load(self._sizes_file, allow_pickle=False) as kept:
-                stamp, sizes = kept["stamp"], kept["n_atoms"]
+            with zipfile.ZipFile(self._sizes_file) as kept:
+                stamp, sizes = (_stored_array(kept, name, n) for name, n in (("stamp", 2), ("n_atoms", len(self))))
         # Absent or damaged: the sizes are counted again and the file is replaced. For damage NumPy, zipfile and zlib
         # raise a dozen kinds of error without a common one, tokenize.TokenError and MemoryError among them.
         except Exception:
             return None
-        fits = np.array_equal(stamp, self._stamp()) and sizes.shape == (len(self),)
-        return sizes.astype(np.int64) if fits and sizes.dtype == np.int64 else None
+        return sizes if np.array_equal(stamp, self._stamp()) else None
 
     def _keep_sizes(self, sizes: np.ndarray) -> None:
         # a read-only folder is no reason to fail: the sizes are counted again next time
         with contextlib.suppress(OSError), atomic_file(self._sizes_file) as temporary:
             np.savez_compressed(temporary, stamp=self._stamp(), n_atoms=sizes)
+
+
+def _stored_array(archive: zipfile.ZipFile, name: str, size: int) -> np.ndarray:
+    """(size,) int64 of an ``.npz`` file, whose headers are compared with that before anything is unpacked.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    member = archive.getinfo(f"{name}.npy")
+    if member.file_size > 8 * size + _NPY_HEADER:
+        raise ValueError("too long")
+    stream = io.BytesIO(archive.read(member))
+    np.lib.format.read_magic(stream)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if shape != (size,) or dtype != np.int64:
+        raise ValueError("not as many numbers as there are records")
+    return np.frombuffer(stream.read(), dtype=np.int64)
 
 
 def _length(raw: bytes, where: str) -> int:

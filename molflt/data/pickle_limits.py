@@ -20,6 +20,10 @@ _PUT, _BINPUT, _LONG_BINPUT = ord("p"), ord("q"), ord("r")
 _TUPLES = frozenset(b"t\x85\x86\x87")
 _MOST_TUPLES = 20_000
 """Python hashes a tuple within a tuple by recursion without a limit; beyond 80,000 the process dies."""
+_INTEGERS = frozenset(b"IL\x8a\x8b")
+_COLLIDING, _MOST_COLLIDING = (1 << 61) - 1, 256
+"""Python's hash of an integer is its remainder by this number, so larger ones can be chosen to have the same: a dict
+of a hundred thousand such keys takes minutes. No record has many integers as large."""
 _LINES, _PREFIXED = "lines", "prefixed"
 
 _KNOWN: list[tuple[str, int, bool] | None] = [None] * 256
@@ -59,10 +63,10 @@ def refuse_opcodes(raw: bytes) -> None:
         raw: a pickle, perhaps with more bytes behind its end.
 
     Raises:
-        pickle.UnpicklingError: an extension code, a memo place beyond the length of the pickle, more tuples than any
-            record has, an unknown opcode, or a pickle that ends early.
+        pickle.UnpicklingError: an extension code, a memo place beyond the length of the pickle, more tuples or huge
+            integers than any record has, an unknown opcode, or a pickle that ends early.
     """
-    position, end, n_tuples = 0, len(raw), 0
+    position, end, n_tuples, n_colliding = 0, len(raw), 0, 0
     fixed = _FIXED
     while position < end:
         code = raw[position]
@@ -87,12 +91,27 @@ def refuse_opcodes(raw: bytes) -> None:
             _refuse_place(int.from_bytes(raw[start:position], "little"), end)
         elif code == _PUT:
             _refuse_place(int(raw[start : position - 1]), end)
+        elif code in _INTEGERS and _may_collide(code, raw[start:position]):
+            n_colliding += 1
+            if n_colliding > _MOST_COLLIDING:
+                raise pickle.UnpicklingError(f"refused: more than {_MOST_COLLIDING} integers of 62 bits or more")
     raise pickle.UnpicklingError("the pickle ends before its last opcode")
 
 
 def _refuse_place(place: int, n_bytes: int) -> None:
     if place > n_bytes:
         raise pickle.UnpicklingError(f"refused: memo place {place} in {n_bytes} bytes")
+
+
+def _may_collide(code: int, argument: bytes) -> bool:
+    """Whether the integer that an opcode with this argument makes is so large that another has its hash."""
+    if code in b"IL":
+        # with a minus, an L and the end of the line
+        return len(argument) > 18 and len(argument.strip(b"-+L\n\r 0_")) > 17
+    digits = argument[1:] if code == 0x8A else argument[4:]
+    return len(digits) > 7 and abs(int.from_bytes(digits[-9:], "little", signed=True)) >= (
+        _COLLIDING if len(digits) < 10 else 0
+    )
 
 
 def _behind(raw: bytes, position: int) -> int:

@@ -176,9 +176,14 @@ class _Decoder:
         if depth > _MAX_DEPTH:
             raise InputError(f"{where} is nested more than {_MAX_DEPTH} deep")
         self._take(_PYTHON_OBJECT, where)
-        if value is None or isinstance(value, bool | int | float | str | bytes):
+        if isinstance(value, str | bytes):
+            self._take(len(value), where)
+            return value
+        if value is None or isinstance(value, bool | int | float):
             return value
         if isinstance(value, InertArray | InertBufferArray) and value.value is not None:
+            # each time that it occurs: who makes one array of a list copies it as often
+            self._take(value.value.nbytes, where)
             return value.value
         if isinstance(value, InertTensor):
             # a storage is looked through for each tensor that shares it

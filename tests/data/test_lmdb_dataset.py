@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -225,6 +226,23 @@ def test_damaged_sizes_are_counted_again(damage: Callable[[Path], object], large
     expected = LmdbDataset(large).n_atoms.tolist()
     damage(large.with_name("a.lmdb.natoms.npz"))
     assert LmdbDataset(large).n_atoms.tolist() == expected
+
+
+def test_kept_sizes_that_unfold_take_no_memory(large: Path) -> None:
+    """Six megabytes with zeros for a billion structures, or a header that says so."""
+    kept = large.with_name("a.lmdb.natoms.npz")
+    expected = LmdbDataset(large).n_atoms.tolist()
+    with np.load(kept) as content:
+        stamp = content["stamp"]
+    for zeros in (np.zeros(40_000_000, dtype=np.int64), None):
+        np.savez_compressed(kept, stamp=stamp, n_atoms=np.zeros(6, np.int64) if zeros is None else zeros)
+        if zeros is None:
+            _header(b"(6,), }          ", b"(9000000000,), }")(kept)
+        tracemalloc.start()
+        assert LmdbDataset(large).n_atoms.tolist() == expected
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 24
 
 
 def test_a_read_only_folder_is_no_error(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,19 @@ PAIRS = b"](" + b"".join(b"J" + struct.pack("<i", k) + b"N\x86" for k in range(1
 NESTED = b"".join(b"0](" + (b"h" + bytes([k])) * 50 + b"eq" + bytes([k + 1]) for k in range(12))
 HEADER = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02"
 COPIED = "many times its size"
+WIDE = b"".join(b"\x8a\x0c" + (k * ((1 << 61) - 1)).to_bytes(12, "little") + b"N" for k in range(100_000))
+LONG = np.zeros(130_000)
+WATER = {"cell": np.eye(3), "atomic_numbers": [1, 2], "pos": np.array([[0.0, 0, 0], [1, 1, 1]])}
+UNFOLDS = "unfolds to more than 64 MiB"
 BOMBS = {
+    "one array many times": (pickle.dumps({**WATER, "pos": [LONG] * 20_000}), UNFOLDS),
+    "in lists of lists": (pickle.dumps({**WATER, "pos": [[[LONG] * 20] * 20] * 20}), UNFOLDS),
+    "as tags": (pickle.dumps({**WATER, "tags": [LONG] * 20_000}), UNFOLDS),
+    "as a number": (pickle.dumps({**WATER, "natoms": [LONG] * 20_000}), UNFOLDS),
+    "one text many times": (pickle.dumps({**WATER, "name": ["x" * N] * 20_000}), UNFOLDS),
+    "texts as long as the longest": (pickle.dumps({**WATER, "pos": ["x" * N] + [""] * 60_000}), "more than 256 MiB"),
+    "as a label": (pickle.dumps({**WATER, "sid": ["x" * N] + [""] * 60_000}), "more than 256 MiB"),
+    "keys with one hash": (b"\x80\x04}(" + WIDE + b"u.", "more than 256 integers of 62 bits"),
     "text to bytes": (_repeated(TEXT, b"h\x03h\x01h\x02\x86R", 19_000), COPIED),
     "storages": (_repeated(STORAGE, b"h\x03h\x01\x85R", 19_000), COPIED),
     "arrays": (_repeated(BUFFER, b"h\x03(h\x01h\x02h\x04tR", 19_000), COPIED),
@@ -237,6 +249,7 @@ BOMBS = {
 
 CHILD = """
 import resource, sys, numpy
+from molflt.data.records import to_data
 from molflt.data.safe_pickle import load_record
 from molflt.errors import InputError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -244,7 +257,7 @@ resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 for line in sys.stdin.read().split():
     try:
-        load_record(bytes.fromhex(line), "bad.lmdb#1")
+        to_data(load_record(bytes.fromhex(line), "bad.lmdb#1"), "bad.lmdb#1")
     except InputError as error:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         print(grown >> 10, str(error)[:300].replace(chr(10), " "), flush=True)

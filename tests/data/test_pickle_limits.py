@@ -124,3 +124,13 @@ def test_nothing_passes_that_the_standard_library_sees_harm_in(data: st.DataObje
     expected, found = _oracle(bytes(raw)), _ours(bytes(raw))
     # where only an argument cannot be decoded, the walk may go on: that pickle fails when it is read
     assert found == expected or expected == "damaged"
+
+
+@pytest.mark.parametrize("protocol", range(5))
+def test_integers_that_may_have_the_same_hash_are_counted(protocol: int) -> None:
+    modulus = (1 << 61) - 1
+    refuse_opcodes(pickle.dumps([modulus - 1 - k for k in range(100)] + list(range(-1000, 1000)), protocol))
+    for wide in (lambda k: k * modulus, lambda k: -k * modulus, lambda k: 1 << (61 + k)):
+        refuse_opcodes(pickle.dumps([wide(k) for k in range(1, 257)], protocol))
+        with pytest.raises(pickle.UnpicklingError, match="more than 256 integers"):
+            refuse_opcodes(pickle.dumps([wide(k) for k in range(1, 259)], protocol))
