@@ -5,7 +5,7 @@ default took on the same data and the same kind of processor. A finished run is 
 goes on from its last epoch. Start the same command once for each core: no two processes take the same run.
 
     python -m scripts.benchmarks.accuracy --out runs/accuracy           # everything: 33 hours of one core
-    python -m scripts.benchmarks.accuracy --out runs/accuracy --data qm7 --rows molflt softmax SchNet --seeds 0
+    python -m scripts.benchmarks.accuracy --out runs/accuracy --data qm7 --rows flt softmax SchNet --seeds 0
     python -m scripts.benchmarks.accuracy --out runs/miniature --miniature          # two minutes
     python -m scripts.benchmarks.accuracy --out runs/accuracy --results docs/results/accuracy.csv
     python -m scripts.tools.tables                    # writes the tables of the pages from docs/results/accuracy.csv
@@ -13,7 +13,7 @@ goes on from its last epoch. Start the same command once for each core: no two p
 The results are one CSV with a row for each run and each set of structures that it was judged on:
 
     set         qm7, is2re, perovskites or atoms
-    model       the row of the table: molflt, one of its variants, or a peer
+    model       the row of the table: flt, one of its variants, or a peer
     seed, fold  of the run; sets with one division have fold 0
     split       the structures that it was judged on
     mae         mean absolute error, eV; of the perovskites eV per cell
@@ -61,15 +61,15 @@ COLUMNS = (
 )  # fmt: skip
 KEPT = results.DOCS / "results" / "accuracy.csv"
 """The results that the pages quote."""
-FOLD_ROWS = ("molflt", "softmax", "DimeNet++", "PaiNN")
+FOLD_ROWS = ("flt", "softmax", "DimeNet++", "PaiNN")
 """The contest where there are folds; of the peers, the two that are best on QM7."""
 GROUPS = {
     "": [*VARIANTS, *PEERS],
-    "contest": ["molflt", "softmax", "softmax, pair types", *PEERS],
+    "contest": ["flt", "gaussians", "softmax", "softmax, pair types", *PEERS],
     "ablations": list(VARIANTS),
 }
 """Rows of a table, in their order."""
-MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("molflt", "softmax", "concat, turned at random", "SchNet")
+MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("flt", "softmax", "concat, turned at random", "SchNet")
 
 
 def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> str:
@@ -133,10 +133,10 @@ def run_variant(
 def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train and judge a peer for as long as molflt's default took on the same processor."""
     processor, first = results.processor(), next(iter(files.held_out))
-    ours = [r for r in results.read(options.results) if (r["set"], r["model"], r["split"]) == (data, "molflt", first)]
+    ours = [r for r in results.read(options.results) if (r["set"], r["model"], r["split"]) == (data, "flt", first)]
     took = [60 * float(r["minutes"]) for r in ours if r["machine"].partition(",")[0] == processor]
     if not took:
-        return {"status": "waiting", "note": f"its time is that of molflt on {data}, not yet run on {processor}"}
+        return {"status": "waiting", "note": f"its time is that of flt on {data}, not yet run on {processor}"}
     folder = options.out / "plain"
     folder.mkdir(exist_ok=True)
     seconds, python = float(np.median(took)), options.peers_python

@@ -28,27 +28,26 @@ MODEL: dict[str, Any] = {
 }
 
 _CHANGES: dict[str, dict[str, Any]] = {
-    "molflt": {},
+    "flt": {},
+    "gaussians": {"attention": {"spectrum": "gaussians"}},
+    "waves": {"attention": {"spectrum": "sampled"}},
     "flt-undamped": {"attention": "flt-undamped"},
     "no moments": {"attention": {"moment_channels": 0}},
     "no far field": {"attention": {"mechanism": "local"}},
     "no local RPE": {},
     "performer": {"attention": "performer"},
     "concat, turned at random": {"attention": "flt-concat"},
-    # Wider feed-forward layers, for as many parameters as molflt has.
+    # Wider feed-forward layers, for as many parameters as flt has.
     "softmax": {"attention": "softmax", "ffn_dim": 332},
     "far_rank = 1": {"attention": {"far_rank": 1}},
     "far_rank = m": {"attention": {"far_rank": "m"}},
     "all channels": {"attention": {"far_dim": MODEL["dim"]}},
     "undamped": {"attention": {"mechanism": "undamped"}},
     "undamped, free spectrum": {"attention": {"mechanism": "undamped", "spectrum": "free"}},
-    "spectrum = gaussians": {"attention": {"spectrum": "gaussians"}},
-    "spectrum = sampled": {"attention": {"spectrum": "sampled"}},
-    "spectrum = both": {"attention": {"spectrum": "both"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
 }
-_TYPED = ("molflt", "softmax")
+_TYPED = ("gaussians", "softmax")
 
 VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types": True} for row in _TYPED}}
 """What each row changes of the model."""

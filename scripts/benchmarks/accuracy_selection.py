@@ -50,7 +50,7 @@ def main() -> None:
     parser = results.parser(__doc__, "the division and the configuration")
     names = [name for name, data in DATA_SETS.items() if data.file]
     parser.add_argument("--data", choices=names, default="qm7")
-    parser.add_argument("--row", choices=list(VARIANTS), default="molflt", help="of the benchmark, to start from")
+    parser.add_argument("--row", choices=list(VARIANTS), default="flt", help="of the benchmark, to start from")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n-train", type=int, help="of the four fifths to take; default: all")
     options = parser.parse_args()

@@ -95,10 +95,10 @@ def test_no_two_processes_take_the_same_run(tmp_path, monkeypatch, capsys):
     options = argparse.Namespace(out=tmp_path, results=tmp_path / "accuracy.csv", miniature=False, threads=1)
     (tmp_path / "claims").mkdir()
     with FileLock(tmp_path / "claims" / "is2re-molflt-0-0"):
-        accuracy.run_one("molflt", "is2re", 0, 0, options)
+        accuracy.run_one("flt", "is2re", 0, 0, options)
         assert not taken
     for seed in (0, 0, 1):
-        accuracy.run_one("molflt", "is2re", seed, 0, options)
+        accuracy.run_one("flt", "is2re", seed, 0, options)
     assert len(taken) == 2
     rows = results.read(options.results)
     assert [(row["seed"], row["split"], row["mae"]) for row in rows] == [
@@ -115,7 +115,7 @@ def test_peers_have_the_time_that_molflt_took_on_the_same_processor(tmp_path, mo
     options = argparse.Namespace(out=tmp_path, results=tmp_path / "r.csv", threads=1, peers_python=None)
     rows = []
 
-    def took(minutes, machine="this, 2 cores", model="molflt", data="qm7", name="val"):
+    def took(minutes, machine="this, 2 cores", model="flt", data="qm7", name="val"):
         rows.append({"set": data, "model": model, "split": name, "minutes": minutes, "machine": machine})
         results.write(options.results, rows)
 
@@ -156,7 +156,7 @@ def test_every_row_is_a_configuration(tmp_path):
         for name in VARIANTS:
             config = run_config(name, data, split("is2re", 0, tmp_path), 0, 1)
             counts[name] = EnergyModel(config.model, 0).n_parameters()
-        assert counts["softmax"] == pytest.approx(counts["molflt"], rel=1e-3)
+        assert counts["softmax"] == pytest.approx(counts["flt"], rel=1e-3)
 
 
 def test_a_batch_of_plain_tensors_is_that_of_the_collater():
@@ -231,12 +231,12 @@ def test_a_peer_learns(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif("MOLFLT_DATA" not in os.environ, reason="MOLFLT_DATA is not set")
 def test_a_miniature_of_the_whole(tmp_path):
-    """Every data set, molflt, softmax, concat and SchNet; a second call repeats nothing."""
+    """Every data set, flt, softmax, concat and SchNet; a second call repeats nothing."""
     command = [sys.executable, "-m", "scripts.benchmarks.accuracy", "--out", str(tmp_path), "--miniature"]
     first = subprocess.run(command, cwd=results.ROOT, check=True, capture_output=True, text=True)
     rows = results.read(tmp_path / "accuracy.csv")
     assert {(row["set"], row["model"]) for row in rows} == {
-        (data, row) for data in DATA_SETS for row in ("molflt", "softmax", "concat, turned at random", "SchNet")
+        (data, row) for data in DATA_SETS for row in ("flt", "softmax", "concat, turned at random", "SchNet")
     }
     assert np.isfinite([float(row["mae"]) for row in rows]).all()
     second = subprocess.run(command, cwd=results.ROOT, check=True, capture_output=True, text=True)
