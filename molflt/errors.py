@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 
@@ -34,6 +35,25 @@ def naming(path: str | os.PathLike[str], instead_of: str | os.PathLike[str] | No
         if error.errno is None or error.filename not in (None, known):
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def ordinary_file(path: Path, remedy: str = "") -> Path:
+    """The path, where a file is; its size is asked for and it is read from several places, as a pipe cannot be.
+
+    Args:
+        path: of the file.
+        remedy: what to do where there is none.
+
+    Raises:
+        InputError: nothing there, a folder, a pipe or a device.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such file" + (remedy and f"; {remedy}"))
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a file")
+    if not path.is_file():
+        raise InputError(f"{path}: is a pipe or a device; write what comes from it to a file, and give that")
+    return path
 
 
 @contextmanager

@@ -38,7 +38,9 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             os.replace(temporary, path)
             sync_folder(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        # On a disk that is read-only this fails even where there is no such file, and says less than the first error.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def is_leftover(path: Path) -> bool:
@@ -57,6 +59,25 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
         pattern = Path(name)
         for path in folder.glob(f".{pattern.stem}.????????.partial{pattern.suffix}"):
             path.unlink(missing_ok=True)
+
+
+def standard_input(most: int = -1, what: str = "text") -> bytes:
+    """What is piped into the command, whatever its bytes are.
+
+    Args:
+        most: bytes to read; all by default.
+        what: should be piped into it, for messages.
+
+    Raises:
+        InputError: nothing is; standard input is closed.
+        OSError: it cannot be read, as where it is a folder.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        raise InputError(f"standard input is closed; pipe {what} into it")
+    with naming("standard input"):
+        if (raw := getattr(sys.stdin, "buffer", None)) is not None:
+            return bytes(raw.read(most))
+        return sys.stdin.read(most).encode("utf-8", "surrogateescape")
 
 
 def sync_folder(folder: Path) -> None:

@@ -21,19 +21,18 @@ from molflt.attention.config import (
     LayerKeys,
     LocalConfig,
     MechanismConfig,
-    SampledConfig,
     SoftmaxConfig,
     SpectrumName,
 )
 from molflt.attention.context import FourierPositions
-from molflt.attention.far.choice import AutomaticMethod, LayerSizes
+from molflt.attention.far.choice import AutomaticMethod
+from molflt.attention.far.costs import LayerSizes
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.lattice import LatticeMethod
 from molflt.attention.far.members import GaussianRPE
 from molflt.attention.far.mesh import MeshMethod
 from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.far.quadrature import QuadratureMethod
-from molflt.attention.far.sampled import SampledMethod
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.layer import FourierAttention
 from molflt.attention.mechanism import AttentionLayer, SharedPositions
@@ -110,7 +109,8 @@ def build_softmax(config: SoftmaxConfig, sizes: Sizes) -> Built:
 
 def build_local(config: LocalConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3 without its far field."""
-    near_only = LayerSizes(sizes.n_layers * sizes.n_recycles, sizes.n_heads, sizes.dim, far_dim=0, rank=1)
+    n_applications = sizes.n_layers * sizes.n_recycles
+    near_only = LayerSizes(n_applications, sizes.n_heads, sizes.dim, far_dim=0, rank=1, n_layers=sizes.n_layers)
     positions = FourierPositions(None, None, near_only, config.order, config.moment_channels > 0)
     return positions, [_layer(config, sizes, 0, 0, None, sizes.dim) for _ in range(sizes.n_layers)]
 
@@ -119,24 +119,6 @@ def build_fourier(config: FourierConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3, its far field exact to a tolerance."""
     rpe = build_rpe(config, config.spectrum, sizes.seed)
     return with_far_field(config, sizes, rpe, interchangeable_method(config.frequencies, config.tolerance))
-
-
-def build_sampled(config: SampledConfig, sizes: Sizes) -> Built:
-    """The attention of DESIGN §3, its far field the paper's estimator."""
-    rpe = build_rpe(config)
-    method = SampledMethod(
-        rpe,
-        n_frequencies=config.n_frequencies,
-        directions=config.directions,
-        radii=config.radii,
-        proposal=config.proposal,
-        spectrum=config.spectrum,
-        periodic_radius=config.periodic_radius,
-        seed=sizes.seed,
-        means=config.means,
-        l_max=config.l_max,
-    )
-    return with_far_field(config, sizes, rpe, method)
 
 
 def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: FrequencyMethod) -> Built:
@@ -161,6 +143,7 @@ def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: 
         dim=sizes.dim,
         far_dim=far_dim,
         rank=1 if feature_maps[0] is None else feature_maps[0].n_features,
+        n_layers=sizes.n_layers,
     )
     positions = FourierPositions(rpe, method, layer_sizes, config.order, config.moment_channels > 0)
     return positions, [

@@ -18,10 +18,6 @@ from molflt.choices import MethodName
 
 OrderKind = Literal["auto", "quadratic", "linear"]
 FarRank = Literal[0, 1, "m"]
-Directions = Literal["averaged", "random"]
-Radii = Literal["random", "stratified"]
-Proposal = Literal["mixture", "own"]
-SpectrumKind = Literal["gaussian", "free"]
 SpectrumName = Literal["gaussians", "sampled", "both"]
 """Members of f: Gaussians, damped waves, or half of each."""
 
@@ -30,6 +26,9 @@ WIDEST = 12.0
 
 MARGIN = 1.25
 """By how much the narrowest and the widest member may leave the range in which widths start."""
+
+FROM_TRAINING_SET = ("sigma_max", "isolated_atoms")
+"""Keys that training sets in the model where the configuration leaves them open."""
 
 PERFORMER_KERNEL = "posrf-orf"
 """Positive random features with orthogonal frequencies: FAVOR+."""
@@ -99,7 +98,7 @@ class KernelKeys(MechanismConfig):
         return "-" in self.kernel and not self.kernel.endswith("-fastfood")
 
 
-_IF_RANK_M: dict[str, Condition] = {
+IF_RANK_M: dict[str, Condition] = {
     "kernel": ("far_rank=m", lambda c: c.far_rank == "m"),
     "n_features": ("far_rank=m", lambda c: c.far_rank == "m" and KernelKeys.only_with["n_features"][1](c)),
     "redraw_every": ("far_rank=m", lambda c: c.far_rank == "m" and c.draws_features),
@@ -156,7 +155,7 @@ class MethodKeys(FarFieldKeys):
     }
 
     spectrum: SpectrumName = Field(
-        "gaussians",
+        "both",
         description="members of f: gaussians; sampled: damped waves, the paper's frequencies with learnable scales; "
         "both: half of each",
     )
@@ -172,8 +171,7 @@ class LayerKeys(MechanismConfig):
 
     order: OrderKind = Field(
         "auto",
-        description="quadratic: on all pairs; linear: without pairs; auto: for each structure whichever takes fewer "
-        "multiply-adds",
+        description="quadratic: on all pairs; linear: without pairs; auto: for each structure whichever is faster",
     )
     moment_channels: int = Field(
         32,
@@ -186,7 +184,7 @@ class LayerKeys(MechanismConfig):
 class ContentKeys(LayerKeys, KernelKeys):
     """Keys of the content factor of the far field."""
 
-    only_with: ClassVar[dict[str, Condition]] = _IF_RANK_M
+    only_with: ClassVar[dict[str, Condition]] = IF_RANK_M
 
     far_rank: FarRank = Field(
         0,
@@ -204,14 +202,16 @@ class ContentKeys(LayerKeys, KernelKeys):
 class FourierConfig(ContentKeys, MethodKeys):
     """Local RPE on neighbours plus Fourier RPE over all atoms, the far field exact to its tolerance (DESIGN §3)."""
 
-    only_with: ClassVar[dict[str, Condition]] = {**_IF_RANK_M, **MethodKeys.only_with}
+    only_with: ClassVar[dict[str, Condition]] = {**IF_RANK_M, **MethodKeys.only_with}
 
     mechanism: Literal["fourier"] = Field("fourier", description="local RPE plus Fourier RPE")
 
     @model_validator(mode="after")
     def _linear_form(self) -> Self:
-        if self.order == "linear" and self.frequencies == "exact":
-            raise ValueError("frequencies=exact has no linear form: leave order at auto, or choose frequencies=mesh")
+        if self.order == "linear" and self.frequencies in ("exact", "quadrature"):
+            raise ValueError(
+                f"frequencies={self.frequencies} has no linear form: leave order at auto, or choose frequencies=mesh"
+            )
         return self
 
 
@@ -219,45 +219,6 @@ class LocalConfig(LayerKeys):
     """The same layer without a far field: attention ends at the cutoff."""
 
     mechanism: Literal["local"] = Field("local", description="local RPE and moments, no far field")
-
-
-class SampledKeys(FarFieldKeys):
-    """Keys of the FLT paper's estimator of f by sampled frequencies; it is part of a model, unlike a method."""
-
-    n_frequencies: int = Field(16, ge=2, le=65_536, description="r, frequencies of the estimator")
-    radii: Radii = Field("stratified", description="lengths of the frequencies")
-    proposal: Proposal = Field("mixture", description="mixture is the balance heuristic, own is the paper")
-
-
-class SampledConfig(ContentKeys, SampledKeys):
-    """Local RPE plus the paper's estimator of the Fourier RPE, its learnable scales, and its direction averaged."""
-
-    only_with: ClassVar[dict[str, Condition]] = {
-        **_IF_RANK_M,
-        "means": ("directions=random", lambda c: c.directions == "random"),
-        "l_max": ("directions=averaged", lambda c: c.directions == "averaged"),
-        "n_basis": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
-        "isolated_atoms": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
-        "proposal": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
-    }
-
-    mechanism: Literal["sampled"] = Field("sampled", description="local RPE plus sampled Fourier RPE")
-    directions: Directions = Field("averaged", description="averaged is exactly rotation-invariant")
-    means: bool = Field(False, description="proposals with learnable means")
-    spectrum: SpectrumKind = Field("gaussian", description="a_k from the Gaussian basis, or free weights")
-    periodic_radius: float = Field(12.0, gt=0, le=1000, description="envelope of the sum over images, Å")
-    l_max: int | None = Field(
-        None,
-        ge=0,
-        le=96,
-        description="(l_max + 1)² features of each frequency in isolated structures: strictly linear; null: on pairs",
-    )
-
-    @model_validator(mode="after")
-    def _linear_form(self) -> Self:
-        if self.order == "linear" and self.directions == "averaged" and self.l_max is None:
-            raise ValueError("averaged directions have no linear form: leave order at auto, or set l_max")
-        return self
 
 
 class KernelisedConfig(KernelKeys):

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from molflt.attention.config import OrderKind
-from molflt.attention.far.choice import Contraction, LayerSizes, choose_contraction
+from molflt.attention.far.choice import Contraction, choose_contraction
+from molflt.attention.far.costs import LayerSizes, costs
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.method import FarOperator, FrequencyMethod
 from molflt.attention.geometry import Geometry, select_rows
@@ -82,7 +83,7 @@ class FourierPositions(SharedPositions):
         rpe: the RPE function; None without a far field.
         method: how it is evaluated.
         sizes: what the layers will do with it.
-        order: ``auto`` picks the cheaper contraction order for each structure.
+        order: ``auto`` picks the faster contraction order for each structure.
         moments: whether the layers have moments of the neighbours.
     """
 
@@ -128,11 +129,20 @@ class FourierPositions(SharedPositions):
     def contractions(
         self, geometry: Geometry, neighbourhood: Neighbourhood, basis: GaussianBasis | None
     ) -> list[Contraction]:
-        """Method and order for every structure of a batch."""
+        """Method and order for every structure of a batch.
+
+        Besides the structure they depend on the number of threads and on whether anything is to be differentiated.
+
+        Raises:
+            InputError: the file of costs cannot be used, or a forced order is not there.
+        """
+        # The radial basis has weights, so that this holds in all training.
+        backward = neighbourhood.self_basis.requires_grad or geometry.positions.requires_grad
+        rates = costs().of(torch.get_num_threads(), torch.is_grad_enabled() and backward)
         ends = torch.tensor([*geometry.starts, geometry.n_atoms], device=geometry.structure.device)
         n_edges = neighbourhood.pattern.row_starts[ends].diff().tolist()
         return [
-            choose_contraction(self.method, self.order, self.sizes, geometry, b, n_edges[b], basis)
+            choose_contraction(self.method, self.order, self.sizes, geometry, b, n_edges[b], basis, rates)
             for b in range(geometry.n_structures)
         ]
 
@@ -191,45 +201,56 @@ def split(
     receivers, senders = geometry.edge_index[:, neighbourhood.edges]
     order = torch.argsort(rank[geometry.structure[receivers]], stable=True)
     receivers, senders = number[receivers[order]], number[senders[order]]
-    positions, numbers = select_rows(geometry.positions, atoms), geometry.atomic_numbers[atoms]
-    structure, cell = rank[geometry.structure[atoms]], geometry.cell[chosen]
-    displacements = select_rows(geometry.edge_displacements, neighbourhood.edges[order])
-    types = neighbourhood.types[0][order], neighbourhood.types[1][order]
-    distances, fade = select_rows(neighbourhood.distances, order), select_rows(neighbourhood.envelope, order)
-    self_basis = select_rows(neighbourhood.self_basis, atoms)
-    basis = None if neighbourhood.is_large else select_rows(neighbourhood.basis, order)
-    n_edges = torch.bincount(structure[receivers], minlength=len(sequence)).tolist()
-    found, s, a, e = [], 0, 0, 0
-    for group in groups:
+    structure = rank[geometry.structure[atoms]]
+    n_structures = [len(group) for group in groups]
+    n_atoms = [sum(geometry.sizes[b] for b in group) for group in groups]
+    of_structures = torch.bincount(structure[receivers], minlength=len(sequence))
+    n_edges = [int(of_group.sum()) for of_group in of_structures.split(n_structures)]
+
+    def of_atoms(values: Tensor) -> tuple[Tensor, ...]:
+        return select_rows(values, atoms).split(n_atoms)
+
+    def of_edges(values: Tensor) -> tuple[Tensor, ...]:
+        # The derivative of all parts together is one tensor; that of every slice would be one as large as the whole.
+        return select_rows(values, order).split(n_edges)
+
+    centroids, cells = geometry.centroids[chosen].split(n_structures), geometry.cell[chosen].split(n_structures)
+    positions, numbers = of_atoms(geometry.positions), of_atoms(geometry.atomic_numbers)
+    self_basis, structures = of_atoms(neighbourhood.self_basis), structure.split(n_atoms)
+    displacements = select_rows(geometry.edge_displacements, neighbourhood.edges[order]).split(n_edges)
+    receiver_types, sender_types = map(of_edges, neighbourhood.types)
+    distances, fade = of_edges(neighbourhood.distances), of_edges(neighbourhood.envelope)
+    basis = None if neighbourhood.is_large else of_edges(neighbourhood.basis)
+    indices = torch.stack([receivers, senders]).split(n_edges, dim=1)
+    found, first_structure, first_atom = [], 0, 0
+    for k, group in enumerate(groups):
         sizes = [geometry.sizes[b] for b in group]
-        own = slice(s, s + len(group))
-        rows, edges = slice(a, a + sum(sizes)), slice(e, e + sum(n_edges[own]))
-        index = torch.stack([receivers[edges], senders[edges]]) - a
+        index = indices[k] - first_atom
         part = Geometry(
-            positions=positions[rows],
-            centroids=geometry.centroids[chosen[own]],
-            atomic_numbers=numbers[rows],
-            structure=structure[rows] - s,
+            positions=positions[k],
+            centroids=centroids[k],
+            atomic_numbers=numbers[k],
+            structure=structures[k] - first_structure,
             sizes=sizes,
-            cell=cell[own],
+            cell=cells[k],
             pbc=[geometry.pbc[b] for b in group],
             edge_index=index,
-            edge_displacements=displacements[edges],
+            edge_displacements=displacements[k],
             dtype=geometry.dtype,
             n_max=max(sizes),
         )
         around = Neighbourhood(
             edges=torch.arange(index.shape[1], device=device),
-            pattern=SparsePattern.from_rows(index[0], index[1], sum(sizes), sum(sizes)),
-            distances=distances[edges],
-            types=(types[0][edges], types[1][edges]),
-            envelope=fade[edges],
-            self_basis=self_basis[rows],
+            pattern=SparsePattern.from_rows(index[0], index[1], n_atoms[k], n_atoms[k]),
+            distances=distances[k],
+            types=(receiver_types[k], sender_types[k]),
+            envelope=fade[k],
+            self_basis=self_basis[k],
             radial=neighbourhood.radial,
-            given_basis=None if basis is None else basis[edges],
+            given_basis=None if basis is None else basis[k],
         )
         found.append((part, around))
-        s, a, e = own.stop, rows.stop, edges.stop
+        first_structure, first_atom = first_structure + n_structures[k], first_atom + n_atoms[k]
     return found, atoms
 
 

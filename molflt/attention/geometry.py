@@ -220,8 +220,10 @@ def build_geometry(
     sums = positions.new_zeros((n_structures, 3)).index_add(0, structure, positions)
     centroids = sums / counts.clamp(min=1)[:, None]
     centred = positions - centroids[structure]
+    axes = [(bool(x), bool(y), bool(z)) for x, y, z in pbc.tolist()]
+    periodic = any(map(any, axes))
     displacements = [
-        _displacements(centred, cell, structure, *few).to(dtype)
+        _displacements(centred, cell, structure, periodic, *few).to(dtype)
         for few in zip(edge_index.split(_EDGES_AT_ONCE, dim=1), cell_offsets.split(_EDGES_AT_ONCE), strict=True)
     ]
     return Geometry(
@@ -231,7 +233,7 @@ def build_geometry(
         structure=structure,
         sizes=sizes,
         cell=cell,
-        pbc=[(bool(x), bool(y), bool(z)) for x, y, z in pbc.tolist()],
+        pbc=axes,
         edge_index=edge_index,
         edge_displacements=displacements[0] if len(displacements) == 1 else torch.cat(displacements),
         dtype=dtype,
@@ -260,12 +262,18 @@ def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
 
 
 def _displacements(
-    positions: Tensor, cell: Tensor, structure: Tensor, edge_index: Tensor, cell_offsets: Tensor
+    positions: Tensor, cell: Tensor, structure: Tensor, periodic: bool, edge_index: Tensor, cell_offsets: Tensor
 ) -> Tensor:
-    """(n_edges, 3) Å: r_i − r_j − offset·cell."""
+    """(n_edges, 3) Å: r_i − r_j − offset·cell, where anything is periodic."""
     receiver, sender = edge_index
-    shift = torch.einsum("ek,ekl->el", cell_offsets.to(positions.dtype), cell[structure[receiver]])
-    return positions[receiver] - positions[sender] - shift
+    # Selected rows are copied as a whole, and there is no product of a small matrix for every edge.
+    found = positions.index_select(0, receiver) - positions.index_select(0, sender)
+    if not periodic:
+        return found
+    own, offsets = structure.index_select(0, receiver), cell_offsets.to(positions.dtype)
+    for axis in range(3):
+        found = found - offsets[:, axis, None] * cell[:, axis].index_select(0, own)
+    return found
 
 
 _EDGES_AT_ONCE = 1 << 22

@@ -271,7 +271,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         v_and_one = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
         near_self = ((q * k).sum(dim=-1).exp() * factors.on_self)[..., None]
         total = self._near_sum(q, k, v_and_one, part, factors).addcmul_(near_self, v_and_one)
-        numerator, denominator = total[..., :-1].transpose(0, 1), total[..., -1:].transpose(0, 1)
+        numerator, denominator = total.transpose(0, 1).split([v.shape[-1], 1], dim=-1)
         out = numerator / denominator
         if part.operators:
             out[..., : self.far_channels] += self._far_sum(content, part) / denominator

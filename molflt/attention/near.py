@@ -71,7 +71,9 @@ class _Bell(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         z, bells = ctx.saved_tensors
-        return -2 * gradient * z * bells
+        if torch.is_grad_enabled():
+            return -2 * gradient * z * bells
+        return (gradient * z).mul_(bells).mul_(-2)
 
 
 @dataclass

@@ -23,7 +23,6 @@ from molflt.attention.config import (
     KernelKeys,
     LocalConfig,
     MechanismConfig,
-    SampledConfig,
     SoftmaxConfig,
 )
 
@@ -45,14 +44,13 @@ class Mechanism:
 
 OWN_MECHANISMS = {
     "fourier": Mechanism(FourierConfig, "molflt.attention.build:build_fourier"),
-    "sampled": Mechanism(SampledConfig, "molflt.attention.build:build_sampled"),
     "local": Mechanism(LocalConfig, "molflt.attention.build:build_local"),
     "kernelised": Mechanism(KernelisedConfig, "molflt.attention.build:build_kernelised"),
     "softmax": Mechanism(SoftmaxConfig, "molflt.attention.build:build_softmax"),
 }
 OWN_PRESETS: dict[str, dict[str, Any]] = {
+    "flt": {},
     "molflt": {},
-    "flt": {"mechanism": "sampled", "far_rank": "m", "moment_channels": 0},
     "local": {"mechanism": "local"},
     "performer": {"mechanism": "kernelised"},
     "softmax": {"mechanism": "softmax"},
@@ -97,8 +95,8 @@ def imported(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def attention_config(preset: str = "molflt", **keys: Any) -> MechanismConfig:
-    """The configuration of a preset with some keys changed, as in ``attention_config("flt", n_frequencies=32)``.
+def attention_config(preset: str = "flt", **keys: Any) -> MechanismConfig:
+    """The configuration of a preset with some keys changed, as in ``attention_config("flt", n_basis=32)``.
 
     Raises:
         ValueError: there is no such preset or key, or a value is not allowed.
@@ -155,12 +153,21 @@ def _far_field(value: dict[str, Any]) -> str:
 
 
 def _frequencies(value: dict[str, Any]) -> str:
-    return "is now mechanism=sampled, without the key frequencies" if value["frequencies"] == "sampled" else ""
+    remedy = "is now mechanism=undamped, without the key frequencies, or for its linear form spectrum=sampled"
+    return remedy if value["frequencies"] == "sampled" else ""
 
 
 def _l_max(value: dict[str, Any]) -> str:
     budget = value["mechanism"] == "fourier" and value["l_max"] is not None
-    return "belongs to mechanism=budget now, or to mechanism=sampled" if budget else ""
+    return "belongs to mechanism=budget now, or to mechanism=undamped" if budget else ""
+
+
+def _mechanism(value: dict[str, Any]) -> str:
+    return (
+        "is now mechanism=undamped, or for its linear form spectrum=sampled"
+        if value["mechanism"] == "sampled"
+        else ""
+    )
 
 
 def _positional_mask(value: dict[str, Any]) -> str:
@@ -172,6 +179,7 @@ MOVED = {
     "far_field": _far_field,
     "frequencies": _frequencies,
     "l_max": _l_max,
+    "mechanism": _mechanism,
     "positional_mask": _positional_mask,
 }
 """Keys of configurations before every mechanism had its own, and what to say of each."""

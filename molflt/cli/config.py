@@ -28,6 +28,6 @@ def config_command(
     header = (
         f"molflt preset '{preset}': {PRESETS[preset][0]}.\n"
         "Train with: molflt train THIS_FILE --out RUN_DIR [key.sub=value ...]\n"
-        "model.attention=flt, =performer, =lara, =softmax or another name of the README swaps the attention."
+        "model.attention=local, =performer, =lara, =softmax or another name of the README swaps the attention."
     )
     typer.echo(to_yaml(preset_config(preset), header), nl=False)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from molflt import __version__
 from molflt.cli.average import average_command
@@ -19,20 +23,57 @@ from molflt.cli.info import info_command
 from molflt.cli.merge import merge_command
 from molflt.cli.plot import plot_command
 from molflt.cli.predict import predict_command
-from molflt.cli.terminal import Verbosity, errors, forget_output, prepare_streams, system_error
+from molflt.cli.terminal import (
+    Verbosity,
+    defect,
+    errors,
+    forget_output,
+    open_streams,
+    prepare_streams,
+    show_place,
+    system_error,
+)
 from molflt.cli.train import train_command
 from molflt.errors import InputError
 from molflt.printable import printable
 
+
+class _Commands(TyperGroup):
+    """The commands, and an end with status 0 when the reader of a pipe, such as ``head``, has what it wanted.
+
+    Click itself would end with status 1, and only some versions of rich ask ``Terminal`` first.
+    """
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _enough_is_enough():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, context: Any) -> Any:
+        with _enough_is_enough():
+            return super().invoke(context)
+
+
+@contextmanager
+def _enough_is_enough() -> Iterator[None]:
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        forget_output()
+        raise SystemExit(0) from None
+
+
 app = typer.Typer(
     name="molflt",
+    cls=_Commands,
     help="Train, evaluate and use linear, exactly invariant Fourier-RPE transformers for molecules and materials.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     epilog=(
         "Exit status: 0 done; 1 a check failed, or the system refused; 2 a mistake in what was given; "
-        "130 interrupted. NO_COLOR=1 turns colours off."
+        "3 a defect of molflt; 130 interrupted. NO_COLOR=1 turns colours off."
     ),
 )
 # In the order of the help. A command is called as its function is, such as check-invariance.
@@ -78,26 +119,21 @@ def main() -> None:
     """Run a command.
 
     A user's mistake is one message and status 2, what the system refuses (disk full, no permission) status 1, an
-    interruption status 130.
+    interruption status 130, and what nobody thought of status 3.
     """
+    open_streams()
+    prepare_streams()
     # Large arrays in large pages: half of the time that a mesh takes on a CPU would go into small ones. PyTorch looks
     # at it once, when it first takes memory.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    prepare_streams()
     try:
         app()
     except InputError as error:
-        if Verbosity.verbose:
-            errors.print_exception()
+        show_place()
         errors.print("Error:", printable(str(error), keep="\n\t"), style="red", markup=False)
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader, such as head, has what it wanted.
-        forget_output()
-        sys.exit(0)
     except OSError as error:
-        if Verbosity.verbose:
-            errors.print_exception()
+        show_place()
         errors.print("Error:", printable(system_error(error), keep="\n\t"), style="red", markup=False)
         try:
             sys.stdout.flush()
@@ -107,6 +143,10 @@ def main() -> None:
     except KeyboardInterrupt:
         errors.print("Interrupted.", style="yellow")
         sys.exit(130)
+    except Exception as error:
+        show_place()
+        errors.print("Error:", printable(defect(error)), style="red", markup=False)
+        sys.exit(3)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ import json
 import math
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from molflt import __version__
 from molflt.data import progress
 from molflt.printable import printable
 
@@ -24,6 +27,24 @@ class Terminal(Console):
         """End with status 0."""
         forget_output()
         raise SystemExit(0)
+
+
+def open_streams() -> None:
+    """Open standard streams that are closed, on nothing.
+
+    Otherwise the next file that is opened gets the number of one of them, and what a library writes there goes into
+    that file.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                nothing = os.open(os.devnull, os.O_RDWR)
+                if nothing != number:
+                    os.dup2(nothing, number)
+                    os.close(nothing)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def forget_output() -> None:
@@ -41,11 +62,10 @@ def prepare_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             asked_for = stream.isatty() or "PYTHONIOENCODING" in os.environ
             stream.reconfigure(encoding=None if asked_for else "utf-8", errors="backslashreplace")
-    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
-        # As files are read. Bytes that are no UTF-8 stay recognisable, so that the reader refuses them.
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
+_MOST_OF_A_DEFECT = 300
+"""Characters of the text of an error that nobody thought of."""
 _REASONS = 5
 """Structures that could not be used, of which a warning gives the reason."""
 
@@ -107,6 +127,24 @@ def detail(message: str) -> None:
     """What only ``--verbose`` wants to know, on standard error."""
     if Verbosity.verbose:
         errors.print(message, style="dim", markup=False)
+
+
+def show_place() -> None:
+    """Where in the code an error arose, with ``--verbose`` or ``MOLFLT_DEBUG=1``; called while it is handled."""
+    if Verbosity.verbose or os.environ.get("MOLFLT_DEBUG", "0") not in ("", "0"):
+        errors.print_exception()
+
+
+def defect(error: Exception) -> str:
+    """An error that nobody thought of, in a line: what, where in molflt, and how to report it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}molflt{os.sep}" in frame.filename] or frames
+    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "unknown"
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_OF_A_DEFECT]
+    return (
+        f"{text} (at {place}). This is a defect of molflt {__version__}: please report it with the command and, "
+        "from the same command after MOLFLT_DEBUG=1, the traceback"
+    )
 
 
 def command_line() -> str:

@@ -30,7 +30,7 @@ def train_command(
 
     With trainer.devices=N there is one process for each device; torchrun and srun may start them as well.
 
-    Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=flt
+    Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention.spectrum=sampled
     """
     # Imports wait: help should come at once, and a mistake in the configuration soon.
     from molflt.training.processes import is_first_process

@@ -24,7 +24,7 @@ from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
-from molflt.errors import InputError, noting
+from molflt.errors import InputError, noting, ordinary_file
 
 _PATTERNS: dict[str, str] = {
     "*.extxyz": "extxyz",
@@ -98,9 +98,7 @@ def read_ase(
             f"{file}: no safe reader for this kind of file; known are {known}. Convert it, for instance to "
             "extxyz with 'ase convert'"
         )
-    if not file.is_file():
-        raise InputError(f"{file}: no such file")
-    if file.stat().st_size == 0:
+    if ordinary_file(file).stat().st_size == 0:
         raise InputError(f"{file}: the file is empty")
     structures: list[Data] = []
     frames = track(_frames(file, form), f"reading {file.name}")

@@ -55,7 +55,7 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: La
 
     Raises:
         InputError: tags that are ambiguous or out of range, a periodic direction without a lattice vector, a
-            site shared by several elements, a charge or spin, or what ``vocabulary.check`` refuses.
+            site shared by several elements, a charge or spin, or what ``check_structure`` refuses.
     """
     cell, pbc = np.asarray(atoms.cell, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
     if np.any(pbc & ~np.any(cell != 0, axis=1)):

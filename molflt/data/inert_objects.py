@@ -1,6 +1,7 @@
 """What the names in a record's pickle stand for: objects that copy numbers and check what they are given.
 
-None of them has attributes a pickle could set, and none calls what it is given.
+None of them has attributes a pickle could set, and none calls what it is given. They are made by ``__new__`` alone,
+because a pickle may ask for an object without a call of ``__init__``.
 """
 
 from __future__ import annotations
@@ -54,10 +55,16 @@ class InertDtype(metaclass=Frozen):
 
     __slots__ = ("code", "order")
 
-    def __init__(self, code: object, align: object = False, copy: object = True) -> None:
+    code: str
+    order: Any
+
+    def __new__(cls, code: object, align: object = False, copy: object = True) -> InertDtype:
+        """From NumPy's code of it."""
         if not isinstance(code, str) or not _DTYPE_CODE.fullmatch(code):
             raise pickle.UnpicklingError(f"array element type {shown(code)} is not allowed")
-        self.code, self.order = code, "="
+        made = super().__new__(cls)
+        made.code, made.order = code, "="
+        return made
 
     def __setstate__(self, state: object) -> None:
         # (version, byte order, subdtype, names, fields, item size, alignment, flags, ...); the rest follows
@@ -95,8 +102,13 @@ class InertArray(metaclass=Frozen):
 
     __slots__ = ("value",)
 
-    def __init__(self, kind: object = None, shape: object = None, code: object = None) -> None:
-        self.value: np.ndarray | None = None
+    value: np.ndarray | None
+
+    def __new__(cls, kind: object = None, shape: object = None, code: object = None) -> InertArray:
+        """An array without a value until it is given its state."""
+        made = super().__new__(cls)
+        made.value = None
+        return made
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
@@ -110,8 +122,13 @@ class InertBufferArray(metaclass=Frozen):
 
     __slots__ = ("value",)
 
-    def __init__(self, raw: object, dtype: object, shape: object, order: object = "C") -> None:
-        self.value = _read_array(raw, dtype, shape, "F" if order == "F" else "C")
+    value: np.ndarray
+
+    def __new__(cls, raw: object, dtype: object, shape: object, order: object = "C") -> InertBufferArray:
+        """The array, read."""
+        made = super().__new__(cls)
+        made.value = _read_array(raw, dtype, shape, "F" if order == "F" else "C")
+        return made
 
     def __setstate__(self, state: object) -> None:
         raise pickle.UnpicklingError("an array has one state only")
@@ -168,11 +185,16 @@ class InertStorage(metaclass=Frozen):
 
     __slots__ = ("raw",)
 
-    def __init__(self, raw: object) -> None:
+    raw: bytes
+
+    def __new__(cls, raw: object) -> InertStorage:
+        """The bytes, kept."""
         if not isinstance(raw, bytes | bytearray):
             raise pickle.UnpicklingError("a tensor's storage must be bytes")
         take(len(raw))
-        self.raw = bytes(raw)
+        made = super().__new__(cls)
+        made.raw = bytes(raw)
+        return made
 
     def __setstate__(self, state: object) -> None:
         raise pickle.UnpicklingError("a storage has no state")
@@ -183,13 +205,21 @@ class InertTensor(metaclass=Frozen):
 
     __slots__ = ("offset", "size", "storage", "stride")
 
-    def __init__(self, storage: object, offset: object, size: object, stride: object, *_: object) -> None:
+    offset: int
+    size: tuple[int, ...]
+    storage: InertStorage
+    stride: tuple[int, ...]
+
+    def __new__(cls, storage: object, offset: object, size: object, stride: object, *_: object) -> InertTensor:
+        """Where its elements stand in a storage."""
         if not isinstance(storage, InertStorage):
             raise pickle.UnpicklingError("a tensor needs a storage")
-        self.storage, self.offset = storage, natural(offset, "tensor offset")
-        self.size, self.stride = sizes_of(size, "tensor size"), sizes_of(stride, "tensor stride")
-        if len(self.size) != len(self.stride):
-            raise pickle.UnpicklingError(f"tensor of size {self.size} has stride {self.stride}")
+        made = super().__new__(cls)
+        made.storage, made.offset = storage, natural(offset, "tensor offset")
+        made.size, made.stride = sizes_of(size, "tensor size"), sizes_of(stride, "tensor stride")
+        if len(made.size) != len(made.stride):
+            raise pickle.UnpicklingError(f"tensor of size {made.size} has stride {made.stride}")
+        return made
 
     def __setstate__(self, state: object) -> None:
         raise pickle.UnpicklingError("a tensor has no state")

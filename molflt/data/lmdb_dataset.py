@@ -17,7 +17,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
 from molflt.data.records import RECORD_KEYS, to_data
 from molflt.data.safe_pickle import load_record, load_value
-from molflt.errors import InputError
+from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 
 _CACHE_SIZES_FROM = 20_000
@@ -214,12 +214,12 @@ def open_readonly(path: Path) -> Any:
         # inherited, or the file has been replaced since
         opened.environment.close()
         del _OPENED[key]
-    if status.st_size == 0:
+    if ordinary_file(file) and status.st_size == 0:
         raise InputError(f"{path}: the file is empty, expected an LMDB database")
     environment = None
     try:
         environment = lmdb.open(
-            os.fspath(path),
+            os.fsencode(path),
             subdir=path.is_dir(),
             readonly=True,
             lock=False,

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 from vesin import NeighborList
 
+from molflt.data.extents import SHORTEST, check_extents, check_pairs, heights, open_directions, refuse_pairs
 from molflt.errors import InputError
 
-_SHORTEST = 1e-6
-"""Å. What is shorter is no lattice vector, and no distance between two atoms."""
+_MOST_CELLS = 50_000.0
+"""Of the usual search's grid. Beyond twice that it merges cells, and divides by zero where one direction has few."""
 _EXACT = "donot_use_mm_for_euclid_dist"
 """torch.cdist loses small distances where it multiplies matrices."""
 
@@ -39,7 +40,8 @@ def neighbour_list(
         cell_offsets: (n_edges, 3) int64; Δ_ij = r_i − r_j − cell_offsets @ cell.
 
     Raises:
-        InputError: a number is not finite, two atoms coincide, or the periodic lattice vectors are dependent.
+        InputError: a number is not finite, two atoms coincide, the periodic lattice vectors are dependent, or the
+            structure is none: see :mod:`molflt.data.extents`.
     """
     points = np.asarray(positions, dtype=np.float64).reshape(-1, 3)
     lattice = np.asarray(cell, dtype=np.float64).reshape(3, 3)
@@ -50,19 +52,56 @@ def neighbour_list(
         raise InputError(f"atom {bad[0]} has a position that is not finite: {points[bad[0]]}")
     if len(points) == 0:
         return torch.zeros((2, 0), dtype=torch.int64), torch.zeros((0, 3), dtype=torch.int64)
+    check_extents(points, lattice, periodic)
     # far from the origin, digits that the distances need would be lost
     points = points - points.mean(axis=0)
     box = _bounding_box(points, lattice, periodic, cutoff)
-    # one thread: DataLoader workers already use the cores
-    search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
-    pairs, shifts, distances = search.compute(points, box, True, "PSd")
-    if len(close := np.flatnonzero(distances < _SHORTEST)):
+    check_pairs(points, box, periodic, cutoff)
+    if np.prod(heights(box) / cutoff) > _MOST_CELLS:
+        pairs, shifts, distances = _search_by_tree(points, box, cutoff)
+    else:
+        # one thread: DataLoader workers already use the cores
+        search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
+        pairs, shifts, distances = search.compute(points, box, True, "PSd")
+    if len(close := np.flatnonzero(distances < SHORTEST)):
         first = close[np.lexsort((pairs[close, 1], pairs[close, 0]))[0]]
         i, j = pairs[first]
         raise InputError(f"atoms {i} and {j} coincide (distance {distances[first]:.1e} Å); remove one of them")
     edge_index, shifts = pairs.T.astype(np.int64, order="C"), shifts.astype(np.int64)
     order = _order(edge_index, shifts, len(points))
     return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(shifts.take(order, axis=0))
+
+
+def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the usual search finds, for a box that is nearly empty: no grid is laid through it.
+
+    Args:
+        points: (n_atoms, 3), Å.
+        box: (3, 3), Å, periodic in all directions.
+        cutoff: Å.
+
+    Returns:
+        Pairs i, j (n_pairs, 2); shifts (n_pairs, 3), by which the distance is |r_j − r_i + shift @ box|; distances.
+    """
+    fractions = points @ np.linalg.inv(box)
+    base = np.floor(fractions)
+    home = fractions - base
+    reach = cutoff / heights(box)
+    # all images that come within the cutoff of the cell, one direction after the other
+    images, atoms, shifts = home, np.arange(len(points)), np.zeros((len(points), 3))
+    for k in range(3):
+        most = int(np.ceil(reach[k]))
+        steps = np.arange(-most, most + 1.0)
+        image, step = np.nonzero(np.abs(images[:, k, None] + steps - 0.5) <= 0.5 + reach[k])
+        images, atoms, shifts = images[image], atoms[image], shifts[image]
+        images[:, k] += steps[step]
+        shifts[:, k] += steps[step]
+    found = cKDTree(home @ box).sparse_distance_matrix(cKDTree(images @ box), cutoff, output_type="ndarray")
+    i, image = found["i"], found["j"]
+    j = atoms[image]
+    other = (i != j) | shifts[image].any(axis=1)
+    i, j, image = i[other], j[other], image[other]
+    return np.column_stack([i, j]), shifts[image] + base[i] - base[j], found["v"][other]
 
 
 def _order(edge_index: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.ndarray:
@@ -134,6 +173,7 @@ def check_geometry(data: Data) -> None:
 def _refuse_coincidence(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray) -> None:
     if not np.isfinite(points).all():
         raise InputError("an atom has a position that is not finite")
+    check_extents(points, lattice, periodic)
     points = points - points.mean(axis=0)
     box = _bounding_box(points, lattice, periodic, 1.0)
     inverse = np.linalg.inv(box)
@@ -142,11 +182,11 @@ def _refuse_coincidence(points: np.ndarray, lattice: np.ndarray, periodic: np.nd
     # What is just below zero is rounded to one.
     fractions[fractions >= 1] = 0.0
     # No distance shrinks more than by this factor.
-    reach = _SHORTEST * float(np.linalg.norm(inverse, ord=2))
+    reach = SHORTEST * float(np.linalg.norm(inverse, ord=2))
     for i, j in sorted(cKDTree(fractions, boxsize=1.0).query_pairs(reach)):
         apart = fractions[i] - fractions[j]
         distance = np.linalg.norm((apart - np.round(apart)) @ box)
-        if distance < _SHORTEST:
+        if distance < SHORTEST:
             raise InputError(f"atoms {i} and {j} coincide (distance {distance:.1e} Å); remove one of them")
 
 
@@ -158,7 +198,8 @@ def _of_structure(data: Data, error: InputError) -> InputError:
 def _all_pairs(positions: Tensor) -> Tensor:
     if not bool(torch.isfinite(positions).all()):
         raise InputError("an atom has a position that is not finite")
-    close = torch.triu(torch.cdist(positions, positions, compute_mode=_EXACT) < _SHORTEST, diagonal=1)
+    refuse_pairs(len(positions), len(positions) ** 2, float("inf"))
+    close = torch.triu(torch.cdist(positions, positions, compute_mode=_EXACT) < SHORTEST, diagonal=1)
     if len(pairs := close.nonzero()):
         raise InputError(f"atoms {int(pairs[0, 0])} and {int(pairs[0, 1])} coincide; remove one of them")
     return (~torch.eye(len(positions), dtype=torch.bool)).nonzero().T.contiguous()
@@ -171,7 +212,7 @@ def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray,
     structure) is replaced by one at right angles to the periodic vectors, and long enough that no image of
     an atom along it comes within the cutoff. One search then serves every kind of boundary.
     """
-    normals = _open_directions(lattice, periodic)
+    normals = open_directions(lattice, periodic)
     box = lattice.copy()
     if not periodic.all():
         extents = np.ptp(points @ normals.T, axis=0)
@@ -195,15 +236,18 @@ def nearest_image(
         (n_atoms, 3), Å: ``positions`` plus the minimum-image displacement, exact for skewed cells.
 
     Raises:
-        InputError: a number is not finite, or the periodic lattice vectors are zero or dependent.
+        InputError: a number is not finite, the periodic lattice vectors are zero or dependent, or the structure is
+            none: see :mod:`molflt.data.extents`.
     """
     if not (np.isfinite(positions).all() and np.isfinite(moved).all() and np.isfinite(cell).all()):
         raise InputError(f"{where}: positions or cell hold NaN or infinity; correct or remove the record")
-    if not pbc.any():
-        return moved
-    full = cell.copy()
     try:
-        full[~pbc] = _open_directions(cell, pbc)
+        check_extents(positions, cell, pbc)
+        check_extents(moved, np.zeros((3, 3)), np.zeros(3, dtype=bool))
+        if not pbc.any():
+            return moved
+        full = cell.copy()
+        full[~pbc] = open_directions(cell, pbc)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     displacements = moved - positions
@@ -217,36 +261,3 @@ def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
     # a lattice vector is at least as long as the smallest distance between two planes of the lattice
     spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
     return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
-
-
-def _open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
-    """Unit vectors that replace the lattice vectors of the directions that are not periodic.
-
-    Those vectors mean nothing: they may be zero, or lean towards the periodic ones and mislead whatever works
-    with fractional coordinates.
-
-    Args:
-        lattice: (3, 3), Å, lattice vectors as rows.
-        periodic: (3,), bool.
-
-    Returns:
-        (number of directions that are not periodic, 3), at right angles to each other and the periodic vectors.
-
-    Raises:
-        InputError: a periodic lattice vector is zero or not finite, or they are linearly dependent.
-    """
-    vectors = lattice[periodic]
-    lengths = np.linalg.norm(vectors, axis=1)
-    if not np.isfinite(vectors).all() or np.any(lengths < _SHORTEST):
-        raise InputError("a periodic lattice vector is zero or not finite; correct the cell or pbc")
-    units = vectors / lengths[:, None]
-    # the volume that the unit vectors span, 1 at right angles: the product of their singular values
-    if len(units) == 3:
-        spanned = abs(np.linalg.det(units))
-    else:
-        spanned = np.prod(np.linalg.svd(units, compute_uv=False)) if len(units) else 1.0
-    if spanned < 1e-6:
-        raise InputError("the periodic lattice vectors are linearly dependent; correct the cell or pbc")
-    if len(units) == 3:
-        return np.empty((0, 3))
-    return np.linalg.qr(vectors.T, mode="complete")[0][:, len(vectors) :].T

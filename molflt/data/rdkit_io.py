@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch_geometric.data import Data
 from molflt.data.labels import LabelSpec, one_number
 from molflt.data.progress import track
 from molflt.data.records import ENERGIES, make_data
-from molflt.errors import InputError, noting
+from molflt.errors import InputError, noting, ordinary_file
 
 _MAX_STEPS = 2000
 """Force-field iterations; a molecule that needs more is taken as far as it got."""
@@ -98,6 +99,11 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None) -> Data:
         raise InputError(
             f"{name}: a property is no text in UTF-8 ({error.reason}); write the file in UTF-8"
         ) from error
+    except RuntimeError as error:
+        # RDKit keeps notes of its own among the properties, and finds text there.
+        raise InputError(
+            f"{name}: a property has a name that RDKit keeps for itself, such as __computedProps; rename it"
+        ) from error
     for label in ENERGIES:
         if label in stored:
             fields[label] = one_number(stored[label], label, name)
@@ -115,7 +121,7 @@ def read_sdf(
     Raises:
         InputError: no such file, no molecules, or a molecule that cannot be read.
     """
-    file = _existing(path)
+    file = ordinary_file(Path(path))
     structures: list[Data] = []
     with _captured() as said, file.open("rb") as stream:
         supplier = Chem.ForwardSDMolSupplier(stream, sanitize=False, removeHs=False)
@@ -145,17 +151,19 @@ def read_smiles_file(
     Raises:
         InputError: no such file, no such column, no molecules, or a line that is not a SMILES.
     """
-    file = _existing(path)
+    file = ordinary_file(Path(path))
     try:
         rows = list(_csv_rows(file) if file.suffix.lower() == ".csv" else _smi_rows(file))
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise InputError(f"{file}: not a readable text file: {error}") from error
     if not rows:
         raise InputError(f"{file}: holds no molecules")
     structures = []
-    for index, (smiles, columns) in enumerate(track(rows, f"conformers of {file.name}", total=len(rows))):
+    for index, (smiles, columns, problem) in enumerate(track(rows, f"conformers of {file.name}", total=len(rows))):
         name = f"{file}#{index}"
         with noting(bad, index):
+            if problem:
+                raise InputError(f"{name}: {problem}")
             mol = _with_conformer(_parse(smiles, name), name, seed)
             for column, text in columns.items():
                 mol.SetProp(column, text)
@@ -172,7 +180,7 @@ def _parse(smiles: str, name: str) -> Chem.Mol:
             mol = None
         messages = said()
     if mol is None:
-        raise InputError(f"{name}: '{smiles}' is not a valid SMILES{_because(messages)}")
+        raise InputError(f"{name}: '{smiles:.200}' is not a valid SMILES{_because(messages)}")
     if mol.GetNumAtoms() == 0:
         raise InputError(f"{name}: the SMILES is empty")
     return mol
@@ -225,31 +233,47 @@ def _lay_side_by_side(mol: Chem.Mol) -> None:
         conformer.SetAtomPosition(index, position)
 
 
-def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str], str]]:
+    """Of every row the SMILES, the filled columns, and what is wrong with it, if anything is."""
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream)
-        columns = {column.strip().lower(): column for column in reader.fieldnames or () if column}
-        if "smiles" not in columns:
-            raise InputError(f"{file}: no column 'smiles'; found: {', '.join(columns) or 'none'}")
-        for row in reader:
-            texts = {column.strip(): text.strip() for column, text in row.items() if column and isinstance(text, str)}
-            # Names under which labels are looked for may be written in any case.
-            texts |= {name: texts[columns[name].strip()] for name in ENERGIES if name in columns}
-            yield (row[columns["smiles"]] or "").strip(), {column: text for column, text in texts.items() if text}
+        reader = csv.DictReader(stream, strict=True)
+        begin = 1
+        try:
+            columns = {column.strip().lower(): column for column in reader.fieldnames or () if column}
+            if "smiles" not in columns:
+                raise InputError(f"{file}: no column 'smiles'; found: {', '.join(columns) or 'none'}")
+            begin = reader.line_num + 1
+            for row in reader:
+                # Cells without a column stand under None, columns without a cell hold None: empty ones.
+                texts = {column.strip(): text.strip() for column, text in row.items() if column and text}
+                # Names under which labels are looked for may be written in any case.
+                texts |= {name: texts.get(columns[name].strip(), "") for name in ENERGIES if name in columns}
+                smiles = (row[columns["smiles"]] or "").strip()
+                # RDKit takes names with an underscore for notes of its own.
+                filled = {column: text for column, text in texts.items() if text and not column.startswith("_")}
+                yield smiles, filled, _wrong_with(row, smiles, begin, len(columns))
+                begin = reader.line_num + 1
+        except csv.Error as error:
+            raise InputError(
+                f"{file}: cannot be read from line {begin} on ({error}); is a quotation mark there not closed?"
+            ) from error
 
 
-def _smi_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def _wrong_with(row: Mapping[Any, Any], smiles: str, line: int, n_columns: int) -> str:
+    if "\n" in smiles:
+        return f"the SMILES goes on over several lines from line {line} on; is a quotation mark not closed?"
+    if any(text.strip() for text in row.get(None) or ()):
+        return (
+            f"line {line} has more cells than the {n_columns} columns of the header; put text with commas in quotes"
+        )
+    return ""
+
+
+def _smi_rows(file: Path) -> Iterator[tuple[str, dict[str, str], str]]:
     for line in file.read_text(encoding="utf-8-sig").splitlines():
         words = line.split()
         if words and not words[0].startswith("#"):
-            yield words[0], {}
-
-
-def _existing(path: str | os.PathLike[str]) -> Path:
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"{file}: no such file")
-    return file
+            yield words[0], {}, ""
 
 
 class _Said:
@@ -268,10 +292,14 @@ class _Said:
         return "; ".join(line.split("] ", 1)[-1].strip() for line in messages.splitlines() if line.strip())
 
 
+_LOG = threading.RLock()
+"""RDKit has one log for all threads: it is redirected, written to and given back by one of them at a time."""
+
+
 @contextmanager
 def _captured() -> Iterator[_Said]:
-    """Keep RDKit from writing to standard error."""
-    with rdBase.BlockLogs():
+    """Keep RDKit from writing to standard error. All of its functions that may have something to say run in here."""
+    with _LOG, rdBase.BlockLogs():
         # older RDKit has no capture: then errors come without its reasons
         capture = getattr(rdBase, "CaptureErrorLog", None)
         if capture is None:

@@ -10,6 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from molflt import vocabulary
+from molflt.data.extents import check_extents
 from molflt.data.labels import LabelSpec, any_array, force_array
 from molflt.data.neighbours import nearest_image
 from molflt.errors import InputError
@@ -107,20 +108,33 @@ def make_data(
         texts: further text attributes.
 
     Raises:
-        InputError: from ``vocabulary.check``.
+        InputError: from ``check_structure``.
     """
     tensors = {
         # a copy: the structure must not share memory with its source
         key: torch.from_numpy(np.array(value, dtype=_NUMPY[vocabulary.FIELDS[key].dtype], order="C"))
         for key, value in fields.items()
     }
-    vocabulary.check(tensors, where)
+    check_structure(tensors, where)
     data = Data(**tensors)
     data.num_nodes = int(tensors["atomic_numbers"].shape[0])
     data.name = printable(name)
     for key, text in (texts or {}).items():
         data[key] = printable(text)
     return data
+
+
+def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
+    """Check tensors against the vocabulary, and whether they can be a structure at all.
+
+    Raises:
+        InputError: from ``vocabulary.check`` and ``extents.check_extents``.
+    """
+    vocabulary.check(fields, where)
+    try:
+        check_extents(fields["positions"].numpy(), fields["cell"][0].numpy(), fields["pbc"][0].numpy())
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:

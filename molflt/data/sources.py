@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -26,7 +25,9 @@ from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smiles_file
+from molflt.data.records import check_structure
 from molflt.errors import InputError, OnBad
+from molflt.files import standard_input
 from molflt.printable import printable
 
 _SDF, _SMILES = (".sdf", ".mol"), (".smi", ".csv")
@@ -300,7 +301,7 @@ def _checked(data: Data, name: str) -> Data:
     for key, value in fields.items():
         if not isinstance(value, torch.Tensor):
             raise InputError(f"{name}: '{key}' is {type(value).__name__}, expected a tensor")
-    vocabulary.check(fields, name)
+    check_structure(fields, name)
     structure = Data(**fields)
     structure.num_nodes = int(fields["atomic_numbers"].shape[0])
     structure.name = printable(data["name"] if isinstance(data.get("name"), str) else name)
@@ -310,27 +311,32 @@ def _checked(data: Data, name: str) -> Data:
 def _read_standard_input(
     tags: TagConvention, labels: LabelSpec | None, bad: dict[int, InputError] | None
 ) -> list[Data]:
-    text = sys.stdin.read()
-    lines = text.split("\n", 1)
-    if not text.strip():
-        raise InputError("standard input is empty; pipe SMILES, one a line, or (extended) xyz into it")
+    what = "SMILES, one a line, or (extended) xyz"
+    content = standard_input(what=what)
+    lines = content.split(b"\n", 1)
+    if not content.strip():
+        raise InputError(f"standard input is empty; pipe {what} into it")
     # The first line of xyz is the number of atoms; no SMILES is a number.
     suffix = ".extxyz" if lines[0].strip().isdigit() else ".smi"
     with TemporaryDirectory() as folder:
         file = Path(folder) / f"standard_input{suffix}"
-        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+        file.write_bytes(content)
         try:
             if suffix == ".extxyz":
                 structures = read_ase(file, tags, labels, bad)
             else:
                 structures = read_smiles_file(file, labels, bad=bad)
         except InputError as error:
-            raise InputError(str(error).replace(str(file), "standard input ")) from error
+            raise InputError(_of_standard_input(error, file)) from error
     for structure in structures:
         structure.name = structure.name.replace(str(file), STANDARD_INPUT)
     for place, reason in (bad or {}).items():
-        (bad or {})[place] = InputError(str(reason).replace(str(file), "standard input "))
+        (bad or {})[place] = InputError(_of_standard_input(reason, file))
     return structures
+
+
+def _of_standard_input(error: InputError, file: Path) -> str:
+    return str(error).replace(f"{file}#", "standard input #").replace(str(file), "standard input")
 
 
 def _is_companion(file: Path) -> bool:

@@ -257,7 +257,11 @@ def _is_computed(contraction: Contraction) -> bool:
 
 
 def _has_a_grid(contraction: Contraction, data: Data) -> bool:
-    """A mesh does not turn with the structure, nor do artificial cell vectors along two open axes or three."""
+    """Whether a change of the structure may move it through a grid.
+
+    Along a lattice it does. Where nothing repeats, the grid turns with the structure, but equal principal axes leave
+    open which way it lies.
+    """
     method = None if contraction.method is None else contraction.method.name
     return method == "mesh" or (method == "lattice" and int(data.pbc.sum()) < 2)
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from molflt.attention.far.costs import LayerSizes, Work
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
-from molflt.attention.far.method import EXP_COST, PositionFeatures
+from molflt.attention.far.method import PositionFeatures, features_work
 from molflt.attention.far.quadrature import QuadratureMethod
-from molflt.attention.far.spherical import spherical_operator
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import taper
+from molflt.literature.spherical import spherical_operator
 
 
 class BudgetQuadratureMethod(QuadratureMethod):
@@ -55,11 +56,11 @@ class BudgetQuadratureMethod(QuadratureMethod):
             found.append(self._block(geometry, b, basis) if operator is None else operator.pairs())
         return geometry.pad_blocks(found)
 
-    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
         """See :class:`FrequencyMethod`."""
         if geometry.is_periodic(b):
-            return super().pair_cost(geometry, b, basis)
-        return geometry.sizes[b] ** 2 * self._n_features() * len(basis)
+            return super().pair_work(geometry, b, basis)
+        return Work(pair_mixed=geometry.sizes[b] ** 2 * self._n_features() * len(basis))
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
         """See :class:`FrequencyMethod`: for isolated structures only."""
@@ -69,13 +70,11 @@ class BudgetQuadratureMethod(QuadratureMethod):
         xi, weights = self.nodes(basis, x.new_zeros(()), self.tolerance)
         return spherical_operator(x, 2 * math.pi * xi, weights, [self.l_max] * self.n_nodes, geometry.dtype)
 
-    def operator_cost(
-        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
-    ) -> float:
+    def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work | None:
         """See :class:`FrequencyMethod`."""
         if geometry.is_periodic(b):
-            return math.inf
-        return geometry.sizes[b] * self._n_features() * (EXP_COST + 2 * n_channels * n_applications)
+            return None
+        return features_work(geometry.sizes[b], self._n_features(), len(basis), sizes)
 
     def _n_features(self) -> int:
         return self.n_nodes * (self.l_max + 1) ** 2

@@ -11,19 +11,43 @@ from molflt.attention.build import (
     with_far_field,
 )
 from molflt.attention.context import FourierPositions
-from molflt.attention.far.choice import LayerSizes
-from molflt.attention.far.sampled import SampledMethod
+from molflt.attention.far.costs import LayerSizes
 from molflt.attention.mechanism import SharedPositions
 from molflt.literature.budget import BudgetQuadratureMethod
 from molflt.literature.concat import ConcatAttention, ConcatPositions
-from molflt.literature.names import BudgetConfig, ConcatConfig, RandomisedConfig, RandomisedRpeConfig
+from molflt.literature.names import (
+    BudgetConfig,
+    ConcatConfig,
+    RandomisedConfig,
+    RandomisedRpeConfig,
+    UndampedConfig,
+)
 from molflt.literature.randomised import MaskedRandomisedAttention, RandomisedAttention
+from molflt.literature.undamped import UndampedMethod
+
+
+def build_undamped(config: UndampedConfig, sizes: Sizes) -> Built:
+    """The attention of DESIGN §3, its far field the paper's estimator."""
+    rpe = build_rpe(config)
+    method = UndampedMethod(
+        rpe,
+        n_frequencies=config.n_frequencies,
+        directions=config.directions,
+        radii=config.radii,
+        proposal=config.proposal,
+        spectrum=config.spectrum,
+        periodic_radius=config.periodic_radius,
+        seed=sizes.seed,
+        means=config.means,
+        l_max=config.l_max,
+    )
+    return with_far_field(config, sizes, rpe, method)
 
 
 def build_concat(config: ConcatConfig, sizes: Sizes) -> Built:
     """FLT as published, Algorithm 1."""
     rpe, generator = build_rpe(config), sizes.generator()
-    method = SampledMethod(
+    method = UndampedMethod(
         rpe,
         n_frequencies=config.n_frequencies,
         directions="random",
@@ -51,8 +75,9 @@ def build_randomised(config: RandomisedConfig, sizes: Sizes) -> Built:
 
 def build_randomised_rpe(config: RandomisedRpeConfig, sizes: Sizes) -> Built:
     """RA with the local RPE and f̂ as its positional mask, on pairs."""
-    rpe = build_rpe(config)
-    on_pairs = LayerSizes(sizes.n_layers * sizes.n_recycles, sizes.n_heads, sizes.dim, sizes.dim, rank=1)
+    rpe = build_rpe(config, config.spectrum, sizes.seed)
+    n_applications = sizes.n_layers * sizes.n_recycles
+    on_pairs = LayerSizes(n_applications, sizes.n_heads, sizes.dim, sizes.dim, rank=1, n_layers=sizes.n_layers)
     method = interchangeable_method(config.frequencies, config.tolerance)
     positions = FourierPositions(rpe, method, on_pairs, "quadratic", moments=False)
     return positions, [

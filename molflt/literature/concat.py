@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.sampled import SampledMethod, plane_waves
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernels.kernel import Kernel, kernelised_attention
 from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.near import Neighbourhood
 from molflt.literature.spectra.spectrum import wave_features
+from molflt.literature.undamped import UndampedMethod, plane_waves
 
 
 @dataclass
@@ -36,7 +36,7 @@ class ConcatContext(Context):
 class ConcatPositions(SharedPositions):
     """The frequencies and the widths of the RPE, which all layers and heads share."""
 
-    def __init__(self, rpe: GaussianRPE, method: SampledMethod) -> None:
+    def __init__(self, rpe: GaussianRPE, method: UndampedMethod) -> None:
         super().__init__()
         self.rpe = rpe
         self.method = method
@@ -44,7 +44,7 @@ class ConcatPositions(SharedPositions):
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> ConcatContext:
         """See :class:`SharedPositions`."""
         assert self.rpe is not None
-        assert isinstance(self.method, SampledMethod)
+        assert isinstance(self.method, UndampedMethod)
         # As published, positions are counted from wherever the origin happens to be.
         positions = geometry.positions + geometry.centroids[geometry.structure]
         waves = plane_waves(positions, self.method.frequencies()).to(geometry.dtype)

@@ -29,7 +29,7 @@ class ModelConfig(BaseModel):
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the values of the attention")
     auxiliary_head: bool = Field(True, description="predict the relaxed displacement as a training signal")
     attention: AttentionConfig = Field(
-        default_factory=attention_config, description="a mapping, or a preset: molflt, flt, flt-concat, ..."
+        default_factory=attention_config, description="a mapping, or a preset: flt, local, softmax, ..."
     )
 
     @model_validator(mode="after")

@@ -19,14 +19,14 @@ from molflt.attention.build import interchangeable_method
 from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys
 from molflt.choices import MethodName
 from molflt.data.labels import LabelSpec, Target
-from molflt.errors import InputError
+from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths
+from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths, renamed
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 OLDEST_SCHEMA = 6
 METADATA_KEY = "molflt"
 _MOST_METADATA = 1 << 20
@@ -178,8 +178,7 @@ def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
 def _open(path: Path) -> Any:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the model file in it, such as {path / 'best.safetensors'}")
-    if not path.exists():
-        raise InputError(f"{path}: no such file; a trained model is RUN_DIR/best.safetensors")
+    ordinary_file(path, "a trained model is RUN_DIR/best.safetensors")
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -213,6 +212,8 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
     try:
         if schema < 7:
             by_mechanism(path, content.get("config"))
+        if schema < 8:
+            renamed(content.get("config"))
         return ModelMetadata.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]

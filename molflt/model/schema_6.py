@@ -1,11 +1,11 @@
-"""Model files of schema 6, in which every attention mechanism had the keys of all."""
+"""Older model files: schema 6, in which every attention mechanism had the keys of all, and names since changed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from molflt.attention.config import MechanismConfig, SampledConfig
+from molflt.attention.config import FarFieldKeys, MechanismConfig
 from molflt.attention.registry import mechanisms
 from molflt.errors import InputError
 
@@ -37,7 +37,7 @@ def by_mechanism(path: Path, config: Any) -> None:
     elif mechanism == "fourier" and attention.get("combine") == "concat":
         mechanism = "concat"
     elif mechanism == "fourier":
-        mechanism = "local" if not far_field else "sampled" if sampled else "budget" if budget else "fourier"
+        mechanism = "local" if not far_field else "undamped" if sampled else "budget" if budget else "fourier"
     kept: dict[str, Any] = {}
     if mechanism in mechanisms():
         schema = mechanisms()[mechanism].config
@@ -45,6 +45,9 @@ def by_mechanism(path: Path, config: Any) -> None:
             **{key: value for key, value in attention.items() if key in schema.model_fields}
         )
         kept = {key: getattr(given, key) for key in given.model_fields_set if given.acts(key)}
+        if mechanism != "undamped":
+            # Of the estimator alone; since then the word has come to mean the members of f.
+            kept.pop("spectrum", None)
         if kept.get("moment_channels", 0) is None:
             del kept["moment_channels"]
     config["attention"] = {**kept, "mechanism": mechanism}
@@ -52,4 +55,19 @@ def by_mechanism(path: Path, config: Any) -> None:
 
 def has_idle_widths(attention: MechanismConfig) -> bool:
     """Whether the widths of the Gaussians do nothing: with ``spectrum=free``, whose files hold any number of them."""
-    return isinstance(attention, SampledConfig) and attention.spectrum == "free"
+    return isinstance(attention, FarFieldKeys) and not attention.acts("n_basis")
+
+
+def renamed(config: Any) -> None:
+    """Bring the names of a configuration of schema 7 up to date."""
+    attention = config.get("attention") if isinstance(config, dict) else None
+    if not isinstance(attention, dict):
+        return
+    if attention.get("mechanism") == "sampled":
+        attention["mechanism"] = "undamped"
+    if attention.get("mechanism") in ("fourier", "randomised-rpe"):
+        # There was no other when the key was not there.
+        attention.setdefault("spectrum", "gaussians")
+    if attention.get("frequencies") == "quadrature" and attention.get("order") == "linear":
+        # The same energy to its tolerance, on pairs.
+        attention["order"] = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from molflt.choices import MethodName
 from molflt.errors import InputError
 from molflt.files import sole_writer
 from molflt.model.model_file import LoadedModel, load_model, save_model
+from molflt.printable import shown
 
 BEST, MEMBER = "best.safetensors", "member-"
 PRETRAINED_PREFIX = "pretrained:"
@@ -71,7 +72,12 @@ def load_members(paths: ModelPath | Sequence[ModelPath], frequencies: MethodName
     Raises:
         InputError: a file cannot be used, or members that predict different things.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = (
+        list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str | bytes | os.PathLike) else [paths]
+    )
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"{shown(path)} is no path of a model; give a model file or a run directory")
     files = [file for path in given for file in member_paths(path)]
     if not files:
         raise InputError("no model: give a model file or a run directory")

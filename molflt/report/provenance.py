@@ -10,10 +10,11 @@ from pathlib import Path
 from ase.data import chemical_symbols
 
 from molflt import __version__
-from molflt.attention.config import ContentKeys, FarFieldKeys, KernelisedConfig, MethodKeys
+from molflt.attention.config import FROM_TRAINING_SET, ContentKeys, FarFieldKeys, KernelisedConfig, MethodKeys
 from molflt.attention.registry import AttentionConfig, attention_config, presets
 from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
+from molflt.model.config import ModelConfig
 from molflt.model.model_file import LoadedModel, library_versions
 from molflt.training.config_file import load_config, to_yaml
 
@@ -49,7 +50,8 @@ def attention_in_words(config: AttentionConfig) -> str:
     if isinstance(config, ContentKeys):
         parts.append(f"far rank {config.far_rank}")
     if isinstance(config, FarFieldKeys):
-        parts.append(f"{config.n_basis} members up to {config.widest:.3g} Å wide")
+        kind = f"{config.spectrum}, " if isinstance(config, MethodKeys) else ""
+        parts.append(f"{config.n_basis} members ({kind}up to {config.widest:.3g} Å wide)")
     if isinstance(config, KernelisedConfig):
         parts.append(f"kernel {config.kernel}")
     return (f"{names[0]}: " if names else "") + ", ".join(parts)
@@ -85,6 +87,17 @@ def configuration(loaded: LoadedModel) -> tuple[str, str]:
             pass
         else:
             # Another model's may lie there.
-            if config.model == loaded.metadata.config:
+            if _settled(config.model, loaded.metadata.config) == loaded.metadata.config:
                 return f"Full configuration ({beside.name} of the run)", to_yaml(config)
     return "Configuration of the model", to_yaml(loaded.metadata.config)
+
+
+def _settled(config: ModelConfig, model: ModelConfig) -> ModelConfig:
+    """A run's configuration with what it left to its training set as it is in a model."""
+    found, attention = config.model_copy(deep=True), model.attention
+    found.auxiliary_head = found.auxiliary_head and model.auxiliary_head
+    if isinstance(found.attention, FarFieldKeys) and isinstance(attention, FarFieldKeys):
+        for key in FROM_TRAINING_SET:
+            if getattr(found.attention, key) is None:
+                setattr(found.attention, key, getattr(attention, key))
+    return found

@@ -13,7 +13,6 @@ from torch import Tensor
 from molflt.attention.baselines.softmax import SoftmaxPositions
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.far.method import FrequencyMethod
-from molflt.attention.far.sampled import SampledMethod
 from molflt.attention.smooth import envelope, sinc_of_square
 from molflt.model.energy_model import EnergyModel
 
@@ -83,7 +82,8 @@ def far_curves(model: EnergyModel) -> FarCurves | None:
     # To where all transforms have fallen to a thousandth.
     xi = torch.linspace(0, float(basis.cutoffs(1e-2).max()), _N_POINTS, dtype=torch.float64)
     nodes = _waves(positions.method, basis)
-    free = isinstance(positions.method, SampledMethod) and positions.method.spectrum == "free"
+    # Free weights are those of the frequencies, and there is no f that they estimate.
+    free = not model.config.attention.acts("n_basis")
     true = None if free else _per_head(basis.values(distances**2), weights)
     spectrum = None if free else _per_head(basis.spectra(xi), weights)
     if nodes is None:

@@ -6,7 +6,6 @@ import difflib
 import io
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pydantic_core import ErrorDetails
 from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import mechanisms, presets
 from molflt.errors import InputError
+from molflt.files import standard_input
 from molflt.training.config import TrainConfig
 
 STANDARD_INPUT = "-"
@@ -74,7 +74,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
 def _read(path: Path) -> str:
     """No more than what is refused as too long."""
     if str(path) == STANDARD_INPUT:
-        return sys.stdin.read(MOST_CHARACTERS + 1)
+        return standard_input(4 * MOST_CHARACTERS, "a YAML configuration").decode("utf-8")
     with path.open(encoding="utf-8") as stream:
         return stream.read(MOST_CHARACTERS + 1)
 

@@ -29,7 +29,7 @@ def _paper(n_layers: int, attention: str, **sizes: Any) -> dict[str, Any]:
             "n_rbf": 128,
             "pair_types": True,
             "attention_dropout": 0.1,
-            "attention": {**presets()[attention], "n_features": 64, **sizes},
+            "attention": {**presets()[attention], **sizes},
         },
         "data": {"max_atoms": 5000, "num_workers": 4},
         "optimiser": {
@@ -47,7 +47,8 @@ def _paper(n_layers: int, attention: str, **sizes: Any) -> dict[str, Any]:
     }
 
 
-_PAPER_RPE = {"n_frequencies": 16, "n_basis": 32}
+_PAPER_RPE = {"spectrum": "sampled", "n_basis": 32, "far_rank": 1, "moment_channels": 0}
+"""Frequencies with learnable scales, damped so that they have a linear form, and content as a gate of rank one."""
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": (
@@ -91,7 +92,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         "the sizes of FLT-12L (arXiv 2302.01925), attention made invariant",
         _paper(12, "flt", **_PAPER_RPE),
     ),
-    "paper-performer-12l": ("the sizes of Performer-12L (arXiv 2302.01925)", _paper(12, "performer")),
+    "paper-performer-12l": ("the sizes of Performer-12L (arXiv 2302.01925)", _paper(12, "performer", n_features=64)),
 }
 
 

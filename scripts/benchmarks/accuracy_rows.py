@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch_geometric.data import Batch
 
+from molflt.attention.far.members import GaussianRPE
 from molflt.attention.near import LocalRPE
 from molflt.files import atomic_file
 from molflt.training.config import TrainConfig
@@ -28,7 +29,7 @@ MODEL: dict[str, Any] = {
 
 _CHANGES: dict[str, dict[str, Any]] = {
     "molflt": {},
-    "flt": {"attention": "flt"},
+    "flt-undamped": {"attention": "flt-undamped"},
     "no moments": {"attention": {"moment_channels": 0}},
     "no far field": {"attention": {"mechanism": "local"}},
     "no local RPE": {},
@@ -39,8 +40,11 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "far_rank = 1": {"attention": {"far_rank": 1}},
     "far_rank = m": {"attention": {"far_rank": "m"}},
     "all channels": {"attention": {"far_dim": MODEL["dim"]}},
-    "sampled": {"attention": {"mechanism": "sampled"}},
-    "sampled, free spectrum": {"attention": {"mechanism": "sampled", "spectrum": "free"}},
+    "undamped": {"attention": {"mechanism": "undamped"}},
+    "undamped, free spectrum": {"attention": {"mechanism": "undamped", "spectrum": "free"}},
+    "spectrum = gaussians": {"attention": {"spectrum": "gaussians"}},
+    "spectrum = sampled": {"attention": {"spectrum": "sampled"}},
+    "spectrum = both": {"attention": {"spectrum": "both"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
 }
@@ -126,6 +130,16 @@ class RandomRotations(Callback):
     ) -> None:
         """Positions, cells, and the relaxed positions where there are any."""
         turn(batch, self.generator)
+
+
+class FrozenScales(Callback):
+    """Keeps the widths of the members of f, and so the scales of its waves, as they start."""
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Before the optimiser is made."""
+        for module in pl_module.modules():
+            if isinstance(module, GaussianRPE):
+                module.raw_widths.requires_grad_(False)
 
 
 class WithoutLocalRPE(Callback):

@@ -56,6 +56,37 @@ class PaiNNEnergy(nn.Module):
         return self.head(self.representation(dict(inputs)))["energy"]
 
 
+def painn_with_forces(n_atom_basis: int, n_interactions: int, n_rbf: int, cutoff: float) -> Any:
+    """SchNetPack's ASE calculator of an untrained PaiNN, with the neighbour list of matscipy.
+
+    Args:
+        n_atom_basis: width.
+        n_interactions: layers.
+        n_rbf: Gaussians of the distance basis.
+        cutoff: Å.
+    """
+    try:
+        from schnetpack.atomistic import Atomwise, Forces, PairwiseDistances
+        from schnetpack.interfaces import SpkCalculator
+        from schnetpack.model import NeuralNetworkPotential
+        from schnetpack.nn import CosineCutoff, GaussianRBF
+        from schnetpack.representation import PaiNN
+        from schnetpack.transform import MatScipyNeighborList
+    except ImportError as error:
+        raise UnavailableError(f"SchNetPack: {error}") from error
+
+    class Calculator(SpkCalculator):
+        """Takes a model, where SchNetPack's takes the path of a pickled one."""
+
+        def _load_model(self, model: nn.Module) -> nn.Module:
+            return model.eval()
+
+    representation = PaiNN(n_atom_basis, n_interactions, GaussianRBF(n_rbf, cutoff), CosineCutoff(cutoff))
+    heads = [Atomwise(n_in=n_atom_basis, output_key="energy"), Forces()]
+    model = NeuralNetworkPotential(representation, input_modules=[PairwiseDistances()], output_modules=heads)
+    return Calculator(model, MatScipyNeighborList(cutoff), energy_unit="eV")
+
+
 N_ELEMENTS = 89
 """Of the published MACE-MP models."""
 

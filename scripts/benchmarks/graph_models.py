@@ -45,7 +45,7 @@ class MolfltEnergy(nn.Module):
         attention: a name that ``model.attention`` takes.
     """
 
-    def __init__(self, preset: str, attention: str = "molflt") -> None:
+    def __init__(self, preset: str, attention: str = "flt") -> None:
         super().__init__()
         self.model = EnergyModel(model_config(preset, attention))
 

@@ -1,20 +1,15 @@
-"""Attention layers of others at the widths of molflt's: dense softmax with a distance bias, and PyG's Performer."""
+"""What molflt's layers are measured against: dense softmax with a distance bias, at the same widths."""
 
 from __future__ import annotations
 
-import shutil
-import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Batch
-from torch_geometric.nn import PerformerAttention
 
 from scripts.benchmarks.layers import CUTOFF, DIM, HEADS, N_RBF, distance_basis
-from scripts.benchmarks.measuring import UnavailableError
 
 _PAIRS_AT_ONCE = 1 << 20
 """Pairs times radial functions held while a bias is made; bounds what the preparation takes."""
@@ -112,65 +107,8 @@ class DenseWithBias(nn.Module):
         """(n_atoms, dim) → (n_atoms, dim)."""
         places, bias = prepared
         q, k, v = (_heads_first(t, self.n_heads) for t in places.pad(self.projection(x)).chunk(3, dim=-1))
-        return self.output(places.pack(self.attend(q, k, v, bias).transpose(1, 2).flatten(2)))
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """(b, heads, n, head_dim) three times → the same."""
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-
-class FlexWithBias(DenseWithBias):
-    """The same through FlexAttention, compiled: uncompiled it writes the matrix of scores out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # torch.compile finds it when it is first called; that late, the reason would be buried.
-        if not torch.cuda.is_available() and not any(shutil.which(name) for name in ("g++", "clang++")):
-            raise UnavailableError("torch.compile needs a C++ compiler")
-        from torch.nn.attention.flex_attention import flex_attention
-
-        self.compiled = torch.compile(flex_attention, dynamic=False)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """See :class:`DenseWithBias`."""
-
-        def score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + bias[b, h, i, j]
-
-        try:
-            found: Tensor = self.compiled(q, k, v, score_mod=score)
-        except Exception as error:
-            text = " ".join(str(error).split())
-            if isinstance(error, NotImplementedError) or "NotImplemented" in text or "only supports" in text:
-                raise UnavailableError(f"FlexAttention: {text[:200]}") from error
-            raise
-        return found
-
-
-class PyGPerformer(nn.Module):
-    """torch_geometric's PerformerAttention, which has no positions and no preparation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.attention = PerformerAttention(channels=DIM, heads=HEADS, head_channels=DIM // HEADS)
-
-    def prepare(self, batch: Batch) -> Layout:
-        """Where the atoms stand."""
-        return layout(batch)
-
-    def forward(self, x: Tensor, places: Layout) -> Tensor:
-        """(n_atoms, dim) → (n_atoms, dim)."""
-        mask = None if places.n_structures == 1 else places.mask
-        return places.pack(self.attention(places.pad(x), mask))
-
-
-PEERS: dict[str, type[Any]] = {
-    "sdpa+bias": DenseWithBias,
-    "flex+bias": FlexWithBias,
-    "PyG Performer": PyGPerformer,
-}
+        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.output(places.pack(attended.transpose(1, 2).flatten(2)))
 
 
 def _distances(receivers: Tensor, senders: Tensor, cell: Tensor | None) -> Tensor:

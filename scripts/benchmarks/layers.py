@@ -17,41 +17,26 @@ from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import LayerKeys
 from molflt.attention.geometry import Geometry, build_geometry
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
-from molflt.attention.registry import attention_config, mechanisms
+from molflt.attention.registry import DEFAULT_MECHANISM, attention_config, mechanisms
 
-DIM, HEADS, N_FEATURES, N_FREQUENCIES, N_BASIS = 256, 8, 64, 16, 16
+DIM, HEADS, N_BASIS = 256, 8, 16
+"""With these widths the far field carries a quarter of the channels, 64."""
 CUTOFF, N_RBF = 6.0, 48
 
-MECHANISMS: dict[str, dict[str, Any]] = {
-    "molflt": {},
-    "molflt, ε = 1e-3": {"tolerance": 1e-3},
-    "molflt, no far field": {"mechanism": "local"},
-    "molflt, moments": {"moment_channels": 32},
-    "molflt, far_dim = 256": {"far_dim": 256},
-    "molflt, budget l_max = 4": {"mechanism": "budget", "l_max": 4},
-    "flt": {"mechanism": "sampled", "far_rank": "m"},
-    "flt-concat": {"mechanism": "concat"},
-    "performer": {"mechanism": "kernelised"},
-    "saderf-mm": {"mechanism": "kernelised", "kernel": "saderf-mm"},
-    "elu": {"mechanism": "kernelised", "kernel": "elu"},
-    "relu": {"mechanism": "kernelised", "kernel": "relu"},
-    "lara": {"mechanism": "kernelised", "kernel": "lara"},
-    "lara-rpe": {"far_rank": "m", "kernel": "lara"},
-    "ra": {"mechanism": "randomised"},
-    "ra-rpe": {"mechanism": "randomised-rpe"},
+ROWS: dict[str, dict[str, Any]] = {
+    "flt, gaussians": {"spectrum": "gaussians"},
+    "flt, both": {"spectrum": "both"},
+    "no far field": {"mechanism": "local"},
     "softmax": {"mechanism": "softmax"},
 }
-"""What each row changes from the defaults; all have the widths above, and no moments unless named."""
-
-ISOLATED_ONLY = ("molflt, budget l_max = 4",)
-"""Rows whose linear form exists in isolated structures only."""
+"""What each row changes from the default attention; all have the widths above, and no moments."""
 
 
 class MolfltLayer(nn.Module):
     """One attention layer of molflt and what it shares with others.
 
     Args:
-        name: one of :data:`MECHANISMS`.
+        name: one of :data:`ROWS`.
         dim: width.
         n_heads: heads.
         n_rbf: size of the distance basis.
@@ -59,18 +44,15 @@ class MolfltLayer(nn.Module):
 
     def __init__(self, name: str, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF) -> None:
         super().__init__()
-        sizes = {"n_features": N_FEATURES, "n_frequencies": N_FREQUENCIES, "n_basis": N_BASIS, "moment_channels": 0}
-        changes = MECHANISMS[name]
-        schema = mechanisms()[changes.get("mechanism", "fourier")].config
+        schema = mechanisms()[ROWS[name].get("mechanism", DEFAULT_MECHANISM)].config
+        sizes = {"n_basis": N_BASIS, "sigma_min": 2.0, "sigma_max": 12.0, "moment_channels": 0}
         own = {key: value for key, value in sizes.items() if key in schema.model_fields}
-        if "far_rank" in schema.model_fields and changes.get("far_rank") != "m":
-            del own["n_features"]
-        self.config = attention_config(**{**own, **changes})
+        self.config = attention_config(**{**own, **ROWS[name]})
         self.radial = GaussianDistanceBasis(n_rbf, CUTOFF)
         self.positions, (self.layer,) = build_attention(
             self.config, Sizes(dim=dim, n_heads=n_heads, n_layers=1, n_rbf=n_rbf)
         )
-        self.local = isinstance(self.config, LayerKeys) or self.config.mechanism == "randomised-rpe"
+        self.local = isinstance(self.config, LayerKeys)
 
     @property
     def neighbour_cutoff(self) -> float:
@@ -102,12 +84,8 @@ class MolfltLayer(nn.Module):
 
     def forward(self, x: Tensor, prepared: tuple[Geometry, Any]) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim): all that happens in every layer, its own preparation included."""
-        return self.layer(x, prepared[0], self.prepare_own(prepared))
-
-    def prepare_own(self, prepared: tuple[Geometry, Any]) -> Any:
-        """What a layer makes of positions with its own weights: once for a layer, shared by its recycles."""
         geometry, context = prepared
-        return self.layer.prepare(geometry, context) if hasattr(self.layer, "prepare") else context
+        return self.layer(x, geometry, self.layer.prepare(geometry, context))
 
     @property
     def radial_dtype(self) -> torch.dtype:

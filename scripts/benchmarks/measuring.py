@@ -6,6 +6,7 @@ Nothing here needs molflt: the peers' own environment measures with this file to
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import json
@@ -109,30 +110,39 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_growth(call: Callable[[], object], device: torch.device) -> Growth:
-    """By how many bytes a call raises the peak above what was taken before it, and how many are still taken after.
+def start_peak(device: torch.device) -> float:
+    """Measure :func:`peak` from here on; returns the bytes that are taken now.
 
     On a GPU the allocator's count. On a CPU resident memory as the kernel counts it, which includes what PyTorch's
     own count would miss: workspaces of FFT and BLAS, and NumPy.
     """
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronise(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = float(torch.cuda.memory_allocated(device))
-        call()
-        torch.cuda.synchronize(device)
-        after, peak = float(torch.cuda.memory_allocated(device)), float(torch.cuda.max_memory_allocated(device))
-        return Growth(peak - before, max(0.0, after - before))
+        return float(torch.cuda.memory_allocated(device))
     _return_free_memory()
     # The peak so far may be that of imports: the kernel starts anew from what is resident now. ru_maxrss would not
     # do, which a process takes over from the one that started it.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = _resident("VmRSS")
+    return resident("VmRSS")
+
+
+def peak(device: torch.device) -> float:
+    """The most bytes that were taken since :func:`start_peak`."""
+    if device.type == "cuda":
+        synchronise(device)
+        return float(torch.cuda.max_memory_allocated(device))
+    return resident("VmHWM")
+
+
+def peak_growth(call: Callable[[], object], device: torch.device) -> Growth:
+    """By how many bytes a call raises the peak above what was taken before it, and how many are still taken after."""
+    before = start_peak(device)
     call()
-    peak = _resident("VmHWM")
-    _return_free_memory()
-    return Growth(max(0.0, peak - before), max(0.0, _resident("VmRSS") - before))
+    highest = peak(device)
+    after = start_peak(device)
+    return Growth(max(0.0, highest - before), max(0.0, after - before))
 
 
 def _return_free_memory() -> None:
@@ -143,7 +153,7 @@ def _return_free_memory() -> None:
         return
 
 
-def _resident(field: str) -> float:
+def resident(field: str) -> float:
     """VmRSS (now), VmHWM (the peak) or VmSize (addresses in use) of this process, bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(field))
@@ -163,26 +173,32 @@ def seconds_of(call: Callable[[], object], repeats: int, budget: float, device: 
 
 def limit_memory(gibibytes: float) -> None:
     """Refuse this process more memory than it has now plus so much: an allocation then fails instead of swapping."""
-    limit = int(_resident("VmSize") + gibibytes * 2**30)
+    limit = int(resident("VmSize") + gibibytes * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def why(error: Exception) -> dict[str, str]:
+    """The ``status`` and the ``note`` of a measurement that an exception ended; the trace of a defect."""
+    if isinstance(error, UnavailableError):
+        return {"status": UNAVAILABLE, "note": str(error)}
+    first = (str(error).strip().splitlines() or [""])[0][:200]
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+        return {"status": DOES_NOT_FIT, "note": first or "out of memory"}
+    traceback.print_exception(error)
+    return {"status": FAILED, "note": f"{type(error).__name__}: {first}"}
 
 
 def answer(measure: Callable[[], dict[str, Any]]) -> None:
     """Print what a measurement found, or why it found nothing, as one line of JSON."""
     load = os.getloadavg()[0]
+    # If memory runs out after all, this process is the one to be killed.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
+    found: dict[str, Any]
     try:
         found = {"status": DONE, **measure()}
-    except UnavailableError as error:
-        found = {"status": UNAVAILABLE, "note": str(error)}
-    except MemoryError:
-        found = {"status": DOES_NOT_FIT, "note": "out of memory"}
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0][:200]
-        if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
-            found = {"status": DOES_NOT_FIT, "note": first}
-        else:
-            traceback.print_exc()
-            found = {"status": FAILED, "note": f"{type(error).__name__}: {first}"}
+        found = dict(why(error))
     print(MARK + json.dumps({**found, "load_before": load}), flush=True)
 
 

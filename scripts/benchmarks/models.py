@@ -70,7 +70,7 @@ class Row:
 def ours(preset: str, attention: str) -> Row:
     """A preset of molflt."""
     config = model_config(preset, attention)
-    name = f"molflt {preset}" if attention == "molflt" else f"molflt {preset}, {attention}"
+    name = f"molflt {preset}" if attention == "flt" else f"molflt {preset}, {attention}"
     sizes = {"preset": preset, "attention": attention}
     return Row(name, "molflt", sizes, config.neighbour_cutoff, all_pairs=config.all_pairs_if_isolated)
 
@@ -82,7 +82,7 @@ def published() -> list[Row]:
     schnet_s2ef = {"hidden_channels": 1024, "num_filters": 256, "num_interactions": 5, "num_gaussians": 200}
     # OC20's graphs keep the 50 nearest neighbours of an atom within the cutoff.
     return [
-        *(ours(preset, name) for preset in ("tiny", "small", "base") for name in ("molflt", "flt", "softmax")),
+        *(ours(preset, name) for preset in ("tiny", "small", "base") for name in ("flt", "softmax")),
         Row("SchNet, OC20 IS2RE", "schnet", {**schnet_is2re, "cutoff": 6.0}, most=50),
         Row("SchNet, OC20 S2EF", "schnet", {**schnet_s2ef, "cutoff": 6.0}, most=50),
         Row(
@@ -106,11 +106,11 @@ def published() -> list[Row]:
 
 def matched() -> list[Row]:
     """``small``, and peers with its cutoff and its number of parameters."""
-    cutoff = model_config("small", "molflt").cutoff
+    cutoff = model_config("small", "flt").cutoff
     dimenet = {"num_blocks": 3, "basis_emb_size": 8, "num_spherical": 7, "num_radial": 6, "cutoff": cutoff}
     schnet = {"num_interactions": 4, "num_gaussians": 100, "cutoff": cutoff}
     return [
-        *(ours("small", name) for name in ("molflt", "flt", "softmax")),
+        *(ours("small", name) for name in ("flt", "softmax")),
         Row("DimeNet++, parameters of small", "dimenet++", dimenet, cutoff, match=True),
         Row(
             "PaiNN, parameters of small",
@@ -161,9 +161,9 @@ def batch_files(folder: Path, of: str, found: list[Data], row: Row) -> tuple[Pat
     return paths[0], paths[1]
 
 
-def interpreter(options: argparse.Namespace, row: Row) -> str | None:
+def interpreter(options: argparse.Namespace, family: str) -> str | None:
     """The Python that has what a model needs; None when there is none."""
-    if row.family not in PEERS_FAMILIES:
+    if family not in PEERS_FAMILIES:
         return sys.executable
     return options.peers_python if options.peers_python and Path(options.peers_python).exists() else None
 
@@ -197,7 +197,7 @@ def measure(
     options: argparse.Namespace, row: Row, direction: str, files: tuple[Path, Path], target: int
 ) -> dict[str, Any]:
     """One model in one direction."""
-    python = interpreter(options, row)
+    python = interpreter(options, row.family)
     if python is None:
         note = "needs --peers-python, made by scripts/benchmarks/peers_environment.sh"
         return {"status": UNAVAILABLE, "note": note}

@@ -60,36 +60,47 @@ def ball(n: int, seed: int = 0) -> Data:
     return _with_elements(points + rng.uniform(-1, 1, points.shape) * _JITTER * spacing, rng, None)
 
 
-def slabs(n_atoms: int, seed: int = 0) -> list[Data]:
-    """Slabs with an adsorbate, about ``n_atoms`` in all: 20 to 250 atoms each, 78 in the mean, as in OC20's IS2RE.
+def slab(wanted: float, rng: np.random.Generator) -> Data:
+    """An fcc(111) slab with an adsorbate, of about so many atoms.
 
-    fcc(111) slabs, every atom moved by a tenth of an ångström or so, periodic in all directions with 20 Å of vacuum,
-    as OC20's are.
+    Every atom is moved by a tenth of an ångström or so. It is periodic in all directions with 20 Å of vacuum, as
+    OC20's are.
     """
-    rng = np.random.default_rng(seed)
     shapes = [(x, y, layers) for x in range(2, 8) for y in range(2, 8) for layers in range(3, 7)]
+    metal, guest = str(rng.choice(_METALS)), molecule(str(rng.choice(_ADSORBATES)))
+    off = np.array([abs(x * y * layers + len(guest) - wanted) for x, y, layers in shapes])
+    size = shapes[int(rng.choice(np.flatnonzero(off <= off.min() + 2)))]
+    atoms = fcc111(metal, size, vacuum=10.0)
+    layer_of = atoms.get_tags()
+    add_adsorbate(atoms, guest, height=2.0, position="ontop")
+    atoms.positions += rng.normal(0, 0.05, atoms.positions.shape)
+    atoms.pbc = True
+    tags = np.full(len(atoms), 2)
+    tags[: len(layer_of)] = layer_of == 1
+    atoms.set_tags(tags)
+    return from_atoms(atoms, f"{atoms.symbols}", tags="oc20")
+
+
+def slabs(n_atoms: int, seed: int = 0) -> list[Data]:
+    """Slabs with an adsorbate, about ``n_atoms`` in all: 20 to 250 atoms each, 78 in the mean, as in OC20's IS2RE."""
+    rng = np.random.default_rng(seed)
     found: list[Data] = []
     total = 0
     while not found or total < n_atoms:
         # Log-normal, as sizes with a lower bound tend to be; the median lies below the mean of 78.
         wanted = float(np.clip(rng.lognormal(np.log(OC20_MEAN) - 0.1, 0.45), OC20_SMALLEST, OC20_LARGEST))
-        metal, guest = str(rng.choice(_METALS)), molecule(str(rng.choice(_ADSORBATES)))
-        off = np.array([abs(x * y * layers + len(guest) - wanted) for x, y, layers in shapes])
-        size = shapes[int(rng.choice(np.flatnonzero(off <= off.min() + 2)))]
-        slab = fcc111(metal, size, vacuum=10.0)
-        n_slab = len(slab)
-        layer_of = slab.get_tags()
-        add_adsorbate(slab, guest, height=2.0, position="ontop")
-        slab.positions += rng.normal(0, 0.05, slab.positions.shape)
-        slab.pbc = True
-        if total and total + len(slab) > n_atoms + OC20_SMALLEST:
+        data = slab(wanted, rng)
+        if total and total + len(data.positions) > n_atoms + OC20_SMALLEST:
             break
-        tags = np.full(len(slab), 2)
-        tags[:n_slab] = layer_of == 1
-        slab.set_tags(tags)
-        found.append(from_atoms(slab, f"{slab.symbols}", tags="oc20"))
-        total += len(slab)
+        found.append(data)
+        total += len(data.positions)
     return found
+
+
+def large_slabs(n_structures: int, seed: int = 0) -> list[Data]:
+    """Slabs with an adsorbate of 80 to 200 atoms: the larger ones of OC20."""
+    rng = np.random.default_rng(seed)
+    return [slab(wanted, rng) for wanted in rng.uniform(80, 200, n_structures)]
 
 
 def bundled(n_atoms: int) -> list[Data]:
@@ -103,14 +114,14 @@ def bundled(n_atoms: int) -> list[Data]:
 
 
 def make(kind: str, size: int) -> list[Data]:
-    """The structures of one point of the measurement, without neighbour lists."""
+    """The structures of one point of a measurement, without neighbour lists: of so many atoms, or so many slabs."""
     match kind:
         case "periodic":
             return [cube(size)]
         case "isolated":
             return [ball(size)]
         case "oc20":
-            return slabs(size)
+            return large_slabs(size)
     raise ValueError(f"unknown kind of structure '{kind}'; choose one of {', '.join(KINDS)}")
 
 

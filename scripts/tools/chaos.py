@@ -201,7 +201,8 @@ def chaos(names: list[str], n_points: int, seed: int, work: Path, two: bool = Fa
             fine &= point.fine
             counts[point.outcome if point.fine else "DIFFERENT"] += 1
             torn = f"; cut {point.torn}" if point.torn else ""
-            print(f"{name:<14}{k + 1:>4}  {point.how + torn:<90}  {point.outcome}", flush=True)
+            mark = "" if point.fine else "WRONG: "
+            print(f"{name:<14}{k + 1:>4}  {point.how + torn:<90}  {mark}{point.outcome}", flush=True)
         print(f"{name}: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}\n", flush=True)
     return fine
 

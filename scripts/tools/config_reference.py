@@ -37,7 +37,7 @@ current. `molflt config PRESET` prints the same keys as YAML with a preset's val
 
 A key is given in the YAML file, or on the command line behind it, where the last one wins:
 
-    molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=flt data.unit=kcal/mol
+    molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=local data.unit=kcal/mol
 
 A key that does not exist is an error that names the nearest one that does. Paths are relative to the folder in which
 the command runs. `bundled:NAME` is one of the data sets that come with molflt: `bundled:adsorption/train.lmdb`.
@@ -186,7 +186,7 @@ def attention_presets() -> list[str]:
         "## Names for `model.attention`",
         "",
         "A name stands for the keys it changes from the defaults above; further keys may follow it, as in",
-        "`model.attention=flt model.attention.n_frequencies=32`.",
+        "`model.attention=flt-undamped model.attention.n_frequencies=32`.",
         "",
         "| name | sets |",
         "|---|---|",

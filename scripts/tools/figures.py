@@ -66,12 +66,11 @@ def spectrum_figure() -> Figure:
     axes = figure.subplots()
     axes.plot(xi, shell * (gaussians.spectra(xi) @ weights), color="black", linewidth=2.5, label="4πξ² g")
     mixture = torch.zeros_like(xi)
-    for width in WIDTHS:
-        variance = (1 / (2 * math.pi * width)) ** 2
-        density = shell * (2 * math.pi * variance) ** -1.5 * torch.exp(-(xi**2) / (2 * variance))
-        mixture += density / len(WIDTHS)
-        axes.plot(xi, density, color="tab:blue", alpha=0.3)
-    axes.plot(xi, mixture, color="tab:blue", label="4πξ² p, mixture of the four proposals (faint)")
+    for scale in sampled_method(R, ESTIMATORS["+ averaged"], seed=0).scales.detach():
+        density = shell * (2 * math.pi * scale**2) ** -1.5 * torch.exp(-(xi**2) / (2 * scale**2))
+        mixture += density / R
+        axes.plot(xi, density, color="tab:blue", alpha=0.15)
+    axes.plot(xi, mixture, color="tab:blue", label=f"4πξ² p, mixture of the {R} proposals (faint)")
     nodes = BudgetQuadratureMethod(1e-4, n_nodes=R, l_max=0, sigma_low=float(WIDTHS[0]))
     positions = nodes.nodes(gaussians, torch.zeros(()), 1e-4)[0]
     axes.plot(positions, 0 * positions, "|", color="tab:red", markersize=12, label=f"{R} nodes of the quadrature")

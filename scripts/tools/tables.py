@@ -1,10 +1,10 @@
 """Write every table of the pages under docs from its CSV.
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]`` or
-``compare_attention``, which have layouts of their own, or the path of a CSV below docs, without its ending. Such a
-CSV is printed as it is, without the columns that say how a row was measured. With ``rows=COLUMN,COLUMN across=COLUMN
-value=COLUMN`` behind the path it is turned about: one row for each value of some columns, and one column for each
-value of another.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
+``compare_attention`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below
+docs, without its ending. Such a CSV is printed as it is, without the columns that say how a row was measured. With
+``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each value of some
+columns, and one column for each value of another.
 
     python -m scripts.tools.tables               # writes the pages
     python -m scripts.tools.tables --check       # exit status 1 if a page is not what the CSV files say
@@ -18,9 +18,14 @@ from pathlib import Path
 
 from molflt.files import atomic_file
 from scripts import results
-from scripts.benchmarks import accuracy, compare_attention
+from scripts.benchmarks import accuracy, compare_attention, method_choice, speed_report
 
-LAYOUTS = {"accuracy": accuracy.table, "compare_attention": compare_attention.table}
+LAYOUTS = {
+    "accuracy": accuracy.table,
+    "compare_attention": compare_attention.table,
+    "method_choice": method_choice.table,
+    "speed": speed_report.table,
+}
 
 
 def table(name: str, folder: Path = results.DOCS) -> str:
@@ -70,6 +75,15 @@ def pages(folder: Path = results.DOCS) -> dict[Path, tuple[str, str, list[str]]]
     return found
 
 
+def write(found: dict[Path, tuple[str, str, list[str]]]) -> None:
+    """Write those of :func:`pages` that are not as they should be."""
+    for path, (text, new, _) in found.items():
+        if text != new:
+            with atomic_file(path) as temporary:
+                temporary.write_text(new, encoding="utf-8")
+            print(path)
+
+
 def main() -> None:
     """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,10 +93,7 @@ def main() -> None:
     stale = [path for path, (text, new, _) in found.items() if text != new]
     if options.check and stale:
         sys.exit(f"{', '.join(map(str, stale))}: python -m scripts.tools.tables writes the tables again")
-    for path in stale:
-        with atomic_file(path) as temporary:
-            temporary.write_text(found[path][1], encoding="utf-8")
-        print(path)
+    write(found)
 
 
 if __name__ == "__main__":

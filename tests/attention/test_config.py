@@ -25,7 +25,6 @@ from molflt.model.config import ModelConfig
 from tests.attention.layers import SIZES
 
 READ = TypeAdapter(AttentionConfig).validate_python
-SAMPLED = {"mechanism": "sampled"}
 
 
 @pytest.mark.parametrize("name", presets())
@@ -57,11 +56,12 @@ def test_configurations_are_read_without_torch() -> None:
     [
         ("fourier-transformer", "unknown attention 'fourier-transformer'"),
         ("moflt", "did you mean molflt?"),
-        ({"mechanism": "fourrier"}, "unknown mechanism 'fourrier'; choose one of fourier, sampled, local"),
+        ({"mechanism": "sampled"}, "mechanism=sampled is now mechanism=undamped"),
+        ({"mechanism": "fourrier"}, "unknown mechanism 'fourrier'; choose one of fourier, local, kernelised"),
         ({"sigma_min": 5.0, "sigma_max": 5.0}, "must be smaller than sigma_max"),
         ({"far_rank": "m", "kernel": "posrf-orff"}, "unknown kernel 'posrf-orff'; among those there are: posrf-orf"),
         # Keys of another mechanism, named with those that have them.
-        ({"n_frequencies": 8}, "n_frequencies is no key of mechanism=fourier, but of sampled"),
+        ({"dense_cutoff": 8}, "dense_cutoff is no key of mechanism=fourier, but of softmax"),
         ({"mechanism": "softmax", "moment_channels": 8}, "moment_channels is no key of mechanism=softmax, but of fo"),
         ({"mechanism": "local", "sigma_max": 8}, "sigma_max is no key of mechanism=local"),
         ({"no_such_key": 1}, "Extra inputs are not permitted"),
@@ -70,17 +70,15 @@ def test_configurations_are_read_without_torch() -> None:
         ({"kernel": "posrf-orf", "far_rank": 1, "redraw_every": 5}, "redraw_every acts only with far_rank=m"),
         ({"mechanism": "kernelised", "n_landmarks": 5}, "n_landmarks acts only with kernel=lara"),
         ({"frequencies": "exact", "tolerance": 1e-5}, "tolerance acts only with a method other than exact"),
-        ({**SAMPLED, "means": True}, "means acts only with directions=random"),
-        ({**SAMPLED, "l_max": 8, "directions": "random"}, "l_max acts only with directions=averaged"),
         # Contraction orders that no structure has.
         ({"order": "linear", "frequencies": "exact"}, "frequencies=exact has no linear form"),
-        ({**SAMPLED, "order": "linear"}, "averaged directions have no linear form"),
+        ({"order": "linear", "frequencies": "quadrature"}, "frequencies=quadrature has no linear form"),
         # Keys of configurations from before every mechanism had its own.
         ({"combine": "concat"}, "combine=concat is now mechanism=concat"),
         ({"combine": "product"}, "combine=product is gone: every mechanism but concat is a product; leave it out"),
         ({"far_field": False}, "far_field=false is now mechanism=local"),
         ({"far_field": True}, "far_field=true is gone: leave it out"),
-        ({"frequencies": "sampled"}, "frequencies=sampled is now mechanism=sampled, without the key frequencies"),
+        ({"frequencies": "sampled"}, "frequencies=sampled is now mechanism=undamped, without the key frequencies"),
         ({"frequencies": "quadrature", "l_max": 8}, "l_max=8 belongs to mechanism=budget now"),
         ({"positional_mask": True}, "positional_mask=true is now mechanism=randomised-rpe"),
     ],
@@ -96,8 +94,7 @@ def test_what_is_refused(settings: Any, message: str) -> None:
     [
         {"n_features": 64},
         {"far_rank": "m", "n_features": 32, "redraw_every": 5},
-        {**SAMPLED, "l_max": 8, "order": "linear"},
-        {**SAMPLED, "directions": "random", "means": True},
+        {"spectrum": "both", "order": "linear"},
         {"frequencies": "exact"},
     ],
     ids=str,

@@ -27,10 +27,7 @@ PERIODIC = ["slab", "slab_open", "wire", "triclinic", "tiny_cell"]
 METHODS = {
     "lattice": ({"frequencies": "lattice"}, PERIODIC + ISOLATED),
     "mesh": ({"frequencies": "mesh", "tolerance": 5e-3}, ["slab_open", "triclinic", "molecule"]),
-    "quadrature": ({"frequencies": "quadrature"}, ISOLATED),
-    "random": ({"mechanism": "sampled", "directions": "random"}, ISOLATED),
-    "averaged": ({"mechanism": "sampled", "l_max": 3}, ISOLATED),
-    "free": ({"mechanism": "sampled", "l_max": 3, "spectrum": "free"}, ISOLATED),
+    "lattice, waves": ({"frequencies": "lattice", "spectrum": "sampled"}, ["slab", "triclinic", "molecule"]),
 }
 
 
@@ -97,7 +94,7 @@ def test_both_orders_agree_without_a_far_field():
 
 def test_a_feature_dropped_shows():
     """Power: the agreement is not that of two zeros."""
-    layer = Layer(mechanism="sampled", l_max=2)
+    layer = Layer(frequencies="lattice")
     atoms = [STRUCTURES["molecule"]()]
     expected, _ = layer(atoms, "quadratic")
     complete = PositionFeatures.__call__
@@ -113,7 +110,7 @@ def test_a_feature_dropped_shows():
 
 def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing():
     """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
-    layer = Layer(mechanism="sampled", l_max=2)
+    layer = Layer(frequencies="lattice", tolerance=5e-3)
     atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
     geometry = layer.geometry(atoms)
     context = layer.context(geometry)
@@ -126,28 +123,7 @@ def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing():
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("keys", "name"),
-    [({"mechanism": "sampled"}, "molecule"), ({"mechanism": "sampled", "l_max": 2}, "slab")],
-)
-def test_an_order_that_is_not_there_is_refused(keys, name):
-    """Where the configuration alone cannot tell."""
+@pytest.mark.parametrize("method", ["exact", "quadrature"])
+def test_an_order_that_is_not_there_is_refused(method):
     with pytest.raises(InputError, match="no linear form"):
-        Layer(**keys)([STRUCTURES[name]()], "linear")
-
-
-def test_a_cut_at_l_max_is_invariant_and_is_an_approximation():
-    """Turning changes nothing at any l_max; the distance from the untruncated estimator falls with l_max."""
-    atoms = water(6)
-    turned = atoms.copy()
-    turned.euler_rotate(*np.random.default_rng(0).uniform(0, 360, 3), center=(1.0, 2.0, 3.0))
-    untruncated, _ = Layer(mechanism="sampled")([atoms], "quadratic")
-    errors = []
-    for l_max in (1, 3, 6, 12):
-        layer = Layer(mechanism="sampled", l_max=l_max)
-        found, _ = layer([atoms], "linear")
-        again, _ = layer([turned], "linear")
-        torch.testing.assert_close(again, found, rtol=1e-10, atol=1e-11)
-        errors.append(float((found - untruncated).abs().max()))
-    assert errors == sorted(errors, reverse=True)
-    assert errors[0] > 1e-3 > 10 * errors[-1]
+        Layer(frequencies=method)([STRUCTURES["molecule"]()], "linear")

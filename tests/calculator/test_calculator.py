@@ -34,8 +34,8 @@ def slab_open() -> Atoms:
 
 KINDS = {"molecule": STRUCTURES["molecule"], "slab": slab_open, "triclinic": STRUCTURES["triclinic"]}
 ATTENTION = {
-    "molflt": {},
-    "flt": {"mechanism": "sampled", "far_rank": "m", "n_frequencies": 8, "n_features": 8},
+    "flt": {},
+    "both": {"spectrum": "both"},
     "mesh": {"frequencies": "mesh", "tolerance": 1e-3},
 }
 
@@ -60,7 +60,7 @@ def test_forces_are_central_differences(random_model, kind, attention):
 
 
 @pytest.mark.parametrize("kind", ["slab", "triclinic"])
-@pytest.mark.parametrize("attention", ["molflt", "flt"])
+@pytest.mark.parametrize("attention", ["flt", "both"])
 def test_stress_is_a_central_difference(random_model, kind, attention):
     atoms = KINDS[kind]()
     atoms.calc = MolFLTCalculator(random_model(ATTENTION[attention]))
@@ -74,7 +74,7 @@ def test_stress_is_a_central_difference(random_model, kind, attention):
         assert np.abs(wrong - expected).max() > 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("attention", ["molflt", "flt"])
+@pytest.mark.parametrize("attention", ["flt", "both"])
 def test_a_rotation_turns_forces_and_stress(random_model, attention):
     calc = MolFLTCalculator(random_model(ATTENTION[attention]))
     for kind in ("molecule", "triclinic"):

@@ -64,11 +64,10 @@ SLAB = {"sigma_max": 2.5}
 """Along ``move`` this slab crosses from the lattice sum to the image sum."""
 
 
-MOLFLT, MESH = {}, {"frequencies": "mesh"}
-FLT = {"mechanism": "sampled", "far_rank": "m", "n_frequencies": 8, "n_features": 8}
+FLT, BOTH, MESH = {}, {"spectrum": "both"}, {"frequencies": "mesh"}
 PATHS = [(slab, move, 0.75), (slab, strain, 1.0), (crystal, strain, 1.0)]
-CASES = [(attention, *path) for attention in (MOLFLT, FLT, MESH) for path in PATHS]
-CASES += [(attention, STRUCTURES["molecule"], move, 1.0) for attention in (MOLFLT, FLT, MESH)]
+CASES = [(attention, *path) for attention in (FLT, BOTH, MESH) for path in PATHS]
+CASES += [(attention, STRUCTURES["molecule"], move, 1.0) for attention in (FLT, BOTH, MESH)]
 
 
 @pytest.mark.slow

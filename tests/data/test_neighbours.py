@@ -13,6 +13,7 @@ from ase.neighborlist import primitive_neighbor_list
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from molflt.data import neighbours
 from molflt.data.ase_io import from_atoms
 from molflt.data.neighbours import (
     _are_shortest,
@@ -53,16 +54,19 @@ def _distances(pairs: list[Pair], positions: np.ndarray, cell: np.ndarray) -> np
     size=st.floats(1.5, 7.0),
     spread=st.sampled_from([1.0, 8.0, 60.0]),
     cutoff=st.floats(0.7, 6.0),
+    search=st.sampled_from(["grid", "tree"]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=240, deadline=None)
 def test_same_pairs_as_ase(
-    seed: int, n_atoms: int, pbc: tuple[bool, bool, bool], size: float, spread: float, cutoff: float
+    seed: int, n_atoms: int, pbc: tuple[bool, bool, bool], size: float, spread: float, cutoff: float, search: str
 ) -> None:
     generator = np.random.default_rng(seed)
     cell = size * (np.eye(3) + generator.normal(scale=0.4, size=(3, 3)))
     assume(abs(np.linalg.det(cell)) > 0.15 * size**3)
     positions = generator.normal(scale=spread, size=(n_atoms, 3))
-    pairs = _ours(positions, cell, pbc, cutoff)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "_MOST_CELLS", {"grid": np.inf, "tree": 0.0}[search])
+        pairs = _ours(positions, cell, pbc, cutoff)
     assert len(pairs) == len(set(pairs))
     assert pairs == sorted(pairs)
     assert set(pairs) == _ase(positions, cell, pbc, cutoff)
@@ -114,6 +118,7 @@ def test_order_is_that_of_five_columns(reach: int) -> None:
     assert _order(rows[:0, :2].T, rows[:0, 2:], 90).shape == (0,)
 
 
+@pytest.mark.parametrize("most_cells", [0.0, np.inf])
 @pytest.mark.parametrize(
     ("positions", "cell", "pbc", "message"),
     [
@@ -126,7 +131,10 @@ def test_order_is_that_of_five_columns(reach: int) -> None:
         ([[0, 0, 0]], np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0]]), True, "linearly dependent"),
     ],
 )
-def test_impossible_geometries_are_named(positions: Any, cell: Any, pbc: bool, message: str) -> None:
+def test_impossible_geometries_are_named(
+    positions: Any, cell: Any, pbc: bool, message: str, most_cells: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "_MOST_CELLS", most_cells)
     with pytest.raises(InputError, match=message):
         neighbour_list(np.array(positions, dtype=float), cell, [pbc] * 3, 4.0)
 

@@ -10,17 +10,26 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from pydantic import ValidationError
 
 from molflt.attention.registry import attention_config, kernels
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.literature.names import KERNELS, PRESETS
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import load_model, set_frequencies
+from molflt.model.model_file import load_model, save_model, set_frequencies
 from tests.attention.structures import STRUCTURES, rotated
 from tests.golden.values import energies as golden_energies
 from tests.golden.values import structures as golden_structures
-from tests.model.files import SCHEMA_6, attention_of_schema_6, check_round_trip, tiny
+from tests.model.files import (
+    SCHEMA_6,
+    altered,
+    attention_of_schema_6,
+    check_round_trip,
+    content_of,
+    metadata_of,
+    tiny,
+)
 from tests.model.models import (
     EXTREMES,
     all_structures,
@@ -33,15 +42,19 @@ from tests.model.models import (
     check_supercells,
     energies,
     excess,
+    forces,
     make_model,
+    net_torque,
     relative,
 )
 
 NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
 BUDGET = {"mechanism": "budget", "n_frequencies": 8, "l_max": 3, **NARROW}
-FLT = {kernel: {"mechanism": "sampled", "far_rank": "m", "kernel": kernel} for kernel in kernels()}
+FLT = {kernel: {"mechanism": "undamped", "far_rank": "m", "kernel": kernel} for kernel in kernels()}
 ATTENTIONS: dict[str, Any] = {
     "budget": BUDGET,
+    "undamped, free": {"mechanism": "undamped", "spectrum": "free"},
+    "undamped, l_max": {"mechanism": "undamped", "l_max": 2},
     "biased ra": {"mechanism": "randomised", "sampling": "biased"},
     **{name: name for name in PRESETS if name != "flt-concat"},
     **{f"flt with {kernel}": FLT[kernel] for kernel in KERNELS},
@@ -49,6 +62,8 @@ ATTENTIONS: dict[str, Any] = {
 """All that are invariant; flt-concat is not."""
 QUICK = {
     "budget",
+    "undamped, free",
+    "flt-undamped",
     "biased ra",
     "ra",
     "ra-rpe",
@@ -77,8 +92,9 @@ def test_invariant_to_rotation_reflection_translation_and_image(attention: Any) 
     assert change_when_moved(make_model(attention)) < 1e-10
 
 
-def test_the_published_form_is_not() -> None:
-    model, structures = make_model("flt-concat"), all_structures()
+@pytest.mark.parametrize("attention", ["flt-concat", {"mechanism": "undamped", "directions": "random"}], ids=str)
+def test_the_published_form_is_not(attention: Any) -> None:
+    model, structures = make_model(attention), all_structures()
     turned = energies(model, [rotated(atoms, seed=i) for i, atoms in enumerate(structures)])
     assert relative(turned, energies(model, structures)) > 1e-5
 
@@ -88,7 +104,7 @@ def test_trains_as_it_is_built(attention: Any) -> None:
     check_it_trains_as_it_is_built(attention)
 
 
-@pytest.mark.parametrize("attention", ["ra-rpe", "lara-rpe", "saderf-mm"])
+@pytest.mark.parametrize("attention", ["flt-undamped", "ra-rpe", "lara-rpe", "saderf-mm"])
 def test_a_supercell_is_a_multiple(attention: str) -> None:
     check_supercells(make_model(attention))
 
@@ -106,7 +122,42 @@ def test_forces_under_a_budget() -> None:
     check_hessian_vector_product(model, STRUCTURES["molecule"]())
 
 
-@pytest.mark.parametrize("attention", [BUDGET, "flt-concat"], ids=["budget", "flt-concat"])
+UNDAMPED = {
+    "averaged": {},
+    "averaged, l_max": {"l_max": 3},
+    "averaged, l_max, linear": {"l_max": 3, "order": "linear"},
+    "random": {"directions": "random"},
+    "random, linear": {"directions": "random", "order": "linear"},
+}
+
+
+@pytest.mark.parametrize("keys", UNDAMPED.values(), ids=UNDAMPED)
+def test_forces_of_the_undamped_estimator(keys: dict[str, Any]) -> None:
+    attention = {"mechanism": "undamped", "n_frequencies": 8, **NARROW, **keys}
+    model = make_model(attention, cutoff=4.0, pair_types=False)
+    random = keys.get("directions") == "random"
+    for name in ("molecule", "linear" if "order" in keys else "triclinic"):
+        check_forces(model, STRUCTURES[name](), torque=None if random else 1e-10)
+    check_hessian_vector_product(model, STRUCTURES["molecule"]())
+
+
+def test_random_directions_have_a_net_torque() -> None:
+    """Power: the paper's estimator pushes a molecule round."""
+    model = make_model({"mechanism": "undamped", "n_frequencies": 8, "directions": "random", **NARROW})
+    atoms = STRUCTURES["molecule"]()
+    found = forces(model, atoms)
+    assert float(net_torque(atoms, found).abs().max()) > 1e-3 * float(found.abs().max())
+
+
+FINITE = {
+    "budget": BUDGET,
+    "undamped": {"mechanism": "undamped", "far_rank": "m", **NARROW},
+    "undamped, l_max": {"mechanism": "undamped", "l_max": 3, **NARROW},
+    "flt-concat": "flt-concat",
+}
+
+
+@pytest.mark.parametrize("attention", FINITE.values(), ids=FINITE)
 def test_finite(attention: Any) -> None:
     close, lonely = Atoms("H2", [[0, 0, 0], [0, 0, 0.1]]), Atoms("He2", [[0, 0, 0], [0, 400.0, 0]])
     far = STRUCTURES["molecule"]()
@@ -116,6 +167,8 @@ def test_finite(attention: Any) -> None:
     for extreme in EXTREMES:
         model = make_model(attention, torch.float32)
         extreme(model)
+        scales = getattr(model.positions.method, "scales", None)
+        assert scales is None or bool((scales > 0).all())
         check_finite(model, [STRUCTURES[name]() for name in ("molecule", "atom", "tiny_cell")])
 
 
@@ -132,7 +185,7 @@ def test_round_trip_gives_bit_equal_energies(attention: Any, val_set: StructureD
     check_round_trip(tiny(attention), val_set, tmp_path)
 
 
-@pytest.mark.parametrize("mechanism", ["concat", "budget"])
+@pytest.mark.parametrize("mechanism", ["undamped", "concat", "budget"])
 def test_an_estimator_refuses_another_method(mechanism: str) -> None:
     with pytest.raises(InputError, match=f"mechanism={mechanism}, an estimator that is part of it"):
         set_frequencies(EnergyModel(tiny({"mechanism": mechanism})), "exact")
@@ -149,12 +202,20 @@ def test_stored_models_predict_for_ever_what_they_predicted(name: str) -> None:
 
 
 FAR = {key: SCHEMA_6[key] for key in ("n_basis", "sigma_min", "sigma_max", "isolated_atoms")}
+SAMPLED = {**FAR, "mechanism": "undamped", "n_frequencies": 6, "radii": "random", "proposal": "own",
+           "periodic_radius": 7.0}  # fmt: skip
 RPE = {"mechanism": "randomised", "positional_mask": True}
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ({"frequencies": "sampled", "l_max": 2}, {**SAMPLED, "l_max": 2}),
+        ({"frequencies": "sampled", "directions": "random", "means": True},
+         {**SAMPLED, "directions": "random", "means": True}),
+        ({"frequencies": "sampled", "spectrum": "free"},
+         {"mechanism": "undamped", "sigma_min": 1.0, "sigma_max": 9.0, "n_frequencies": 6, "radii": "random",
+          "spectrum": "free", "periodic_radius": 7.0}),
         ({"combine": "concat", "frequencies": "sampled"}, {"mechanism": "concat", **FAR, "n_frequencies": 6,
           "radii": "random", "proposal": "own", "n_features": 6, "redraw_every": 3}),
         ({"frequencies": "quadrature", "l_max": 2},
@@ -179,3 +240,37 @@ def test_schema_6_keeps_the_keys_that_act(
 def test_a_mask_of_schema_6_that_is_gone(old: dict[str, Any], model_path: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="which this molflt no longer has; train again with"):
         attention_of_schema_6({**RPE, **old}, model_path, tmp_path)
+
+
+def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:
+    """They would be refused: a free spectrum has no use for the atoms that training counts."""
+    config = tiny({"mechanism": "undamped", "spectrum": "free"})
+    config.attention.isolated_atoms = 7.5
+    save_model(tmp_path / "model.safetensors", EnergyModel(config), metadata_of(config))
+    assert "isolated_atoms" not in content_of(tmp_path / "model.safetensors")[1]["config"]["attention"]
+    load_model(tmp_path / "model.safetensors")
+
+
+def test_absurd_lengths_are_refused(model_path: Path, tmp_path: Path) -> None:
+    def change(tensors: Any, metadata: dict[str, Any]) -> None:
+        metadata["config"]["attention"] = {"mechanism": "undamped", "periodic_radius": 1e9}
+
+    with pytest.raises(InputError, match=r"metadata is damaged .*periodic_radius"):
+        load_model(altered(model_path, tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"means": True}, "means acts only with directions=random"),
+        ({"l_max": 8, "directions": "random"}, "l_max acts only with directions=averaged"),
+        ({"order": "linear"}, "averaged directions have no linear form"),
+        ({"frequencies": "mesh"}, "frequencies is no key of mechanism=undamped, but of fourier"),
+    ],
+    ids=str,
+)
+def test_what_the_undamped_estimator_refuses(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        attention_config(**{"mechanism": "undamped", **keys})
+    attention_config(mechanism="undamped", l_max=8, order="linear")
+    attention_config(mechanism="undamped", directions="random", means=True)

@@ -17,18 +17,17 @@ from tests.model.models import (
     energies,
     excess,
     make_model,
-    relative,
 )
 
 NARROW = {"sigma_min": 2.0, "sigma_max": 4.0}
 ATTENTIONS = {
-    "molflt": "molflt",
     "flt": "flt",
+    "waves": {"spectrum": "sampled"},
+    "both": {"spectrum": "both"},
     "rank one": {"far_rank": 1},
     "rank m": {"far_rank": "m"},
     "quadrature": {"frequencies": "quadrature", "tolerance": 1e-5, **NARROW},
     "lattice": {"frequencies": "lattice", **NARROW},
-    "free spectrum": {"mechanism": "sampled", "spectrum": "free"},
     "local": "local",
     "performer": "performer",
     "softmax": "softmax",
@@ -41,7 +40,7 @@ def test_alone_in_a_batch_padded_and_reordered_agree(attention):
     assert change_in_company(make_model(attention)) < 1e-10
 
 
-@pytest.mark.parametrize("attention", ["molflt", "flt", "performer", "softmax"])
+@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}, "performer", "softmax"], ids=str)
 def test_so_do_they_in_single_precision(attention):
     assert change_in_company(make_model(attention, torch.float32)) < 1e-5
 
@@ -59,14 +58,7 @@ def test_trains_as_it_is_built(attention):
     check_it_trains_as_it_is_built(attention)
 
 
-def test_random_directions_fail_the_same_test():
-    """Power: the paper's estimator is invariant in expectation only."""
-    model = make_model({"mechanism": "sampled", "directions": "random"})
-    turned = energies(model, [rotated(atoms, seed=i) for i, atoms in enumerate(all_structures())])
-    assert relative(turned, energies(model, all_structures())) > 1e-5
-
-
-@pytest.mark.parametrize("attention", ["molflt", "flt"])
+@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}], ids=str)
 def test_the_far_field_matters_where_invariance_was_found(attention):
     """No vacuous pass: without the far field the energies of these weights change by 30 % of their spread."""
     model, structures = make_model(attention), all_structures()
@@ -82,7 +74,7 @@ def test_the_far_field_matters_where_invariance_was_found(attention):
     assert float((without - with_far).abs().mean()) > 0.3 * float(spread)
 
 
-@pytest.mark.parametrize("attention", ["molflt", "flt", {"far_rank": "m"}, "softmax"], ids=str)
+@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}, {"far_rank": "m"}, "softmax"], ids=str)
 def test_a_supercell_is_a_multiple(attention):
     check_supercells(make_model(attention))
 
@@ -115,13 +107,13 @@ def test_far_weights_reach_beyond_every_neighbour():
         return Atoms("CONF", [[0, 0, 0], [1.2, 0, 0], [distance, 0, 0], [distance, 1.3, 0]])
 
     near, further = [pair(9.0)], [pair(11.0)]
-    blind, sighted = make_model("local"), make_model("molflt")
+    blind, sighted = make_model("local"), make_model("flt")
     assert float((energies(blind, near) - energies(blind, further)).abs()) < 1e-12
     assert float((energies(sighted, near) - energies(sighted, further)).abs()) > 1e-6
 
 
-def test_a_performer_sees_no_positions_and_molflt_does():
-    for attention, sees in (("performer", False), ("molflt", True)):
+def test_a_performer_sees_no_positions_and_flt_does():
+    for attention, sees in (("performer", False), ("flt", True)):
         model = make_model(attention)
         model.embedding.neighbour_element.weight.data.zero_()
         atoms = STRUCTURES["molecule"]()
@@ -132,12 +124,12 @@ def test_a_performer_sees_no_positions_and_molflt_does():
 
 
 def test_recycles_share_weights_and_change_the_result():
-    once, thrice = make_model("molflt"), make_model("molflt", n_recycles=3)
+    once, thrice = make_model("flt"), make_model("flt", n_recycles=3)
     assert once.n_parameters() == thrice.n_parameters()
     assert not torch.allclose(energies(once, all_structures()), energies(thrice, all_structures()))
 
 
-@pytest.mark.parametrize("attention", ["molflt", "flt", "softmax"])
+@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}, "softmax"], ids=str)
 def test_displacements_turn_with_the_structure(attention):
     model = make_model(attention)
     structures = [STRUCTURES["slab"](), STRUCTURES["molecule"]()]
@@ -149,7 +141,7 @@ def test_displacements_turn_with_the_structure(attention):
 
 
 def test_atomic_energies_sum_to_the_energy():
-    model = make_model("molflt")
+    model = make_model("flt")
     batch = batch_for(model, all_structures())
     with torch.no_grad():
         output = model(batch)
@@ -158,7 +150,7 @@ def test_atomic_energies_sum_to_the_energy():
 
 
 def test_reference_energies_keep_float64_in_a_float32_model():
-    model = make_model("molflt", torch.float32)
+    model = make_model("flt", torch.float32)
     exact = -13587.123456789
     model.standardiser.load_statistics(Statistics("element", 0.0, 1.0, {78: exact}, 1.0))
     assert model.float().standardiser.references.dtype == torch.float64
@@ -167,7 +159,7 @@ def test_reference_energies_keep_float64_in_a_float32_model():
     assert float(energies(model, [STRUCTURES["tiny_cell"]()])[0]) == exact
 
 
-@pytest.mark.parametrize("attention", ["molflt", "flt", "performer", "softmax"])
+@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}, "performer", "softmax"], ids=str)
 def test_bfloat16_autocast_stays_near(attention):
     """Autocast reaches the feed-forward block only; the output is of the weights' precision."""
     model = make_model(attention, torch.float32).train()

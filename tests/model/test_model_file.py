@@ -58,8 +58,9 @@ def _refuses(path: Path, *words: str) -> None:
     [
         {"moment_channels": 2},
         {"far_rank": 1, "isolated_atoms": 8.0, "frequencies": "exact", "sigma_max": 4.0},
-        {"mechanism": "sampled", "far_rank": "m", "n_features": 6, "redraw_every": 5, "l_max": 2},
-        {"mechanism": "sampled", "spectrum": "free", "radii": "random", "directions": "random", "moment_channels": 2},
+        {"far_rank": "m", "n_features": 6, "redraw_every": 5},
+        {"spectrum": "sampled", "n_basis": 5, "far_rank": 1, "moment_channels": 0},
+        {"spectrum": "both"},
         "local",
         "performer",
         "softmax",
@@ -71,12 +72,12 @@ def test_round_trip_gives_bit_equal_energies(attention: Any, val_set: StructureD
 
 
 def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:
-    """They would be refused: a free spectrum has no use for the atoms that training counts, nor exact for ε."""
-    config = tiny({"mechanism": "sampled", "spectrum": "free"})
-    config.attention.isolated_atoms = 7.5
+    """They would be refused: without random features nothing is redrawn, and exact has no ε."""
+    config = tiny("flt")
+    config.attention.redraw_every = 5
     model = EnergyModel(tiny({"tolerance": 1e-3}))
     set_frequencies(model, "exact")
-    for one, idle in ((EnergyModel(config), "isolated_atoms"), (model, "tolerance")):
+    for one, idle in ((EnergyModel(config), "redraw_every"), (model, "tolerance")):
         save_model(tmp_path / "model.safetensors", one, metadata_of(one.config))
         assert idle not in content_of(tmp_path / "model.safetensors")[1]["config"]["attention"]
         load_model(tmp_path / "model.safetensors")
@@ -232,7 +233,6 @@ def test_nothing_is_built_that_takes_long(
 @pytest.mark.parametrize(
     "values",
     [{"cutoff": 1e6}, {"cutoff": float("inf")}, {"attention.sigma_min": 1e-9}, {"attention.sigma_max": 1e300},
-     {"attention": {"mechanism": "sampled", "periodic_radius": 1e9}},
      {"attention": {"mechanism": "softmax", "dense_cutoff": 1e9}}],
     ids=str,
 )  # fmt: skip
@@ -348,12 +348,6 @@ def test_switching_method_is_recorded(loaded: LoadedModel, tmp_path: Path) -> No
     assert read_metadata(tmp_path / "exact.safetensors").config.attention.frequencies == "exact"
 
 
-@pytest.mark.parametrize("attention", [{"mechanism": "sampled"}, {"mechanism": "sampled", "l_max": 2}], ids=str)
-def test_an_estimator_refuses_another_method(attention: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="mechanism=sampled, an estimator that is part of it"):
-        set_frequencies(EnergyModel(tiny(attention)), "exact")
-
-
 @pytest.mark.parametrize("name", ["sampled", "exakt"])
 def test_no_model_takes_a_method_that_is_none(name: Any, model_path: Path) -> None:
     with pytest.raises(InputError, match=f"frequencies={name}: no such method; choose one of auto, exact"):
@@ -369,4 +363,4 @@ def test_model_without_far_field_refuses_a_method(attention: str) -> None:
 
 def test_schema_number_is_written_down() -> None:
     # Whoever changes the layout of the file changes this number, and keeps reading the one before.
-    assert (model_file.OLDEST_SCHEMA, model_file.SCHEMA_VERSION) == (6, 7)
+    assert (model_file.OLDEST_SCHEMA, model_file.SCHEMA_VERSION) == (6, 8)

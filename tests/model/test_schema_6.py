@@ -12,7 +12,6 @@ from molflt.model.model_file import SCHEMA_VERSION, load_model, read_metadata, s
 from tests.model.files import altered, attention_of_schema_6, tiny
 
 FAR = {"n_basis": 4, "sigma_min": 1.0, "sigma_max": 9.0, "isolated_atoms": 8.0}
-SAMPLED = {**FAR, "mechanism": "sampled", "n_frequencies": 6, "radii": "random", "proposal": "own"}
 
 
 @pytest.mark.parametrize(
@@ -23,12 +22,8 @@ SAMPLED = {**FAR, "mechanism": "sampled", "n_frequencies": 6, "radii": "random",
           "far_dim": 8, "moment_channels": 0}),
         ({"far_rank": "m"}, {**FAR, "tolerance": 1e-3, "far_rank": "m", "n_features": 6, "redraw_every": 3}),
         ({"far_field": False, "far_rank": 1, "moment_channels": 5}, {"mechanism": "local", "moment_channels": 5}),
-        ({"frequencies": "sampled", "l_max": 2}, {**SAMPLED, "periodic_radius": 7.0, "l_max": 2}),
-        ({"frequencies": "sampled", "directions": "random", "means": True},
-         {**SAMPLED, "periodic_radius": 7.0, "directions": "random", "means": True}),
-        ({"frequencies": "sampled", "spectrum": "free"},
-         {"mechanism": "sampled", "sigma_min": 1.0, "sigma_max": 9.0, "n_frequencies": 6, "radii": "random",
-          "spectrum": "free", "periodic_radius": 7.0}),
+        ({"frequencies": "quadrature", "order": "linear"}, {**FAR, "frequencies": "quadrature", "tolerance": 1e-3}),
+        ({"spectrum": "free"}, {**FAR, "tolerance": 1e-3, "spectrum": "gaussians"}),
         ({"mechanism": "kernelised", "far_field": False},
          {"mechanism": "kernelised", "n_features": 6, "redraw_every": 3}),
         ({"mechanism": "softmax", "frequencies": "sampled"}, {"mechanism": "softmax", "dense_cutoff": 5.0}),

@@ -12,10 +12,9 @@ from tests.model.models import EXTREMES, SIZES, check_finite
 
 WIDTHS = {"sigma_max": 5.0, "n_basis": 4}
 ATTENTIONS = {
-    "molflt": WIDTHS,
-    "flt": {"mechanism": "sampled", "far_rank": "m", **WIDTHS},
-    "flt, l_max": {"mechanism": "sampled", "far_rank": "m", "l_max": 3, "n_features": 16, **WIDTHS},
-    "random": {"mechanism": "sampled", "directions": "random", **WIDTHS},
+    "flt": WIDTHS,
+    "both": {"spectrum": "both", **WIDTHS},
+    "rank m": {"far_rank": "m", "n_features": 16, **WIDTHS},
     "performer": "performer",
     "softmax": "softmax",
 }
@@ -59,28 +58,28 @@ def test_finite_at_extreme_parameters(attention, extreme):
     check_finite(model, [STRUCTURES[name]() for name in ("molecule", "slab", "atom", "tiny_cell")], autocast=True)
 
 
-def test_widths_and_scales_stay_within_their_bounds():
+@pytest.mark.parametrize("attention", ["flt", "both"])
+def test_widths_and_scales_stay_within_their_bounds(attention):
     for fill in (-1e4, -60.0, 60.0, 1e4):
-        model = make_model(ATTENTIONS["flt"])
+        model = make_model(ATTENTIONS[attention])
         with torch.no_grad():
             model.positions.rpe.raw_widths.fill_(fill)
-            model.positions.method.raw_scales.fill_(fill)
-        rpe, method = model.positions.rpe, model.positions.method
+        rpe = model.positions.rpe
         assert bool((rpe.widths > 0).all())
         assert float(rpe.widths.min()) >= rpe.sigma_low * (1 - 1e-6)
         assert float(rpe.widths.max()) <= rpe.sigma_high * (1 + 1e-6)
-        assert bool((method.scales > 0).all())
+        assert bool((rpe.scales > 0).all())
 
 
 def test_far_from_the_origin_is_the_same():
     """1e4 Å away float32 has 1e-3 Å left; positions are centred in float64 before that shows."""
-    model = make_model("molflt")
+    model = make_model("flt")
     near = check_finite(model, [STRUCTURES["molecule"]()])
     torch.testing.assert_close(check_finite(model, [far_away()]), near, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["molflt", "flt, l_max", "random", "performer"])
+@pytest.mark.parametrize("attention", ["flt", "both", "performer"])
 def test_five_thousand_atoms(attention):
     random = np.random.default_rng(0)
     side = (5000 / 0.1) ** (1 / 3)

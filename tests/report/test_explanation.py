@@ -63,7 +63,7 @@ def test_the_energy_is_the_predicted_one(loaded: LoadedModel, val_set: Any) -> N
         assert "y_relaxed" in val_set[i]
 
 
-@pytest.mark.parametrize("attention", ["molflt", "flt", "softmax", "performer", "ra-rpe"])
+@pytest.mark.parametrize("attention", ["flt", "softmax", "performer", "ra-rpe"])
 @pytest.mark.parametrize("name", ["molecule", "slab_open", "wire", "triclinic"])
 def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention: str, name: str) -> None:
     loaded, atoms = make_loaded(attention), STRUCTURES[name]()

@@ -11,9 +11,6 @@ import torch
 
 from molflt.attention.far.members import REFERENCE_DENSITY
 from molflt.attention.registry import mechanisms
-from molflt.data.batching import collate
-from molflt.data.neighbours import attach_neighbours
-from molflt.data.rdkit_io import from_smiles
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.report.rpe_curves import far_curves, local_curves
@@ -26,21 +23,26 @@ def make_model(**attention: Any) -> EnergyModel:
     return EnergyModel(config, seed=1).double()
 
 
-def test_closed_form() -> None:
-    model = make_model()
+@pytest.mark.parametrize("spectrum", ["gaussians", "both"])
+def test_closed_form(spectrum: str) -> None:
+    model = make_model(spectrum=spectrum)
     found = far_curves(model)
     assert found is not None
     assert found.values.shape == (3, 2, len(found.distances))
     assert found.intended is found.nodes is found.coefficients is None
-    widths = model.positions.rpe.widths.detach().numpy()
+    rpe = model.positions.rpe
+    widths = rpe.widths.detach().numpy()
+    kappa = 0 * widths if rpe.epsilon is None else 2.5 * rpe.epsilon.numpy() / widths
+    assert kappa.any() == (spectrum == "both")
+    others = (2 * math.pi * widths**2) ** 1.5
+    others = np.where(kappa > 0, np.minimum(others, 8 * widths**2 / np.where(kappa > 0, kappa, 1)), others)
+    members = np.exp(-(found.distances**2) / (2 * widths[:, None] ** 2))
+    members *= np.sinc(kappa[:, None] * found.distances / np.pi)
+    members /= 1 + REFERENCE_DENSITY * others[:, None]
     for layer in range(3):
         weights = model.encoder.layers[layer].attention.rpe_weights.detach().numpy()
         for head in range(2):
-            f = sum(
-                w / (1 + REFERENCE_DENSITY * (2 * math.pi * s**2) ** 1.5) * np.exp(-(found.distances**2) / (2 * s**2))
-                for w, s in zip(weights[:, head], widths, strict=True)
-            )
-            np.testing.assert_allclose(found.values[layer, head], f, atol=1e-12)
+            np.testing.assert_allclose(found.values[layer, head], weights[:, head] @ members, atol=1e-12)
 
 
 def test_the_spectrum_is_the_transform() -> None:
@@ -52,38 +54,6 @@ def test_the_spectrum_is_the_transform() -> None:
         inverse = np.trapezoid(found.spectrum * waves, found.xi, axis=-1)
         # the spectrum is shown until it has fallen to a thousandth
         np.testing.assert_allclose(inverse, found.values[..., k], atol=6e-3 * np.abs(found.values).max())
-
-
-@pytest.mark.parametrize("spectrum", ["gaussian", "free"])
-def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) -> None:
-    model = make_model(mechanism="sampled", spectrum=spectrum)
-    found = far_curves(model)
-    assert found is not None
-    assert found.nodes is not None
-    assert found.coefficients is not None
-    assert (found.intended is None) == (found.spectrum is None) == (spectrum == "free")
-    data = attach_neighbours(from_smiles("CCO"), 4.0, False)
-    geometry = model.geometry(collate([data]))
-    basis = model.positions.method.pair_basis(geometry, model.positions.rpe())[0]
-    distance = geometry.pair_displacements[0].norm(dim=-1).detach().numpy()
-    for layer in range(3):
-        f = (basis @ model.encoder.layers[layer].attention.rpe_weights).detach().numpy()
-        for head in range(2):
-            shown = np.interp(distance, found.distances, found.values[layer, head])
-            np.testing.assert_allclose(shown, f[..., head], atol=5e-3 * np.abs(f).max())
-            a, b = found.coefficients[layer, head], 2 * found.nodes
-            np.testing.assert_allclose(
-                np.sinc(found.distances[:, None] * b) @ a, found.values[layer, head], atol=1e-6
-            )
-
-
-@pytest.mark.parametrize("mechanism", [name for name in ("budget", "concat") if name in mechanisms()])
-def test_budget_and_concat_have_nodes(mechanism: str) -> None:
-    found = far_curves(make_model(mechanism=mechanism))
-    assert found is not None
-    assert found.nodes is not None
-    assert np.isfinite(found.values).all()
-    assert found.intended is not None
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,11 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
         ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
         ("model.attention={frequencies: exact, order: linear}", "has no linear form"),
-        ("model.attention={mechanism: sampled, means: true}", "means acts only with directions=random"),
+        ("model.attention={mechanism: sampled}", "mechanism=sampled is now mechanism=undamped"),
         ("model.attention.l_max=4", "l_max=4 belongs to mechanism="),
-        ("model.attention=fltt", "did you mean flt? choose one of molflt, flt, "),
+        ("model.attention=fltt", "did you mean flt? choose one of flt, molflt, "),
         ("model.attention.frequencies=exakt", "'auto', 'exact', 'quadrature', 'lattice' or 'mesh', not 'exakt'"),
-        ("model.attention.frequencies=sampled", "frequencies=sampled is now mechanism=sampled"),
+        ("model.attention.frequencies=sampled", "frequencies=sampled is now mechanism=undamped"),
         ("model.attention.combine=concat", "combine=concat is now mechanism=concat"),
         ("model.attention.far_field=false", "far_field=false is now mechanism=local"),
         ("model.attention={mechanism: kernelised, kernel: posrf}", "unknown kernel 'posrf'"),
@@ -180,9 +180,8 @@ def test_overrides_of_sections_and_splits(tiny_yaml: Path) -> None:
 
 
 def test_attention_by_name_and_then_in_part(tiny_yaml: Path) -> None:
-    config = load_config(tiny_yaml, ["model.attention=flt", "model.attention.n_features=32"])
-    assert (config.model.attention.far_rank, config.model.attention.mechanism) == ("m", "sampled")
-    assert config.model.attention.n_features == 32
+    config = load_config(tiny_yaml, ["model.attention=local", "model.attention.moment_channels=16"])
+    assert (config.model.attention.mechanism, config.model.attention.moment_channels) == ("local", 16)
     short = tiny_yaml.with_name("short.yaml")
     short.write_text("data: {train: a.lmdb, val: b.lmdb}\nmodel: {attention: performer}\n", encoding="utf-8")
     assert load_config(short, ["model.attention.n_features=32"]).model.attention.mechanism == "kernelised"
@@ -199,7 +198,6 @@ def _first_layer(config: TrainConfig) -> Any:
 @pytest.mark.parametrize(
     ("override", "kind"),
     [
-        ("model.attention=molflt", FourierAttention),
         ("model.attention=flt", FourierAttention),
         ("model.attention=local", FourierAttention),
         ("model.attention=performer", KernelisedAttention),
@@ -221,9 +219,11 @@ def test_paper_presets_have_the_paper_s_sizes() -> None:
         model = config.model
         sizes = (model.n_layers, model.dim, model.n_heads, model.ffn_dim, model.n_recycles)
         assert sizes == (layers, 768, 48, 2048, 4)
-        assert model.attention.n_features == 64
         if "flt" in name:
-            assert (model.attention.n_frequencies, model.attention.n_basis) == (16, 32)
+            attention = model.attention
+            assert (attention.spectrum, attention.n_basis, attention.far_rank) == ("sampled", 32, 1)
+        else:
+            assert model.attention.n_features == 64
         optimiser = config.optimiser
         assert (optimiser.name, optimiser.betas, optimiser.eps) == ("adam", (0.9, 0.98), 1e-6)
         assert (optimiser.lr, optimiser.warmup_steps, optimiser.schedule) == (3e-4, 10_000, "linear")

@@ -1,17 +1,17 @@
-"""The numerical method and the contraction order of each structure, chosen by counting multiply-adds."""
+"""The numerical method and the contraction order of each structure, chosen by the seconds that they should take."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from molflt.attention.config import OrderKind
+from molflt.attention.far.costs import LayerSizes, Work
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.lattice import LatticeMethod
 from molflt.attention.far.members import GaussianBasis
-from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.mesh import MeshMethod, too_large
 from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.errors import InputError
@@ -20,8 +20,12 @@ MESH_FROM = 200
 """Up to so many atoms the mesh is not considered, so that small structures stay invariant to rounding, not to ε."""
 
 
+Order = Literal["quadratic", "linear"]
+ORDERS: tuple[Order, ...] = ("quadratic", "linear")
+
+
 class AutomaticMethod(FrequencyMethod):
-    """``exact``, ``lattice`` or ``mesh``, whichever takes the fewest multiply-adds for the structure at hand.
+    """``exact``, ``lattice`` or ``mesh``, whichever should take the least time for the structure at hand.
 
     ``lattice`` is offered only with two or three periodic axes: there its artificial cell vectors turn with the
     structure.
@@ -48,32 +52,6 @@ class AutomaticMethod(FrequencyMethod):
         return offered
 
 
-EDGE_COST = 11.0
-"""How many times dearer a multiply-add is along a neighbour list, where it gathers, than in a matrix product."""
-
-PAIR_COST = 100.0
-"""What the exponential, the mask and the sum of one pair cost per head, in multiply-adds."""
-
-
-@dataclass(frozen=True)
-class LayerSizes:
-    """What the layers will do with f̂.
-
-    Attributes:
-        n_applications: number of layers times number of recycles.
-        n_heads: number of heads.
-        dim: width of the near values, all heads together.
-        far_dim: width of the values that the far field carries, all heads together.
-        rank: rank of the content factor, 1 or m.
-    """
-
-    n_applications: int
-    n_heads: int
-    dim: int
-    far_dim: int
-    rank: int
-
-
 @dataclass(frozen=True)
 class Contraction:
     """How one structure is contracted.
@@ -81,12 +59,12 @@ class Contraction:
     Attributes:
         method: None without a far field.
         order: ``quadratic`` is (Q'K'ᵀ ∘ M) V on padded pairs, ``linear`` is Q'(K'ᵀV) and a neighbour list.
-        multiply_adds: how many it takes.
+        seconds: what it should take, without what is the same for all.
     """
 
     method: FrequencyMethod | None
-    order: Literal["quadratic", "linear"]
-    multiply_adds: float
+    order: Order
+    seconds: float
 
     def __str__(self) -> str:
         return f"{self.method.name if self.method is not None else 'none'}, {self.order}"
@@ -100,36 +78,80 @@ def choose_contraction(
     b: int,
     n_edges: int,
     basis: GaussianBasis | None,
+    rates: Work,
 ) -> Contraction:
-    """The cheapest way to contract structure ``b``.
+    """The fastest way to contract structure ``b``.
 
-    Nothing else in the batch enters the choice: batch-mates must not change a result.
+    Nothing else in the batch enters the choice, nor does the load of the machine: batch-mates and neighbours must not
+    change a result.
+
+    Args:
+        method: None without a far field.
+        order: the only one to consider, or ``auto``.
+        sizes: what the layers will do.
+        geometry: the batch.
+        b: which structure.
+        n_edges: of the structure's neighbour list.
+        basis: the members of f; None without a far field.
+        rates: seconds per unit of work.
 
     Raises:
         InputError: ``order`` is forced to linear and no candidate has an operator for this structure.
     """
-    n, repeats = geometry.sizes[b], sizes.n_applications
-    near_on_pairs = repeats * n * n * (2.0 * sizes.dim + PAIR_COST * sizes.n_heads)
-    near_on_edges = repeats * EDGE_COST * (n_edges + n) * 2.0 * sizes.dim
     options = []
-    if method is None or basis is None:
-        options = [Contraction(None, "quadratic", near_on_pairs), Contraction(None, "linear", near_on_edges)]
-    else:
-        # The cost of mixing basis functions into heads and of the content factor.
-        apply = repeats * n * n * sizes.n_heads * (method.n_weights(len(basis)) + sizes.rank)
-        for candidate in method.candidates(geometry, b):
-            if order != "linear":
-                quadratic = candidate.pair_cost(geometry, b, basis) + apply + near_on_pairs
-                options.append(Contraction(candidate, "quadratic", quadratic))
-            if order != "quadratic":
-                channels = sizes.far_dim * sizes.rank
-                linear = candidate.operator_cost(geometry, b, basis, channels, repeats) + near_on_edges
-                options.append(Contraction(candidate, "linear", linear))
-    allowed = [o for o in options if math.isfinite(o.multiply_adds) and order in ("auto", o.order)]
-    if not allowed:
+    for candidate in (None,) if method is None else method.candidates(geometry, b):
+        for of_order in ORDERS:
+            if order not in ("auto", of_order):
+                continue
+            work = work_of(candidate, of_order, sizes, geometry, b, n_edges, basis)
+            if work is not None:
+                options.append(Contraction(candidate, of_order, work.seconds(rates)))
+    if not options and isinstance(method, MeshMethod):
+        raise too_large(geometry, b)
+    if not options:
         kind = "periodic" if geometry.is_periodic(b) else "isolated"
         raise InputError(
             f"model.attention.order=linear, but frequencies={method.name if method else None} has no linear form "
-            f"for a {kind} structure of {n} atoms; use order=auto, or frequencies=mesh"
+            f"for a {kind} structure of {geometry.sizes[b]} atoms; use order=auto, or frequencies=mesh"
         )
-    return min(allowed, key=lambda option: option.multiply_adds)
+    return min(options, key=lambda option: option.seconds)
+
+
+def work_of(
+    method: FrequencyMethod | None,
+    order: Order,
+    sizes: LayerSizes,
+    geometry: Geometry,
+    b: int,
+    n_edges: int,
+    basis: GaussianBasis | None,
+) -> Work | None:
+    """What one way to contract structure ``b`` takes, see :func:`choose_contraction`; None where there is none."""
+    n, repeats = geometry.sizes[b], sizes.n_applications
+    if order == "linear":
+        near = Work(
+            edge_applications=repeats,
+            edge_products=2 * repeats * (n_edges + n) * sizes.dim,
+            edge_heads=repeats * (n_edges + n) * sizes.n_heads,
+        )
+        if method is None or basis is None:
+            return near
+        far = method.operator_work(geometry, b, basis, sizes)
+        return None if far is None else near + far
+    on_pairs = Work(
+        pair_layers=sizes.n_layers,
+        pair_factors=sizes.n_layers * n * n * sizes.n_heads,
+        pair_applications=repeats,
+        pair_contents=repeats * n * n * sizes.n_heads,
+        pair_products=2 * repeats * n * n * sizes.dim,
+    )
+    if method is None or basis is None:
+        return on_pairs
+    content = sizes.rank * sizes.n_heads if sizes.rank > 1 else 0
+    with_far_field = Work(
+        pair_mixed=sizes.n_layers * n * n * method.n_weights(len(basis)) * sizes.n_heads,
+        pair_contents=repeats * n * n * sizes.n_heads,
+        pair_products=repeats * n * n * (sizes.far_dim + content),
+    )
+    made = method.pair_work(geometry, b, basis)
+    return None if made is None else on_pairs + made + with_far_field

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from molflt.attention.smooth import sinc_of_square
+
 
 def assign(points: Tensor, order: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights of points along the axes of a grid, by cardinal B-splines.
@@ -46,8 +48,8 @@ def optimal_influence(turns: Tensor, order: int) -> Tensor:
         order: see :func:`assign`.
     """
     aliases = torch.arange(-3, 4, dtype=turns.dtype, device=turns.device)
-    total = torch.sinc(turns[..., None] + aliases).pow(2 * order).sum(dim=-1)
-    return torch.sinc(turns).pow(2 * order) / total**2
+    assigned = sinc_of_square((math.pi * (turns[..., None] + aliases)) ** 2).pow(2 * order)
+    return assigned[..., 3] / assigned.sum(dim=-1) ** 2
 
 
 def trigonometric_matrix(planes: Tensor, turns: Tensor, n_waves: int) -> Tensor:

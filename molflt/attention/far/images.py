@@ -171,7 +171,7 @@ def far_apart(geometry: Geometry, b: int, distance: float) -> list[Tensor]:
 
 
 def open_frame(geometry: Geometry, b: int) -> Tensor:
-    """Orthonormal rows along which structure ``b`` does not repeat, and which turn with it (DESIGN §3.10).
+    """Orthonormal rows along which structure ``b`` does not repeat, and which turn with it (DESIGN §3, item 6).
 
     For a slab it is the normal; else the principal axes of Σ (r − r̄)(r − r̄)ᵀ, longest first, across the periodic axis
     where there is one. They point where the third moment is positive. Where two axes are equally long, or a structure

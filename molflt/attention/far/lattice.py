@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from molflt.attention.far.costs import LayerSizes, Work
 from molflt.attention.far.images import padded_cell
 from molflt.attention.far.members import TAPER, GaussianBasis
-from molflt.attention.far.method import TRIG_COST, FrequencyMethod, PositionFeatures
+from molflt.attention.far.method import FrequencyMethod, PositionFeatures, features_work
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import taper
 
@@ -105,17 +106,22 @@ class LatticeMethod(FrequencyMethod):
         waves, weights, _ = self.waves(geometry, [b], basis)
         return PositionFeatures(waves[0, : geometry.sizes[b]], weights[0].transpose(0, 1))
 
-    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
         """See :class:`FrequencyMethod`."""
-        n, n_vectors = geometry.sizes[b], self._expected_vectors(geometry, b, basis)
-        return 2 * n * (n * float(n_vectors.sum()) + TRIG_COST * float(n_vectors.max()))
+        n, needed = geometry.sizes[b], self._expected_vectors(geometry, b, basis)
+        products = sum(float(few.max()) * len(few) for few in np.split(needed, range(_GROUP, len(needed), _GROUP)))
+        return Work(
+            lattice_calls=1,
+            wave_phases=2 * n * float(needed.max()),
+            wave_spectra=len(basis) * float(needed.max()),
+            wave_products=4 * n * n * products,
+        )
 
-    def operator_cost(
-        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
-    ) -> float:
+    def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work:
         """See :class:`FrequencyMethod`."""
-        n_features = 2 * float(self._expected_vectors(geometry, b, basis).max())
-        return geometry.sizes[b] * n_features * (TRIG_COST + 2 * n_channels * n_applications)
+        n_vectors = float(self._expected_vectors(geometry, b, basis).max())
+        made = Work(lattice_calls=1, wave_spectra=len(basis) * n_vectors)
+        return made + features_work(geometry.sizes[b], 2 * n_vectors, len(basis), sizes)
 
     def _expected_vectors(self, geometry: Geometry, b: int, basis: GaussianBasis) -> np.ndarray:
         """(n_basis,): how many reciprocal vectors, one of each pair ±ξ, each Gaussian needs, judged by volume."""

@@ -1,4 +1,4 @@
-"""The radial functions that the RPE function f of the far field is made of (FLT §5.3; DESIGN §2 and §3.7).
+"""The radial functions that the RPE function f of the far field is made of (FLT §5.3; DESIGN §2 and §3, item 7).
 
 Every member is a damped wave, b(r) = sinc(κr) exp(−r²/2ρ²) with sinc x = sin x/x. At κ = 0 it is a Gaussian. With
 κ > 0 it is a sampled frequency of the FLT paper, |ξ| = κ/2π, with its direction averaged and its length smeared over
@@ -15,6 +15,7 @@ from scipy.special import gammaincinv
 from torch import Tensor, nn
 
 from molflt.attention.config import MARGIN, SpectrumName
+from molflt.attention.far.on_pairs import members_on_pairs
 from molflt.attention.smooth import gaussian, sinc_of_square
 
 DAMPING = 2.5
@@ -107,6 +108,7 @@ class GaussianBasis:
         kappa: κ_t, (n_basis,) rad/Å; None where all are zero.
         amplitudes: n_t, (n_basis,): the amplitude of f that a weight of one gives.
         widest: the largest ρ_t as a number, Å.
+        n_waves: how many members are waves.
     """
 
     def __init__(self, widths: Tensor, n_atoms: float | None = None, kappa: Tensor | None = None) -> None:
@@ -121,6 +123,7 @@ class GaussianBasis:
             others = others * (n_atoms - 1) / (others + (n_atoms - 1))
         self.amplitudes = 1 / (1 + others)
         self.widest = float(widths.detach().max())
+        self.n_waves = 0 if kappa is None else int((kappa > 0).sum())
 
     def __len__(self) -> int:
         return int(self.widths.shape[0])
@@ -139,6 +142,11 @@ class GaussianBasis:
         squared = squared_distances[..., None]
         damped = self.amplitudes * gaussian(squared / (2 * self.widths**2))
         return damped if self.kappa is None else damped * sinc_of_square(self.kappa**2 * squared)
+
+    def on_pairs(self, squared_distances: Tensor) -> Tensor:
+        """The same as :meth:`values`, the members first: r² (...) Å² → (n_basis, ...)."""
+        turns = None if self.kappa is None else self.kappa**2
+        return members_on_pairs(squared_distances, self.amplitudes, 1 / (2 * self.widths**2), turns)
 
     def spectra(self, xi: Tensor) -> Tensor:
         """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³, nowhere negative.

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from molflt.attention.far.costs import LayerSizes, Work
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.grid import (
     along_first,
@@ -27,7 +28,7 @@ from molflt.attention.far.grid import (
 )
 from molflt.attention.far.images import far_apart, open_frame, padded_cell, periodic_vectors
 from molflt.attention.far.members import TAPER, GaussianBasis
-from molflt.attention.far.method import EXP_COST, FrequencyMethod
+from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry, select_rows, subset_of_atoms
 from molflt.attention.smooth import taper
 from molflt.attention.sparse import SparsePattern, weighted_sum
@@ -90,10 +91,7 @@ class MeshOperator:
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarOperator`. A bounded number of channels is carried at a time."""
         _, n_heads, n_channels = values.shape
-        _, y, z = self.n_planes
-        waves = [[len(matrix) for matrix in band.matrices] for band in self.bands]
-        largest = max(math.prod(self.n_planes), sum(w[0] for w in waves) * y * z, *map(math.prod, waves))
-        step = min(max(_MESH_VALUES_AT_ONCE // largest, _CHANNELS_AT_LEAST), _CHANNELS_AT_MOST)
+        step = _channels_at_once(self.n_planes, [[len(m) for m in band.matrices] for band in self.bands])
         values = select_rows(values, self.order)
         heads_at_once = min(n_heads, max(1, step // n_channels))
         found = []
@@ -123,6 +121,13 @@ class MeshOperator:
         return weighted_sum(self.gather, self.weights[None], grid[None])[0].unflatten(-1, values.shape[1:])
 
 
+def _channels_at_once(n_planes: Sequence[int], waves: Sequence[Sequence[int]]) -> int:
+    """How many channels are carried at a time on a grid of some planes with the waves of every band."""
+    _, y, z = n_planes
+    largest = max(math.prod(n_planes), sum(w[0] for w in waves) * y * z, *map(math.prod, waves))
+    return min(max(_MESH_VALUES_AT_ONCE // largest, _CHANNELS_AT_LEAST), _CHANNELS_AT_MOST)
+
+
 @dataclass
 class PiecesOperator:
     """Pieces of a structure that are too far apart to feel each other; a :class:`FarOperator`.
@@ -144,6 +149,54 @@ class PiecesOperator:
                 found.append(operator(weights, own))
         return torch.zeros_like(values).index_copy(
             0, torch.cat([atoms for atoms, _ in self.pieces]), torch.cat(found)
+        )
+
+
+@dataclass(frozen=True)
+class GridShape:
+    """What the work on a grid follows from.
+
+    Attributes:
+        n_planes: along each axis, how many planes atoms are spread over.
+        n_waves: of every band along each axis.
+        n_members: of every band.
+        n_parts: of each spectrum, 1 or, with exchange, 4 (see :func:`_spectra`).
+    """
+
+    n_planes: list[int]
+    n_waves: list[list[int]]
+    n_members: list[int]
+    n_parts: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it would fit into the memory of a usual machine."""
+        _, y, z = self.n_planes
+        on_the_way = [n for u, v, w in self.n_waves for n in (u * v * w, u * y * z, u * v * z)]
+        return max(math.prod(self.n_planes), *on_the_way) <= _MOST_POINTS
+
+    def work(self, n_atoms: int, sizes: LayerSizes) -> Work:
+        """Preparation, and what all layers do."""
+        channels, repeats = sizes.n_channels, sizes.n_applications
+        x, y, z = self.n_planes
+        step = _channels_at_once(self.n_planes, self.n_waves)
+        of_head = max(1, channels // sizes.n_heads)
+        heads_at_once = min(sizes.n_heads, max(1, step // of_head))
+        passes = repeats * math.ceil(sizes.n_heads / heads_at_once) * math.ceil(of_head / step)
+        waves = [math.prod(of_band) for of_band in self.n_waves]
+        members = self.n_parts * sum(n * k for n, k in zip(waves, self.n_members, strict=True))
+        return Work(
+            mesh_bands=len(waves),
+            mesh_entries=n_atoms * NODES**3,
+            mesh_spectra=members,
+            grid_passes=passes,
+            grid_bands=passes * len(waves),
+            grid_spread=2 * repeats * channels * n_atoms * NODES**3,
+            grid_points=repeats * channels * x * y * z,
+            grid_first=2 * repeats * channels * x * y * z * sum(u for u, _, _ in self.n_waves),
+            grid_others=2 * repeats * channels * sum(u * z * v * (y + w) for u, v, w in self.n_waves),
+            grid_values=repeats * channels * self.n_parts * sum(waves),
+            grid_filters=repeats * sizes.n_heads * members,
         )
 
 
@@ -206,11 +259,8 @@ class MeshMethod(FrequencyMethod):
 
     def _mesh(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator:
         grid = self.grid(geometry, b, basis)
-        if not math.isfinite(self._cost_on(grid, geometry, b, basis, 1, 1)):
-            raise InputError(
-                f"a structure of {geometry.sizes[b]:,} atoms needs a mesh of more than {_MOST_POINTS:,} points; use "
-                "frequencies=auto, or look for atoms that are far from all others"
-            )
+        if not self._shape(grid, geometry, b, basis).fits:
+            raise too_large(geometry, b)
         steps = grid.steps(geometry, b)
         points = geometry.atoms_of(b) @ torch.linalg.inv(steps)
         order = _by_place(points.detach())
@@ -278,7 +328,7 @@ class MeshMethod(FrequencyMethod):
             for some, turn, k in zip(planes, turns, n_waves, strict=True)
         )
         cutoffs = members.cutoffs(self.tolerance)
-        spectra = _spectra(cell, turns, n_waves, members, cutoffs)
+        spectra = _spectra(cell, turns, n_waves, members, cutoffs, _may_shear(geometry))
         return Band(chosen, (x, y, z), {axes: part.to(geometry.dtype) for axes, part in spectra.items()})
 
     def _cell(self, grid: Grid, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
@@ -307,42 +357,38 @@ class MeshMethod(FrequencyMethod):
             found.append(self._columns(geometry, b, basis, rows))
         return geometry.pad_blocks(found)
 
-    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
-        """See :class:`FrequencyMethod`."""
-        return self.operator_cost(geometry, b, basis, geometry.sizes[b] * len(basis), 1)
+    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work | None:
+        """See :class:`FrequencyMethod`: one application to every unit vector and member."""
+        n_members = len(basis)
+        on_units = LayerSizes(1, n_members, 0, far_dim=geometry.sizes[b] * n_members, rank=1, n_layers=1)
+        return self.operator_work(geometry, b, basis, on_units)
 
-    def operator_cost(
-        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
-    ) -> float:
-        """See :class:`FrequencyMethod`."""
-        cost, pieces = 0.0, far_apart(geometry, b, basis.reach)
+    def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work | None:
+        """See :class:`FrequencyMethod`. There is no operator where the grid would be too large."""
+        total, pieces = Work(mesh_calls=1), far_apart(geometry, b, basis.reach)
         for atoms in pieces:
             piece, k = (geometry, b) if len(pieces) == 1 else (subset_of_atoms(geometry, b, atoms), 0)
             if len(pieces) > 1 and len(atoms) <= _FEW:
-                cost += len(atoms) ** 2 * (EXP_COST * len(basis) + n_channels * n_applications)
-            else:
-                grid = self.grid(piece, k, basis)
-                cost += self._cost_on(grid, piece, k, basis, n_channels, n_applications)
-        return cost
+                n_pairs = len(atoms) ** 2
+                mixed = sizes.n_applications * n_pairs * (len(basis) * sizes.n_heads + sizes.n_channels)
+                total += ExactMethod().pair_work(piece, 0, basis) + Work(pair_mixed=mixed)
+                continue
+            shape = self._shape(self.grid(piece, k, basis), piece, k, basis)
+            if not shape.fits:
+                return None
+            total += shape.work(piece.sizes[k], sizes)
+        return total
 
-    def _cost_on(
-        self, grid: Grid, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
-    ) -> float:
+    def _shape(self, grid: Grid, geometry: Geometry, b: int, basis: GaussianBasis) -> GridShape:
+        n_waves, n_members, exchanged = [], [], _may_shear(geometry)
         with torch.no_grad():
-            x, y, z = self.n_planes(grid, geometry, b)
-            spread = 2 * geometry.sizes[b] * NODES**3
-            once = _PLAN_COST * spread
-            each = _SCATTER_COST * spread
-            largest = x * y * z
             for chosen in self._bands(geometry, b, basis):
                 members = basis.some(chosen)
                 cell = self._cell(grid, geometry, b, members)
-                u, v, w = (2 * k + 1 for k in self._n_waves(members, cell, self._turns(grid, cell)))
-                once += u * v * w * len(members) * EXP_COST
-                each += 2 * _TRANSFORM_COST * (x * y * z * u + u * y * z * v + u * v * z * w)
-                each += _FILTER_COST * u * v * w
-                largest = max(largest, u * v * w, u * y * z, u * v * z)
-        return once + n_applications * n_channels * each if largest <= _MOST_POINTS else math.inf
+                n_waves.append([2 * k + 1 for k in self._n_waves(members, cell, self._turns(grid, cell))])
+                n_members.append(len(members))
+                exchanged = exchanged or not _is_orthogonal(torch.linalg.inv(cell).transpose(0, 1))
+            return GridShape(self.n_planes(grid, geometry, b), n_waves, n_members, 4 if exchanged else 1)
 
     @staticmethod
     def n_planes(grid: Grid, geometry: Geometry, b: int) -> list[int]:
@@ -377,6 +423,14 @@ class MeshMethod(FrequencyMethod):
         return self.operator(geometry, b, basis)(each, values).transpose(1, 2)
 
 
+def too_large(geometry: Geometry, b: int) -> InputError:
+    """What is raised where :meth:`MeshMethod.operator_work` returns None."""
+    return InputError(
+        f"a structure of {geometry.sizes[b]:,} atoms needs a mesh of more than {_MOST_POINTS:,} points; use "
+        "frequencies=auto, or look for atoms that are far from all others"
+    )
+
+
 def _by_place(points: Tensor) -> Tensor:
     """(n,) indices that bring points of one cube of the grid together; points (n, 3) in units of the spacing."""
     cube = torch.div(points - points.amin(dim=0), _CUBE, rounding_mode="floor").long()
@@ -389,8 +443,18 @@ def _spacing_in_widths(tolerance: float) -> float:
     return _SPACING_AT_ONE * tolerance**_SPACING_POWER
 
 
+def _may_shear(geometry: Geometry) -> bool:
+    """Whether a derivative with respect to the lattice is wanted. Artificial cell vectors stay orthogonal to it."""
+    return torch.is_grad_enabled() and geometry.cell.requires_grad
+
+
+def _is_orthogonal(vectors: Tensor) -> bool:
+    gram = vectors @ vectors.transpose(0, 1)
+    return torch.allclose(gram, torch.diag(gram.diagonal()), rtol=0.0, atol=1e-12 * float(gram.detach().max()))
+
+
 def _spectra(
-    cell: Tensor, turns: list[Tensor], n_waves: list[int], basis: GaussianBasis, cutoffs: Tensor
+    cell: Tensor, turns: list[Tensor], n_waves: list[int], basis: GaussianBasis, cutoffs: Tensor, may_shear: bool
 ) -> dict[Axes, Tensor]:
     """Fourier transforms of the members over the volume, with the assignment undone, (n_members, *waves).
 
@@ -413,8 +477,7 @@ def _spectra(
         ended = taper(length[..., None], cutoffs, TAPER * cutoffs)
         return (ended * basis.spectra(length)).movedim(-1, 0).to(torch.float64) * window / volume
 
-    orthogonal = torch.allclose(gram, torch.diag(gram.diagonal()), rtol=0.0, atol=1e-12 * float(gram.detach().max()))
-    if orthogonal and not cell.requires_grad:
+    if _is_orthogonal(reciprocal) and not may_shear:
         parts: dict[Axes, Tensor] = {(): spectrum(1, 1)}
     else:
         pp, pm, mp, mm = spectrum(1, 1), spectrum(1, -1), spectrum(-1, 1), spectrum(-1, -1)
@@ -444,7 +507,3 @@ _FEW = 50
 
 _CUBE = 4
 """The edge of the cubes by which atoms are ordered, in grid spacings."""
-
-_TRANSFORM_COST, _SCATTER_COST, _FILTER_COST, _PLAN_COST = 4.0, 4.0, 60.0, 300.0
-"""Costs, measured on CPUs in multiply-adds of a large matrix product: of one in products with small matrices, of one
-that gathers or scatters, of what is done to every wave, and of making and sorting an entry of the assignment."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
 
+from molflt.attention.far.costs import LayerSizes, Work
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.geometry import Geometry
 
@@ -62,33 +62,28 @@ class FrequencyMethod(nn.Module):
         """
         return None
 
-    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
-        """How many multiply-adds the block of structure ``b`` takes."""
+    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work | None:
+        """What the block of structure ``b`` takes; None where it is too large."""
         raise NotImplementedError
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> FarOperator | None:
         """f̂ of structure ``b`` without pairs; None where the method only works on pairs."""
         return None
 
-    def operator_cost(
-        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
-    ) -> float:
-        """How many multiply-adds it takes to make and apply the operator of structure ``b``; infinite without one.
-
-        Args:
-            geometry: the batch.
-            b: which structure.
-            basis: the Gaussians.
-            n_channels: number of values per atom, all heads together.
-            n_applications: how often it will be applied.
-        """
-        return math.inf
+    def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work | None:
+        """What it takes to make the operator of structure ``b`` and to apply it in all layers; None without one."""
+        return None
 
 
-TRIG_COST = 40.0
-"""What a sine and a cosine cost in multiply-adds, as EXP_COST is for an exponential. They were measured on CPUs; only
-the choice of a method depends on them."""
-EXP_COST = 8.0
+def features_work(n: int, n_features: float, n_weights: int, sizes: LayerSizes) -> Work:
+    """What it takes to make and apply the :class:`PositionFeatures` of a structure of ``n`` atoms."""
+    repeats = sizes.n_applications
+    return Work(
+        wave_phases=n * n_features,
+        feature_applications=repeats,
+        feature_products=2 * repeats * n * n_features * sizes.n_channels,
+        feature_weights=repeats * n_features * n_weights * sizes.n_heads,
+    )
 
 
 @dataclass

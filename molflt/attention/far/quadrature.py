@@ -8,21 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from molflt.attention.far.images import (
-    expected_images,
-    safe_norm,
-    squared_norm,
-    sum_over_images,
-)
+from molflt.attention.far.costs import Work
+from molflt.attention.far.images import expected_images, safe_norm, squared_norm, sum_over_images
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
-from molflt.attention.far.method import EXP_COST, TRIG_COST, FrequencyMethod, PositionFeatures
-from molflt.attention.far.spherical import MAX_DEGREE, degree_for, spherical_operator
+from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import sinc_of_square, smooth_max, taper
-
-TRUNCATION = 1e-13
-"""Error of the expansion in spherical waves. It falls faster than exponentially, so that rounding costs few terms
-more than ε would, and both contraction orders agree to rounding."""
 
 
 class QuadratureMethod(FrequencyMethod):
@@ -30,8 +21,7 @@ class QuadratureMethod(FrequencyMethod):
 
     The rule converges exponentially, with ξ_max = c/(2πσ_min), δ = 1/(D + cσ_max) and D the largest distance. The
     energy is smooth, because δ is a differentiable function of the geometry and nodes enter with a weight of zero.
-    The linear order expands each node in spherical waves. Their number jumps with the size of the structure, but
-    with TRUNCATION the jump does not show.
+    It works on pairs only: it is there to check the other methods by.
 
     Args:
         tolerance: ε, relative to Σ_t |w_t n_t|.
@@ -47,38 +37,12 @@ class QuadratureMethod(FrequencyMethod):
         """See :class:`FrequencyMethod`. Periodic structures are summed over images, which is correct but slow."""
         return geometry.pad_blocks([self._block(geometry, b, basis) for b in structures])
 
-    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
         """See :class:`FrequencyMethod`."""
         n_nodes = self._n_nodes(_extent(geometry, b, basis, self.tolerance), basis)
         n_images = expected_images(geometry, b, basis.widest * cutoff_factor(self.tolerance))
-        return geometry.sizes[b] ** 2 * n_images * n_nodes * (TRIG_COST + len(basis))
-
-    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
-        """See :class:`FrequencyMethod`: spherical waves, for isolated structures no larger than MAX_DEGREE allows."""
-        if not math.isfinite(self.operator_cost(geometry, b, basis, 1, 1)):
-            return None
-        x = geometry.atoms_of(b)
-        xi, weights = self.nodes(basis, 2 * smooth_max(safe_norm(x)), self.tolerance)
-        kappa = 2 * math.pi * xi
-        degrees = degree_for(kappa.detach() * safe_norm(x.detach()).max(), TRUNCATION).ceil().int().tolist()
-        return spherical_operator(x, kappa, weights, degrees, geometry.dtype)
-
-    def operator_cost(
-        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
-    ) -> float:
-        """See :class:`FrequencyMethod`."""
-        if geometry.is_periodic(b):
-            return math.inf
-        extent = _extent(geometry, b, basis, self.tolerance)
-        n_nodes = self._n_nodes(extent, basis)
-        kappa_max = TAPER * 2 * math.pi * basis.band_limit(self.tolerance)
-        radius = torch.arange(1, n_nodes + 1, dtype=torch.float64) / n_nodes * kappa_max * extent
-        degrees = degree_for(radius, TRUNCATION).ceil()
-        # The count of nodes has a margin of one, which may have one degree more.
-        if float(degrees[-1]) + 1 > MAX_DEGREE:
-            return math.inf
-        n_features = float(((degrees + 1) ** 2).sum())
-        return geometry.sizes[b] * n_features * (EXP_COST + 2 * n_channels * n_applications)
+        on_nodes = geometry.sizes[b] ** 2 * n_images * n_nodes
+        return Work(pair_waves=on_nodes, pair_mixed=on_nodes * len(basis))
 
     def _n_nodes(self, extent: float, basis: GaussianBasis) -> int:
         xi_max = TAPER * basis.band_limit(self.tolerance)

@@ -14,7 +14,7 @@ from molflt.data.fetch.catalogue import Archive, Splits, find_splits, missing_sp
 from molflt.data.fetch.download import check_url, download
 from molflt.data.fetch.unpack import unpack
 from molflt.data.progress import ByteMeter, MeteredFile, size_text
-from molflt.errors import InputError
+from molflt.errors import InputError, ordinary_file
 from molflt.files import alone
 
 
@@ -92,8 +92,8 @@ def make_plan(
     if url is not None and local is not None:
         raise InputError("give --url or --archive, not both")
     check_url(url or archive.url)
-    if local is not None and not local.is_file():
-        raise InputError(f"{local}: no such file")
+    if local is not None:
+        ordinary_file(local)
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent

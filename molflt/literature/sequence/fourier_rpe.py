@@ -16,9 +16,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.far.sampled import plane_waves
 from molflt.errors import InputError
 from molflt.literature.spectra.spectrum import check_dimension, wave_features
+from molflt.literature.undamped import plane_waves
 
 UNIT = 16.0
 """Tokens per unit of length."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.far.sampled import plane_waves
 from molflt.errors import InputError
+from molflt.literature.undamped import plane_waves
 
 
 class Spectrum(nn.Module):
@@ -117,7 +117,7 @@ def wave_features(waves: Tensor, coefficients: Tensor, softening: float = 0.0) -
     """√(|a_k| + δ) [cos 2πξ_k·x, sin 2πξ_k·x] on either side, with sign(a_k) on the key side only.
 
     Args:
-        waves: (..., 2r) from :func:`~molflt.attention.far.sampled.plane_waves`.
+        waves: (..., 2r) from :func:`~molflt.literature.undamped.plane_waves`.
         coefficients: a, (..., r), of any sign; leading axes broadcast with those of the waves.
         softening: δ. The derivative of a root is unbounded where a coefficient changes sign. In a product of both
             sides that cancels; where each side goes through a function of its own, a small δ is needed.

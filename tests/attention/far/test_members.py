@@ -48,3 +48,30 @@ def test_amplitude_of_an_isolated_structure_counts_the_atoms_there_are():
     assert bool((inverse.diff() > 0).all())
     assert float(GaussianRPE(2, 0.5, 200.0, n_atoms=1.0)().amplitudes.min()) == 1.0
     assert rpe().some(torch.tensor([5])).amplitudes == rpe().amplitudes[5]
+
+
+@pytest.mark.parametrize("spectrum", ["gaussians", "sampled", "both"])
+def test_members_on_pairs_are_those_of_the_formula_with_their_derivatives(spectrum, monkeypatch):
+    """Block by block, with r = 0 and both forms of the slope of a sinc; first and second derivatives."""
+    monkeypatch.setattr("molflt.attention.far.on_pairs._VALUES_AT_ONCE", 70)
+    rpe = GaussianRPE(6, 1.0, 6.0, None, spectrum).double()
+    squared = torch.cat([torch.zeros(1), torch.logspace(-9, 3, 40)]).double().requires_grad_()
+    weights = torch.randn(6, 41, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wanted = [squared, rpe.raw_widths]
+    found = []
+    for values in (rpe().values(squared).movedim(-1, 0), rpe().on_pairs(squared)):
+        fast = torch.autograd.grad((values * weights).sum(), wanted, retain_graph=True)
+        slopes = torch.autograd.grad((values * weights).sum(), wanted, create_graph=True)
+        again = torch.autograd.grad(sum(slope.square().sum() for slope in slopes), wanted)
+        found.append([values.detach(), *fast, *slopes, *again])
+    for expected, value in zip(*found, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-14)
+    # Power: every one of them is there to be missed.
+    assert all(float(value.detach().abs().max()) > 1e-3 for value in found[0])
+
+
+def test_members_on_pairs_in_single_precision():
+    rpe = GaussianRPE(6, 1.0, 6.0, None, "both")
+    squared = torch.linspace(0, 900, 1001)
+    exact = rpe().double().on_pairs(squared.double())
+    torch.testing.assert_close(rpe().on_pairs(squared).double(), exact, rtol=1e-4, atol=1e-7)

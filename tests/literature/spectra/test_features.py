@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from molflt.attention.far.sampled import plane_waves
 from molflt.literature.spectra.spectrum import features, wave_features
+from molflt.literature.undamped import plane_waves
 from tests.literature.spectra.families import FAMILIES
 
 

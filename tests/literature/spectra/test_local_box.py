@@ -6,10 +6,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from molflt.attention.far.sampled import plane_waves
 from molflt.errors import InputError
 from molflt.literature.spectra.local_box import LocalBox, cardinal_bspline, fourier_series
 from molflt.literature.spectra.spectrum import wave_features
+from molflt.literature.undamped import plane_waves
 
 ORDERS = range(1, 7)
 

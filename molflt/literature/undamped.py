@@ -14,18 +14,19 @@ import torch
 from scipy.special import gammaincinv
 from torch import Tensor, nn
 
-from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind
+from molflt.attention.far.costs import LayerSizes, Work
 from molflt.attention.far.images import expected_images, safe_norm, squared_norm, sum_over_images
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
-from molflt.attention.far.method import EXP_COST, TRIG_COST, FrequencyMethod, PositionFeatures
-from molflt.attention.far.spherical import spherical_operator
+from molflt.attention.far.method import FrequencyMethod, PositionFeatures, features_work
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import envelope, sinc_of_square
+from molflt.literature.names import Directions, Proposal, Radii, SpectrumKind
+from molflt.literature.spherical import spherical_operator
 
 SCALE_MARGIN = 2.0
 
 
-class SampledMethod(FrequencyMethod):
+class UndampedMethod(FrequencyMethod):
     """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or Σ_k a_k sinc(2π|ξ_k||Δ|) with the direction integrated out.
 
     The frequencies are ξ_k = μ_k + s_k ε_k. The ε_k ~ N(0, I) are drawn once and saved with the model, the s_k are
@@ -51,7 +52,7 @@ class SampledMethod(FrequencyMethod):
             there is no expansion, and only pairs.
     """
 
-    name = "sampled"
+    name = "undamped"
 
     def __init__(
         self,
@@ -147,12 +148,13 @@ class SampledMethod(FrequencyMethod):
             found.append(sum_over_images(geometry, b, self.periodic_radius, function))
         return geometry.pad_blocks(found)
 
-    def pair_cost(self, geometry: Geometry, b: int, basis: GaussianBasis) -> float:
+    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
         """See :class:`FrequencyMethod`."""
         n, n_images = geometry.sizes[b], expected_images(geometry, b, self.periodic_radius)
         if self.l_max is not None and not geometry.is_periodic(b):
-            return n * n * self._n_features() * self.n_weights(len(basis))
-        return n * n * n_images * self.n_frequencies * (TRIG_COST + self.n_weights(len(basis)))
+            return Work(pair_mixed=n * n * self._n_features() * self.n_weights(len(basis)))
+        on_nodes = n * n * n_images * self.n_frequencies
+        return Work(pair_waves=on_nodes, pair_mixed=on_nodes * self.n_weights(len(basis)))
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
         """See :class:`FrequencyMethod`: for isolated structures, with random directions or with an ``l_max``."""
@@ -165,14 +167,11 @@ class SampledMethod(FrequencyMethod):
         waves = plane_waves(x, self.frequencies()).to(geometry.dtype)
         return PositionFeatures(waves, coefficients.repeat(2, 1).to(geometry.dtype))
 
-    def operator_cost(
-        self, geometry: Geometry, b: int, basis: GaussianBasis, n_channels: int, n_applications: int
-    ) -> float:
+    def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work | None:
         """See :class:`FrequencyMethod`."""
         if geometry.is_periodic(b) or (self.directions == "averaged" and self.l_max is None):
-            return math.inf
-        per_feature = EXP_COST if self.l_max is not None else TRIG_COST
-        return geometry.sizes[b] * self._n_features() * (per_feature + 2 * n_channels * n_applications)
+            return None
+        return features_work(geometry.sizes[b], self._n_features(), self.n_weights(len(basis)), sizes)
 
     def _n_features(self) -> int:
         return self.n_frequencies * (2 if self.l_max is None else (self.l_max + 1) ** 2)

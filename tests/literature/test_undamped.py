@@ -12,14 +12,16 @@ from scipy.stats import chi
 
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.sampled import SampledMethod
+from molflt.errors import InputError
+from molflt.literature.undamped import UndampedMethod
 from tests.attention.far.oracles import in_another_cell, written_in_another_image
+from tests.attention.layers import DIM, Layer, check_orders_agree, water
 from tests.attention.structures import STRUCTURES, geometry_of, rotated
 
 WEIGHTS = torch.tensor([0.8, -0.5, 0.6], dtype=torch.float64)
 
 
-def sampled(rpe: GaussianRPE, seed: int, **options) -> SampledMethod:
+def sampled(rpe: GaussianRPE, seed: int, **options) -> UndampedMethod:
     chosen = {
         "n_frequencies": 64,
         "directions": "averaged",
@@ -28,7 +30,7 @@ def sampled(rpe: GaussianRPE, seed: int, **options) -> SampledMethod:
         "spectrum": "gaussian",
         "periodic_radius": 8.0,
     } | options
-    return SampledMethod(rpe, seed=seed, **chosen).double()
+    return UndampedMethod(rpe, seed=seed, **chosen).double()
 
 
 def wide_rpe() -> GaussianRPE:
@@ -51,25 +53,25 @@ def exact_mask(geometry) -> torch.Tensor:
     return (ExactMethod().pair_basis(geometry, wide_rpe()())[0] @ WEIGHTS).detach()
 
 
-def wide_scales(method: SampledMethod) -> None:
+def wide_scales(method: UndampedMethod) -> None:
     """The variance of a frequency's own density is infinite unless every scale covers the spectrum: here it does."""
     method.raw_scales.fill_(20.0)
 
 
-def move_means(method: SampledMethod) -> None:
+def move_means(method: UndampedMethod) -> None:
     generator = torch.Generator().manual_seed(99)
     shift = torch.randn(method.free_means.shape, generator=generator, dtype=torch.float64)
     method.free_means.copy_(0.5 * method.scales[:-1, None] * shift)
 
 
-def forget_means_in_the_density(method: SampledMethod) -> None:
+def forget_means_in_the_density(method: UndampedMethod) -> None:
     move_means(method)
     moved = method.frequencies()
     method.epsilon.copy_(moved / method.scales[:, None])
     method.free_means.zero_()
 
 
-def wide_scales_and_means(method: SampledMethod) -> None:
+def wide_scales_and_means(method: UndampedMethod) -> None:
     wide_scales(method)
     move_means(method)
 
@@ -130,7 +132,7 @@ def test_guard_bounds_the_importance_weights():
     assert worst["own"] > 10 * bound
 
 
-def importance_bound(rpe: GaussianRPE, method: SampledMethod) -> float:
+def importance_bound(rpe: GaussianRPE, method: UndampedMethod) -> float:
     """c = sup |g|/p for the mixture of the method's proposals, on a fine grid of |ξ|."""
     xi = torch.linspace(0, 12 * float(method.guard), 20_000, dtype=torch.float64)
     variance = method.scales.detach() ** 2
@@ -258,3 +260,69 @@ def test_scales_are_positive_and_bounded_and_they_and_the_means_learn():
     method.pair_basis(geometry, rpe()).square().sum().backward()
     assert bool((method.raw_scales.grad != 0).all())
     assert float(method.free_means.grad.abs().max()) > 0
+
+
+ISOLATED = ["molecule", "benzene", "linear", "atom"]
+LINEAR = {
+    "random": {"directions": "random"},
+    "averaged": {"l_max": 3},
+    "free": {"l_max": 3, "spectrum": "free"},
+}
+
+
+@pytest.mark.parametrize("keys", LINEAR.values(), ids=LINEAR)
+@pytest.mark.parametrize(("far_rank", "far_dim"), [(0, 12), ("m", None)])
+def test_both_orders_agree(keys, far_rank, far_dim):
+    check_orders_agree(ISOLATED, mechanism="undamped", **keys, far_rank=far_rank, far_dim=far_dim)
+
+
+@pytest.mark.parametrize("keys", [LINEAR["random"], LINEAR["averaged"]], ids=str)
+def test_the_counted_cost_is_that_of_the_features(keys):
+    """Applied once more, an operator takes two products with its features more: N · features · channels each."""
+    shared = Layer(mechanism="undamped", **keys).shared
+    geometry, basis = geometry_of([STRUCTURES["molecule"]()]), shared.rpe()
+    features = shared.method.operator(geometry, 0, basis).features
+    once, twice = (shared.method.operator_cost(geometry, 0, basis, 8, applied) for applied in (1, 2))
+    assert twice - once == pytest.approx(2 * features.numel() * 8, rel=1e-12)
+    slab = geometry_of([STRUCTURES["slab"]()])
+    assert shared.method.operator(slab, 0, basis) is None
+    assert not math.isfinite(shared.method.operator_cost(slab, 0, basis, 8, 2))
+
+
+@pytest.mark.parametrize(("keys", "name"), [({}, "molecule"), ({"l_max": 2}, "slab")])
+def test_an_order_that_is_not_there_is_refused(keys, name):
+    """Where the configuration alone cannot tell."""
+    with pytest.raises(InputError, match="no linear form"):
+        Layer(mechanism="undamped", **keys)([STRUCTURES[name]()], "linear")
+
+
+def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing():
+    """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
+    layer = Layer(mechanism="undamped", l_max=2)
+    atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
+    geometry = layer.geometry(atoms)
+    context = layer.context(geometry)
+    assert [c.order for c in context.contractions] == ["quadratic", "linear", "quadratic", "linear"]
+    assert [part.quadratic for part in context.parts] == [True, False]
+    x = torch.randn(geometry.n_atoms, DIM, dtype=torch.float64)
+    together = layer.apply(x, geometry).split(geometry.sizes)
+    for one, expected, inputs in zip(atoms, together, x.split(geometry.sizes), strict=True):
+        found = layer.apply(inputs, layer.geometry([one]))
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_a_cut_at_l_max_is_invariant_and_is_an_approximation():
+    """Turning changes nothing at any l_max; the distance from the untruncated estimator falls with l_max."""
+    atoms = water(6)
+    turned = atoms.copy()
+    turned.euler_rotate(*np.random.default_rng(0).uniform(0, 360, 3), center=(1.0, 2.0, 3.0))
+    untruncated, _ = Layer(mechanism="undamped")([atoms], "quadratic")
+    errors = []
+    for l_max in (1, 3, 6, 12):
+        layer = Layer(mechanism="undamped", l_max=l_max)
+        found, _ = layer([atoms], "linear")
+        again, _ = layer([turned], "linear")
+        torch.testing.assert_close(again, found, rtol=1e-10, atol=1e-11)
+        errors.append(float((found - untruncated).abs().max()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1e-3 > 10 * errors[-1]

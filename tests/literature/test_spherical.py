@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import spherical_jn
 
-from molflt.attention.far.spherical import bessel_over_power, degree_for, spherical_features
 from molflt.attention.smooth import sinc_of_square
+from molflt.literature.spherical import bessel_over_power, degree_for, spherical_features
 from tests.attention.structures import random_rotation
 
 ARGUMENTS = [0.0, 1e-12, 1e-6, 1e-3, 0.1, 1.0, 1.5, math.pi, 4.493409457909064, 10.0, 33.3, 100.0, 300.0, 1000.0]

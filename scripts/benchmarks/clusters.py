@@ -1,0 +1,207 @@
+"""Members of f on clusters whose atoms feel each other at any distance, and whether learning the scales matters.
+
+The clusters are those of Euclidean fast attention (Frank et al., arXiv 2412.08541): one element, a pair interaction
+of long range, energies and forces in units of their own. The division is the publishers': the first 1,500 of
+``permutation(arange(2500))`` after ``random.seed(0)`` to train on, the next 500 to validate. So is the loss, 0.01
+times the mean square error of the energy and 0.99 times that of a component of the forces.
+
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters       # 45 minutes of one core
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters --rows both --seeds 1
+    python -m scripts.tools.tables                                                     # the table of the page
+
+A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes a row for each run into
+docs/results/clusters.csv, the scales s of its waves before and after training into docs/results/scales.csv, and the
+figure of the scales into docs/figures.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import ase
+import numpy as np
+import torch
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write as write_frames
+from lightning.pytorch.callbacks import Callback
+from matplotlib.figure import Figure
+
+from molflt.attention.far.members import GaussianRPE
+from molflt.data.labels import LabelSpec
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.files import atomic_file
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import load_model
+from molflt.prediction.predictor import predict
+from molflt.training.config import TrainConfig
+from molflt.training.run import train
+from scripts import results
+from scripts.benchmarks.accuracy_rows import FrozenScales, ProcessorTime
+
+FILE = "efa/3D_cluster_32_atoms_radius_5.npz"
+PARTS = {"train": slice(0, 1500), "val": slice(1500, 2000)}
+ROWS: dict[str, dict[str, Any]] = {
+    "gaussians": {"spectrum": "gaussians"},
+    "both": {"spectrum": "both"},
+    "sampled": {"spectrum": "sampled"},
+    "both, scales frozen": {"spectrum": "both"},
+    "sampled, scales frozen": {"spectrum": "sampled"},
+    "no far field": {"mechanism": "local"},
+}
+KEPT = results.DOCS / "results" / "clusters.csv"
+
+
+def write_parts(folder: Path) -> dict[str, Path]:
+    """The two parts of the publishers' division as extxyz; kept if they are there."""
+    paths = {name: folder / f"{name}.extxyz" for name in PARTS}
+    if all(path.exists() for path in paths.values()):
+        return paths
+    if "MOLFLT_DATA" not in os.environ:
+        raise InputError(f"MOLFLT_DATA is not set: it is the folder that has {FILE}")
+    with np.load(Path(os.environ["MOLFLT_DATA"]) / FILE) as found:
+        order = np.random.RandomState(0).permutation(np.arange(len(found["energy"])))
+        arrays = {name: found[name][order] for name in ("atomic_numbers", "positions", "energy", "forces")}
+    for name, path in paths.items():
+        frames = []
+        for numbers, positions, energy, forces in zip(*(a[PARTS[name]] for a in arrays.values()), strict=True):
+            frame = ase.Atoms(numbers.astype(int), positions)
+            frame.calc = SinglePointCalculator(frame, energy=float(energy), forces=forces)
+            frames.append(frame)
+        with atomic_file(path) as partial:
+            write_frames(partial, frames, format="extxyz")
+    return paths
+
+
+def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> TrainConfig:
+    """The same model and trainer for every row."""
+    return TrainConfig.model_validate(
+        {
+            "seed": seed,
+            "data": {
+                "train": str(parts["train"]),
+                "val": {"val": str(parts["val"])},
+                "target": "energy",
+                "max_atoms": 512,
+            },
+            "model": {
+                "dim": 64,
+                "n_heads": 4,
+                "n_layers": 3,
+                "ffn_dim": 128,
+                "cutoff": 4.0,
+                "n_rbf": 16,
+                "auxiliary_head": False,
+                "attention": ROWS[row],
+            },
+            "optimiser": {"lr": 2e-3},
+            "loss": {"force_weight": 10.0},
+            "trainer": {"max_epochs": epochs, "val_every": max(1, epochs // 10)},
+        }
+    )
+
+
+def scales(model: EnergyModel) -> torch.Tensor | None:
+    """(n_waves,) 1/Å, the scales of the model's waves; None without any."""
+    for module in model.modules():
+        if isinstance(module, GaussianRPE) and module.epsilon is not None:
+            return module.scales[module.epsilon > 0].detach()
+    return None
+
+
+class StartingScales(Callback):
+    """Keeps the scales before the first step, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Unless an earlier part of the run has done so."""
+        found = scales(pl_module.model)
+        if found is not None and not self.path.exists():
+            torch.save(found, self.path)
+
+
+def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train and judge: a row of clusters.csv, and one of scales.csv for each wave."""
+    parts, name = write_parts(out), f"{row}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
+    run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
+    before = out / f"{name}-scales.pt"
+    callbacks: list[Callback] = [spent, StartingScales(before)]
+    callbacks += [FrozenScales()] if "frozen" in row else []
+    train(run_config(row, seed, epochs, parts), run, resume=True, say=lambda line: None, callbacks=callbacks)
+    loaded = load_model(run / "last.safetensors")
+    data = open_dataset(parts["val"], labels=LabelSpec(target="energy"))
+    prediction, _ = predict(loaded, data, forces=True)
+    assert prediction.forces is not None
+    labels = [data[k] for k in range(len(data))]
+    energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])
+    force = np.mean([np.mean((f - d.forces.numpy()) ** 2) for f, d in zip(prediction.forces, labels, strict=True)])
+    found = {
+        "row": row,
+        "seed": seed,
+        "epochs": epochs,
+        "loss": 0.01 * energy + 0.99 * force,
+        "energy_rmse": energy**0.5,
+        "force_rmse": force**0.5,
+        "minutes": spent.seconds / 60,
+        "parameters": loaded.model.n_parameters(),
+    }
+    after = scales(loaded.model)
+    if after is None:
+        return found, []
+    start = torch.load(before, weights_only=True)
+    rpe = next(m for m in loaded.model.modules() if isinstance(m, GaussianRPE))
+    assert rpe.epsilon is not None
+    waves = zip(rpe.epsilon[rpe.epsilon > 0].tolist(), start.tolist(), after.tolist(), strict=True)
+    return found, [{"row": row, "seed": seed, "epsilon": e, "before": s, "after": t} for e, s, t in waves]
+
+
+def scales_figure(rows: list[results.Row]) -> Figure:
+    """Scales after training over those before, one marker for each row of the table."""
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    learned = [row for row in rows if "frozen" not in row["row"]]
+    for name in dict.fromkeys(row["row"] for row in learned):
+        before, after = ([float(row[key]) for row in learned if row["row"] == name] for key in ("before", "after"))
+        axes.plot(before, after, "o", alpha=0.7, label=name)
+    ends = [min(float(row["before"]) for row in learned), max(float(row["before"]) for row in learned)]
+    axes.plot(ends, ends, color="black", linewidth=0.8, label="not learned")
+    axes.set(xlabel="s before training / (1/Å)", ylabel="s after training / (1/Å)", xscale="log", yscale="log")
+    axes.legend(frameon=False)
+    return figure
+
+
+def main() -> None:
+    """Every run that is asked for and not finished."""
+    parser = results.parser(__doc__, "data and runs")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--results", type=Path, default=KEPT, help="CSV of the finished runs; the scales beside it")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    scales_path = options.results.with_name("scales.csv")
+    try:
+        for seed, row in product(options.seeds, options.rows):
+            run = (row, str(seed), str(options.epochs))
+            if any((known["row"], known["seed"], known["epochs"]) == run for known in results.read(options.results)):
+                continue
+            found, waves = judge(row, seed, options.epochs, options.out)
+            print(f"{row}, seed {seed}: loss {found['loss']:.3g}, {found['minutes']:.0f} minutes", flush=True)
+            made = results.provenance()
+            for path, new in ((scales_path, waves), (options.results, [found])):
+                if new:
+                    rows = [*results.read(path), *({**one, **made} for one in new)]
+                    results.write(path, rows, (*new[0], *results.PROVENANCE))
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+    if options.results == KEPT:
+        results.save(scales_figure(results.read(scales_path)), results.DOCS / "figures" / "scales.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Measures attention layers in this process, several of them in turn. Run by ``speed.py``:
+
+    python -m scripts.benchmarks.layer_worker SPEC
+
+SPEC is the JSON of a :class:`Spec`. The answer is one line of JSON; see :func:`scripts.benchmarks.measuring.answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from scripts.benchmarks import layers, measuring, structures
+from scripts.benchmarks.layer_peers import DenseWithBias
+from scripts.benchmarks.layers import ROWS, MolfltLayer, cut, tensors, touch
+from scripts.benchmarks.measuring import DONE, resident
+
+DENSE = "sdpa+bias"
+WARM_ATOMS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What to measure on which structures.
+
+    Attributes:
+        kind: of structure.
+        size: atoms, or slabs.
+        rows: layers, which take turns.
+        directions: forward, train.
+        threads: of PyTorch.
+        device: cpu or cuda.
+        repeats: timed turns of each.
+        seconds: after which a layer has no further turn.
+        gibibytes: memory that the measurement may take; 0 for no limit.
+    """
+
+    kind: str
+    size: int
+    rows: list[str]
+    directions: list[str]
+    threads: int
+    device: str
+    repeats: int
+    seconds: float
+    gibibytes: float
+
+
+def build(name: str) -> torch.nn.Module:
+    """The layer called so."""
+    return DenseWithBias() if name == DENSE else MolfltLayer(name)
+
+
+def batch_for(found: list[Data], layer: torch.nn.Module) -> Batch:
+    """Structures as one batch with the neighbours that a layer needs; the dense peer finds its own."""
+    cutoff = getattr(layer, "neighbour_cutoff", layers.CUTOFF)
+    return structures.batch_with_neighbours(found, cutoff, getattr(layer, "all_pairs_if_isolated", False))
+
+
+class Calls:
+    """The two calls that are measured: preparation, and the layer; with their backward passes when training.
+
+    Args:
+        layer: with ``prepare`` and ``forward``.
+        batch: what it is applied to.
+        train: with backward passes.
+    """
+
+    def __init__(self, layer: torch.nn.Module, batch: Batch, train: bool) -> None:
+        self.module, self.batch, self.train = layer, batch, train
+        device, n = batch.positions.device, len(batch.positions)
+        self.x = torch.randn(n, layers.DIM, device=device, requires_grad=train)
+        self.output_gradient = torch.randn(n, layers.DIM, device=device)
+        self.prepared: Any = None
+        self.leaves: list[tuple[Tensor, Tensor]] = []
+        self.on_demand: list[layers.Path] = []
+
+    def first(self) -> list[float]:
+        """A first preparation and a first layer; returns the seconds of both.
+
+        Some of what layers share is made when the first of them asks for it. That is preparation: from here on
+        :meth:`prepare` makes it too, and a layer finds it there.
+        """
+        device = self.x.device
+        prepared = measuring.seconds_of(self.prepare, 1, 0.0, device)
+        before = tensors(self.prepared)
+        applied = measuring.seconds_of(self.layer, 1, 0.0, device)
+        self.on_demand = sorted(tensors(self.prepared) - before, key=str)
+        return prepared + applied
+
+    def prepare(self) -> None:
+        """Once for a structure; training, the gradients of what it prepared go back through it."""
+        # What an earlier call prepared must not stay while this one does it again.
+        self.forget()
+        with torch.set_grad_enabled(self.train):
+            prepared = self.module.prepare(self.batch)
+            for path in self.on_demand:
+                touch(prepared, path)
+            self.prepared, self.leaves = cut(prepared)
+        originals = [original for original, _ in self.leaves]
+        if originals:
+            torch.autograd.backward(originals, [torch.ones_like(t) for t in originals])
+        # The graph of the preparation goes with its last reference.
+        self.leaves = [(leaf, leaf) for _, leaf in self.leaves]
+
+    def layer(self) -> None:
+        """Once for every layer and recycle; training, gradients of input, weights and prepared tensors."""
+        with torch.set_grad_enabled(self.train):
+            out = self.module(self.x, self.prepared)
+        if self.train:
+            out.backward(self.output_gradient)
+            for tensor in (self.x, *self.module.parameters(), *(leaf for _, leaf in self.leaves)):
+                tensor.grad = None
+
+    def forget(self) -> None:
+        """Free what was prepared: layers that take turns must not fill the memory together."""
+        self.prepared, self.leaves = None, []
+
+
+@dataclass
+class Contestant:
+    """One layer in one direction, and what was measured of it."""
+
+    row: str
+    direction: str
+    calls: Calls
+    found: dict[str, Any] = field(default_factory=lambda: {"prepare_seconds": [], "layer_seconds": []})
+
+    def first_turn(self, limit: float) -> bool:
+        """With the peak of resident memory, structures and everything else in this process included.
+
+        Returns:
+            Whether it took less than the limit in seconds; else it is the one that counts, and there is no other.
+        """
+        device = self.calls.x.device
+        measuring.start_peak(device)
+        times = self.calls.first()
+        self.found["peak_bytes"] = measuring.peak(device)
+        self.found["how"] = self.calls.module.how(self.calls.prepared) if self.row in ROWS else ""
+        self.calls.forget()
+        if sum(times) < limit:
+            return True
+        self.found |= {"prepare_seconds": times[:1], "layer_seconds": times[1:]}
+        return False
+
+    def turn(self, limit: float) -> bool:
+        """A timed preparation and a timed layer; returns whether there is time for another."""
+        device = self.calls.x.device
+        for name, call in (("prepare_seconds", self.calls.prepare), ("layer_seconds", self.calls.layer)):
+            self.found[name] = self.found[name] + measuring.seconds_of(call, 1, 0.0, device)
+        self.calls.forget()
+        return sum(self.found["prepare_seconds"]) + sum(self.found["layer_seconds"]) < limit
+
+
+def measure(spec: Spec) -> dict[str, Any]:
+    """Every layer's first turn, then timed ones, all layers in turn: whatever else the machine does hits all."""
+    torch.set_num_threads(spec.threads)
+    torch.manual_seed(0)
+    device = torch.device(spec.device)
+    named = {row: build(row).to(device) for row in spec.rows}
+    start = time.perf_counter()
+    found = structures.make(spec.kind, spec.size)
+    batch = structures.batch_with_neighbours(found, layers.CUTOFF).to(device)
+    making = {"making_seconds": time.perf_counter() - start, "making_bytes": resident("VmHWM")}
+    del found
+    if spec.gibibytes and device.type == "cpu":
+        measuring.limit_memory(spec.gibibytes)
+    contestants = []
+    for direction, row in product(spec.directions, spec.rows):
+        # Start up whatever a first call does, on structures too small to count.
+        small = batch_for([structures.ball(WARM_ATOMS)], named[row]).to(device)
+        Calls(named[row], small, direction == "train").first()
+        contestants.append(Contestant(row, direction, Calls(named[row], batch, direction == "train")))
+    running = [one for one in contestants if _goes_on(one, partial(one.first_turn, spec.seconds))]
+    for _ in range(spec.repeats):
+        running = [one for one in running if _goes_on(one, partial(one.turn, spec.seconds))]
+    return {
+        "rows": [{"row": o.row, "direction": o.direction, "status": DONE, **making, **o.found} for o in contestants]
+    }
+
+
+def _goes_on(one: Contestant, call: Callable[[], bool]) -> bool:
+    """What a call says; if it fails, that is noted, and the contestant is out."""
+    try:
+        return call()
+    except Exception as error:
+        one.found |= measuring.why(error)
+        one.calls.forget()
+        return False
+
+
+if __name__ == "__main__":
+    measuring.answer(lambda: measure(Spec(**json.loads(sys.argv[1]))))

@@ -1,0 +1,44 @@
+"""The curves of estimators of f, which show the frequencies that a model sums over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from molflt.data.batching import collate
+from molflt.data.neighbours import attach_neighbours
+from molflt.data.rdkit_io import from_smiles
+from molflt.report.rpe_curves import far_curves
+from tests.report.test_rpe_curves import make_model
+
+
+@pytest.mark.parametrize("spectrum", ["gaussian", "free"])
+def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) -> None:
+    model = make_model(mechanism="undamped", spectrum=spectrum)
+    found = far_curves(model)
+    assert found is not None
+    assert found.nodes is not None
+    assert found.coefficients is not None
+    assert (found.intended is None) == (found.spectrum is None) == (spectrum == "free")
+    data = attach_neighbours(from_smiles("CCO"), 4.0, False)
+    geometry = model.geometry(collate([data]))
+    basis = model.positions.method.pair_basis(geometry, model.positions.rpe())[0]
+    distance = geometry.pair_displacements[0].norm(dim=-1).detach().numpy()
+    for layer in range(3):
+        f = (basis @ model.encoder.layers[layer].attention.rpe_weights).detach().numpy()
+        for head in range(2):
+            shown = np.interp(distance, found.distances, found.values[layer, head])
+            np.testing.assert_allclose(shown, f[..., head], atol=5e-3 * np.abs(f).max())
+            a, b = found.coefficients[layer, head], 2 * found.nodes
+            np.testing.assert_allclose(
+                np.sinc(found.distances[:, None] * b) @ a, found.values[layer, head], atol=1e-6
+            )
+
+
+@pytest.mark.parametrize("mechanism", ["budget", "concat"])
+def test_budget_and_concat_have_nodes(mechanism: str) -> None:
+    found = far_curves(make_model(mechanism=mechanism))
+    assert found is not None
+    assert found.nodes is not None
+    assert np.isfinite(found.values).all()
+    assert found.intended is not None
