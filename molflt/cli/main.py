@@ -127,10 +127,10 @@ def main() -> None:
     interruption status 130, and what nobody thought of status 3.
     """
     open_streams()
+    prepare_streams()
     # Large arrays in large pages: half of the time that a mesh takes on a CPU would go into small ones. PyTorch looks
     # at it once, when it first takes memory.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    prepare_streams()
     try:
         app()
     except InputError as error:

@@ -62,9 +62,6 @@ def prepare_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             asked_for = stream.isatty() or "PYTHONIOENCODING" in os.environ
             stream.reconfigure(encoding=None if asked_for else "utf-8", errors="backslashreplace")
-    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
-        # As files are read. Bytes that are no UTF-8 stay recognisable, so that the reader refuses them.
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 _MOST_OF_A_DEFECT = 300

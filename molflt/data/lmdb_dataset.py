@@ -240,7 +240,7 @@ def open_readonly(path: Path) -> Any:
     environment = None
     try:
         environment = lmdb.open(
-            os.fspath(path),
+            os.fsencode(path),
             subdir=path.is_dir(),
             readonly=True,
             lock=False,

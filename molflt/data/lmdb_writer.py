@@ -164,7 +164,7 @@ class _Writer:
         map_size = max(_FIRST_MAP_SIZE, 2 * size)
         try:
             # LMDB maps map_size but on disk the file is only as long as its pages; nobody else writes (sole_writer)
-            self._environment = lmdb.open(os.fspath(path), subdir=False, map_size=map_size, lock=False)
+            self._environment = lmdb.open(os.fsencode(path), subdir=False, map_size=map_size, lock=False)
         except (lmdb.Error, OSError) as error:
             raise _refused(error, path) from error
         self._path, self._map_size = path, map_size
@@ -216,7 +216,7 @@ def _committed(partial: Path, identity: bytes) -> int | None:
         return None
     try:
         with (
-            lmdb.open(os.fspath(partial), subdir=False, readonly=True, lock=False) as environment,
+            lmdb.open(os.fsencode(partial), subdir=False, readonly=True, lock=False) as environment,
             environment.begin() as transaction,
         ):
             if partial.stat().st_size < (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]:
