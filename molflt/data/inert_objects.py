@@ -76,7 +76,7 @@ class InertDtype(metaclass=Frozen):
 
     def resolve(self) -> np.dtype[Any]:
         """The real dtype."""
-        return np.dtype(self.code).newbyteorder("=" if self.order == "|" else self.order)  # type: ignore[arg-type]
+        return np.dtype(self.code).newbyteorder("=" if self.order == "|" else self.order)
 
 
 def _read_array(raw: object, dtype: object, shape: object, order: str) -> np.ndarray:
