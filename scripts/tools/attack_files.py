@@ -9,19 +9,17 @@ from scripts.tools.fuzz_targets import TARGETS
 INPUTS = 100
 """In a round; those of one round have seeds of their own."""
 
-_WHAT = "{}: nothing may run or crash, and each ends well or in one line that names it, in 1 GiB and 30 s"
 
-
-def _attack(name: str, target: str) -> Attack:
+def _attack(name: str, what: str) -> Attack:
     def round_of(seed: int) -> Outcome:
         return Outcome(INPUTS, fuzz.run(name, seed * INPUTS, INPUTS))
 
-    return Attack(name, _WHAT.format(target), round_of)
+    return Attack(name, what, round_of)
 
 
 _KINDS = {
     "pyg1": "records of PyG 1: changed bytes, random pickles, wrong values",
-    "pyg2": "records of PyG 2 and dicts: the same",
+    "pyg2": "records of PyG 2 and plain dicts: the same",
     "lmdb": "LMDB files of such records, with wrong lengths",
     "extxyz": "extended xyz: changed bytes and words of the format",
     "sdf": "SDF: the same",

@@ -24,8 +24,7 @@ def missing(names: list[str]) -> list[str]:
     return [
         f"{file}::{name}"
         for file, _, name in pieces
-        if not (REPOSITORY / file).is_file()
-        or f"def {name}(" not in (REPOSITORY / file).read_text(encoding="utf-8")
+        if not (REPOSITORY / file).is_file() or f"def {name}(" not in (REPOSITORY / file).read_text(encoding="utf-8")
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
 import pickle
 from collections.abc import Callable
@@ -92,7 +93,7 @@ def test_metadata_says_where_the_model_comes_from(model_path: Path, tiny_data: P
     assert metadata.training_data.n_structures == 28
     assert metadata.training_data.path == str(tiny_data / "train.lmdb")
     assert set(metadata.validation) >= {"val/energy_mae", "val/energy_rmse", "val/ewt", "other/energy_mae"}
-    assert metadata.versions["torch"] == torch.__version__
+    assert metadata.versions["torch"] == importlib.metadata.version("torch")
     assert metadata == load_model(model_path).metadata
 
 
