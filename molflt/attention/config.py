@@ -172,8 +172,7 @@ class LayerKeys(MechanismConfig):
 
     order: OrderKind = Field(
         "auto",
-        description="quadratic: on all pairs; linear: without pairs; auto: for each structure whichever is "
-        "faster",
+        description="quadratic: on all pairs; linear: without pairs; auto: for each structure whichever is faster",
     )
     moment_channels: int = Field(
         32,
