@@ -1,5 +1,7 @@
 """The attention of DESIGN §3 against its formula written out with loops, and its two contraction orders."""
 
+import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from molflt.attention.far.costs import DIRECTIONS, THREADS, Costs, Work
 from molflt.attention.far.method import PositionFeatures
 from molflt.errors import InputError
 from tests.attention.layers import (
@@ -24,6 +27,7 @@ from tests.attention.structures import STRUCTURES
 
 ISOLATED = ["molecule", "benzene", "linear", "atom"]
 PERIODIC = ["slab", "slab_open", "wire", "triclinic", "tiny_cell"]
+KEYS = list(itertools.product(THREADS, DIRECTIONS))
 METHODS = {
     "lattice": ({"frequencies": "lattice"}, PERIODIC + ISOLATED),
     "mesh": ({"frequencies": "mesh", "tolerance": 5e-3}, ["slab_open", "triclinic", "molecule"]),
@@ -108,8 +112,10 @@ def test_a_feature_dropped_shows():
     assert float((found - expected).abs().max()) > 1e-4 * float(expected.abs().max())
 
 
-def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing():
+def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing(monkeypatch):
     """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
+    alike = Work(**{field.name: 1e-9 for field in dataclasses.fields(Work)})
+    monkeypatch.setattr("molflt.attention.context.costs", lambda: Costs(dict.fromkeys(KEYS, alike)))
     layer = Layer(frequencies="lattice", tolerance=5e-3)
     atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
     geometry = layer.geometry(atoms)

@@ -144,14 +144,26 @@ def work_of(
         pair_applications=repeats,
         pair_contents=repeats * n * n * sizes.n_heads,
         pair_products=2 * repeats * n * n * sizes.dim,
+        pair_spilled=repeats * _spilled(n * n * sizes.n_heads),
     )
     if method is None or basis is None:
         return on_pairs
+    n_weights = method.n_weights(len(basis))
     content = sizes.rank * sizes.n_heads if sizes.rank > 1 else 0
     with_far_field = Work(
-        pair_mixed=sizes.n_layers * n * n * method.n_weights(len(basis)) * sizes.n_heads,
+        pair_mixed=sizes.n_layers * n * n * n_weights * sizes.n_heads,
         pair_contents=repeats * n * n * sizes.n_heads,
         pair_products=repeats * n * n * (sizes.far_dim + content),
+        pair_spilled=sizes.n_layers * _spilled(n * n * n_weights),
     )
     made = method.pair_work(geometry, b, basis)
     return None if made is None else on_pairs + made + with_far_field
+
+
+def _spilled(n_values: int) -> int:
+    return max(0, n_values - _KEPT)
+
+
+_KEPT = 1 << 23
+"""Values up to which memory is used again. Larger blocks, beyond 32 MiB in float32, come from the system page by page
+and do not stay in a processor's cache either."""

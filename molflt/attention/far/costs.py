@@ -57,6 +57,7 @@ class Work:
         pair_applications: R, if contracted on pairs.
         pair_contents: R · n² · heads, what is done to every pair and head.
         pair_products: multiply-adds on pairs.
+        pair_spilled: values on pairs that layers read and write, of blocks too large for the memory at hand.
         edge_applications: R, if contracted along the neighbour list.
         edge_products: multiply-adds along the neighbour list.
         edge_heads: R · edges · heads.
@@ -93,6 +94,7 @@ class Work:
     pair_applications: float = 0.0
     pair_contents: float = 0.0
     pair_products: float = 0.0
+    pair_spilled: float = 0.0
     edge_applications: float = 0.0
     edge_products: float = 0.0
     edge_heads: float = 0.0
