@@ -31,6 +31,9 @@ WIDEST = 12.0
 MARGIN = 1.25
 """By how much the narrowest and the widest member may leave the range in which widths start."""
 
+MOST_WAVES = 1 << 18
+"""Features of an atom: a megabyte for each."""
+
 PERFORMER_KERNEL = "posrf-orf"
 """Positive random features with orthogonal frequencies: FAVOR+."""
 
@@ -164,7 +167,7 @@ class MethodKeys(FarFieldKeys):
         "auto",
         description="numerical method for the far field; auto picks exact, lattice or mesh for each structure",
     )
-    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="stated error of quadrature, lattice and mesh")
+    tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="stated error of quadrature, lattice and mesh")
 
 
 class LayerKeys(MechanismConfig):
@@ -224,9 +227,22 @@ class LocalConfig(LayerKeys):
 class SampledKeys(FarFieldKeys):
     """Keys of the FLT paper's estimator of f by sampled frequencies; it is part of a model, unlike a method."""
 
-    n_frequencies: int = Field(16, ge=2, le=65_536, description="r, frequencies of the estimator")
+    n_frequencies: int = Field(16, ge=2, le=4096, description="r, frequencies of the estimator")
     radii: Radii = Field("stratified", description="lengths of the frequencies")
     proposal: Proposal = Field("mixture", description="mixture is the balance heuristic, own is the paper")
+
+
+def refuse_waves(n_frequencies: int, l_max: int) -> None:
+    """Refuse more spherical waves than an atom can have features.
+
+    Raises:
+        ValueError: too many.
+    """
+    if (n_waves := n_frequencies * (l_max + 1) ** 2) > MOST_WAVES:
+        raise ValueError(
+            f"n_frequencies={n_frequencies} with l_max={l_max} are {n_waves:,} features of every atom, at most "
+            f"{MOST_WAVES:,} are possible: lower one of them"
+        )
 
 
 class SampledConfig(ContentKeys, SampledKeys):
@@ -245,7 +261,7 @@ class SampledConfig(ContentKeys, SampledKeys):
     directions: Directions = Field("averaged", description="averaged is exactly rotation-invariant")
     means: bool = Field(False, description="proposals with learnable means")
     spectrum: SpectrumKind = Field("gaussian", description="a_k from the Gaussian basis, or free weights")
-    periodic_radius: float = Field(12.0, gt=0, le=1000, description="envelope of the sum over images, Å")
+    periodic_radius: float = Field(12.0, ge=0.1, le=1000, description="envelope of the sum over images, Å")
     l_max: int | None = Field(
         None,
         ge=0,
@@ -257,6 +273,7 @@ class SampledConfig(ContentKeys, SampledKeys):
     def _linear_form(self) -> Self:
         if self.order == "linear" and self.directions == "averaged" and self.l_max is None:
             raise ValueError("averaged directions have no linear form: leave order at auto, or set l_max")
+        refuse_waves(self.n_frequencies, self.l_max or 0)
         return self
 
 
@@ -274,7 +291,7 @@ class SoftmaxConfig(MechanismConfig):
     mechanism: Literal["softmax"] = Field("softmax", description="dense softmax with a distance bias")
     dense_cutoff: float = Field(
         12.0,
-        gt=0,
+        ge=0.1,
         le=100,
         description="reach of the bias in periodic structures, Å; isolated ones see all pairs",
     )

@@ -22,7 +22,6 @@ from molflt.cli.predict import predict_command
 from molflt.cli.terminal import Verbosity, errors, forget_output, system_error
 from molflt.cli.train import train_command
 from molflt.errors import InputError
-from molflt.printable import printable
 
 app = typer.Typer(
     name="molflt",
@@ -88,7 +87,7 @@ def main() -> None:
     except InputError as error:
         if Verbosity.verbose:
             errors.print_exception()
-        errors.print("Error:", printable(str(error), keep="\n\t"), style="red", markup=False)
+        errors.print("Error:", str(error), style="red", markup=False)
         sys.exit(2)
     except BrokenPipeError:
         # The reader, such as head, has what it wanted.
@@ -97,7 +96,7 @@ def main() -> None:
     except OSError as error:
         if Verbosity.verbose:
             errors.print_exception()
-        errors.print("Error:", printable(system_error(error), keep="\n\t"), style="red", markup=False)
+        errors.print("Error:", system_error(error), style="red", markup=False)
         try:
             sys.stdout.flush()
         except OSError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from molflt.attention.config import (
     PERFORMER_KERNEL,
@@ -14,6 +14,7 @@ from molflt.attention.config import (
     MechanismConfig,
     MethodKeys,
     SampledKeys,
+    refuse_waves,
 )
 
 Sampling = Literal["exact", "biased"]
@@ -57,11 +58,16 @@ class BudgetConfig(ContentKeys, FarFieldKeys):
     """Local RPE plus a quadrature of f under a fixed budget of nodes and spherical waves: strictly linear."""
 
     mechanism: Literal["budget"] = Field("budget", description="local RPE plus Fourier RPE under a budget")
-    n_frequencies: int = Field(16, ge=2, le=65_536, description="r, nodes of the quadrature")
+    n_frequencies: int = Field(16, ge=2, le=4096, description="r, nodes of the quadrature")
     l_max: int = Field(
         6, ge=0, le=96, description="(l_max + 1)² features of each node in isolated structures; part of the model"
     )
-    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="error that would hold with enough nodes")
+    tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="error that would hold with enough nodes")
+
+    @model_validator(mode="after")
+    def _few_waves(self) -> Self:
+        refuse_waves(self.n_frequencies, self.l_max)
+        return self
 
 
 MECHANISMS: dict[str, tuple[type[MechanismConfig], str]] = {
