@@ -12,13 +12,19 @@ import pytest
 from scripts.tools import fuzz
 from scripts.tools.fuzz_targets import TARGETS, Target
 
-N = {"smiles": 60, "config": 100, "model": 200}
+N = {"smiles": 60, "config": 100, "model": 200, "bombs": 40, "extents": 100, "archive": 100}
 """Inputs of a target; the quick ones get more."""
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_is_found(target: str) -> None:
     assert fuzz.run(target, 0, N.get(target, 400)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "n"), [("bombs", 600), ("extents", 3000), ("archive", 2000)])
+def test_nothing_is_found_by_many(target: str, n: int) -> None:
+    assert fuzz.run(target, 100_000, n) == []
 
 
 @pytest.mark.parametrize("target", TARGETS)
