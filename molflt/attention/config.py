@@ -163,7 +163,7 @@ class MethodKeys(FarFieldKeys):
         "auto",
         description="numerical method for the far field; auto picks exact, lattice or mesh for each structure",
     )
-    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="stated error of quadrature, lattice and mesh")
+    tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="stated error of quadrature, lattice and mesh")
 
 
 class LayerKeys(MechanismConfig):
@@ -235,7 +235,7 @@ class SoftmaxConfig(MechanismConfig):
     mechanism: Literal["softmax"] = Field("softmax", description="dense softmax with a distance bias")
     dense_cutoff: float = Field(
         12.0,
-        gt=0,
+        ge=0.1,
         le=100,
         description="reach of the bias in periodic structures, Å; isolated ones see all pairs",
     )

@@ -35,7 +35,6 @@ from molflt.cli.terminal import (
 )
 from molflt.cli.train import train_command
 from molflt.errors import InputError
-from molflt.printable import printable
 
 
 class _Commands(TyperGroup):
@@ -135,11 +134,11 @@ def main() -> None:
         app()
     except InputError as error:
         show_place()
-        errors.print("Error:", printable(str(error), keep="\n\t"), style="red", markup=False)
+        errors.print("Error:", str(error), style="red", markup=False)
         sys.exit(2)
     except OSError as error:
         show_place()
-        errors.print("Error:", printable(system_error(error), keep="\n\t"), style="red", markup=False)
+        errors.print("Error:", system_error(error), style="red", markup=False)
         try:
             sys.stdout.flush()
         except OSError:
@@ -150,7 +149,7 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:
         show_place()
-        errors.print("Error:", printable(defect(error)), style="red", markup=False)
+        errors.print("Error:", defect(error), style="red", markup=False)
         sys.exit(3)
 
 

@@ -11,6 +11,7 @@ from molflt.choices import MethodName, OC20Split, OnError, TagConvention
 from molflt.cli.options import DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
 from molflt.cli.terminal import detail, errors, say, warn, warn_skipped
 from molflt.errors import InputError
+from molflt.printable import printable
 
 if TYPE_CHECKING:
     from molflt.model.model_file import LoadedModel
@@ -110,7 +111,7 @@ def predict_command(
     errors.print(f"{target} in eV, {'' if std is None else 'standard deviation in eV, '}name", markup=False)
     for i, (name, energy) in enumerate(zip(prediction.names, prediction.energies, strict=True)):
         spread = "" if std is None else f"  {std[i]:10.6f}"
-        typer.echo(f"{energy:14.6f}{spread}  {name}")
+        typer.echo(f"{energy:14.6f}{spread}  {printable(name)}")
 
 
 def _shard(text: str, out: Path | None, forces: bool, calibrate: str | None, oc20_split: OC20Split | None) -> Shard:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from molflt import __version__
 from molflt.data import progress
@@ -21,7 +22,15 @@ from molflt.printable import printable
 
 
 class Terminal(Console):
-    """A console for whose command it is no failure that the reader of a pipe, such as ``head``, has enough."""
+    """The one way of molflt to a terminal.
+
+    Text passes through :func:`printable`, whoever wrote it: what is printed and what stands in a table alike. It is
+    no failure of a command that the reader of a pipe, such as ``head``, has enough.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text for the terminal, with visible replacements for what would command it."""
+        return super().render_str(printable(text, keep="\n\t"), **options)
 
     def on_broken_pipe(self) -> None:
         """End with status 0."""
@@ -89,7 +98,7 @@ class Verbosity:
 
 def warn(message: str) -> None:
     """A warning on standard error."""
-    errors.print("Warning:", printable(message, keep="\n\t"), style="yellow", markup=False)
+    errors.print("Warning:", message, style="yellow", markup=False)
 
 
 def warn_skipped(what: str, reasons: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ def neighbour_list(
     points = points - points.mean(axis=0)
     box = _bounding_box(points, lattice, periodic, cutoff)
     check_pairs(points, box, periodic, cutoff)
-    if np.prod(heights(box) / cutoff) > _MOST_CELLS:
+    if np.prod(np.maximum(heights(box) / cutoff, 1.0)) > _MOST_CELLS:
         pairs, shifts, distances = _search_by_tree(points, box, cutoff)
     else:
         # one thread: DataLoader workers already use the cores

@@ -21,6 +21,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from molflt.printable import printable
+
 T = TypeVar("T")
 _PATIENCE = 2.0
 """Seconds before a bar appears: what ends sooner needs none."""
@@ -55,7 +57,8 @@ class _Bar:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
         # where a bar cannot be redrawn, its last state is printed once
         self._progress = Progress(*columns, console=self.console, transient=self.console.is_terminal)
-        self._task = self._progress.add_task(label, total=total, completed=done)
+        # a column makes text of it past the console
+        self._task = self._progress.add_task(printable(label), total=total, completed=done)
         self._clock, self._started = clock, clock()
 
     def reach(self, done: int, total: int | None) -> None:
@@ -140,7 +143,7 @@ class ByteMeter:
 
     def note(self, message: str) -> None:
         """Print a line without damaging the bar."""
-        (_console() if self._bar is None else self._bar.console).print(message, markup=False)
+        (_console() if self._bar is None else self._bar.console).print(printable(message), markup=False)
 
 
 class MeteredFile(io.RawIOBase):

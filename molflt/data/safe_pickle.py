@@ -166,6 +166,8 @@ class _Decoder:
 
     def __init__(self) -> None:
         self._left = _MAX_BYTES
+        # by identity, with the tensor, so that its identity is not given to another
+        self._read: dict[int, tuple[InertTensor, np.ndarray]] = {}
 
     def decode(self, value: object, where: str, depth: int = 0) -> Any:
         """The plain value.
@@ -188,8 +190,11 @@ class _Decoder:
         if isinstance(value, InertTensor):
             # a storage is looked through for each tensor that shares it
             self._take(max(8 * math.prod(value.size), len(value.storage.raw)), where)
+            if (known := self._read.get(id(value))) is not None:
+                return known[1]
             try:
-                return _read_tensor(value)
+                self._read[id(value)] = value, _read_tensor(value)
+                return self._read[id(value)][1]
             # as in load_value
             except Exception as error:
                 raise InputError(f"{where}: not a readable tensor: {_reason(error)}") from error

@@ -28,10 +28,27 @@ WEIGHT_MATRICES = ("iid", "orf", "sorf", "sphere", "qmc", "mm", "sgq", "fastfood
 RANDOM_FEATURES = tuple(f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in WEIGHT_MATRICES)
 
 
+MOST_WAVES = 1 << 18
+"""Features of an atom: a megabyte for each."""
+
+
+def refuse_waves(n_frequencies: int, l_max: int) -> None:
+    """Refuse more spherical waves than an atom can have features.
+
+    Raises:
+        ValueError: too many.
+    """
+    if (n_waves := n_frequencies * (l_max + 1) ** 2) > MOST_WAVES:
+        raise ValueError(
+            f"n_frequencies={n_frequencies} with l_max={l_max} are {n_waves:,} features of every atom, at most "
+            f"{MOST_WAVES:,} are possible: lower one of them"
+        )
+
+
 class UndampedKeys(FarFieldKeys):
     """Keys of the FLT paper's estimator of f by sampled frequencies; it is part of a model, unlike a method."""
 
-    n_frequencies: int = Field(16, ge=2, le=65_536, description="r, frequencies of the estimator")
+    n_frequencies: int = Field(16, ge=2, le=4096, description="r, frequencies of the estimator")
     radii: Radii = Field("stratified", description="lengths of the frequencies")
     proposal: Proposal = Field("mixture", description="mixture is the balance heuristic, own is the paper")
 
@@ -57,7 +74,7 @@ class UndampedConfig(ContentKeys, UndampedKeys):
     directions: Directions = Field("averaged", description="averaged is exactly rotation-invariant")
     means: bool = Field(False, description="proposals with learnable means")
     spectrum: SpectrumKind = Field("gaussian", description="a_k from the Gaussian basis, or free weights")
-    periodic_radius: float = Field(12.0, gt=0, le=1000, description="envelope of the sum over images, Å")
+    periodic_radius: float = Field(12.0, ge=0.1, le=1000, description="envelope of the sum over images, Å")
     l_max: int | None = Field(
         None,
         ge=0,
@@ -70,6 +87,7 @@ class UndampedConfig(ContentKeys, UndampedKeys):
     def _linear_form(self) -> Self:
         if self.order == "linear" and self.directions == "averaged" and self.l_max is None:
             raise ValueError("averaged directions have no linear form: leave order at auto, or set l_max")
+        refuse_waves(self.n_frequencies, self.l_max or 0)
         return self
 
 
@@ -111,11 +129,16 @@ class BudgetConfig(ContentKeys, FarFieldKeys):
     """
 
     mechanism: Literal["budget"] = Field("budget", description="local RPE plus Fourier RPE under a budget")
-    n_frequencies: int = Field(16, ge=2, le=65_536, description="r, nodes of the quadrature")
+    n_frequencies: int = Field(16, ge=2, le=4096, description="r, nodes of the quadrature")
     l_max: int = Field(
         6, ge=0, le=96, description="(l_max + 1)² features of each node in isolated structures; part of the model"
     )
-    tolerance: float = Field(1e-4, gt=0, lt=1e-2, description="error that would hold with enough nodes")
+    tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="error that would hold with enough nodes")
+
+    @model_validator(mode="after")
+    def _few_waves(self) -> Self:
+        refuse_waves(self.n_frequencies, self.l_max)
+        return self
 
 
 MECHANISMS: dict[str, tuple[type[MechanismConfig], str]] = {

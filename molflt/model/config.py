@@ -20,7 +20,7 @@ class ModelConfig(BaseModel):
         1, ge=1, le=100, description="how often the stack is applied, its output fed back (paper: 4)"
     )
     ffn_dim: int = Field(256, ge=4, le=262_144, description="width of the feed-forward block")
-    cutoff: float = Field(6.0, gt=0, le=100, description="reach of local RPE, centrality and displacement head, Å")
+    cutoff: float = Field(6.0, ge=0.1, le=100, description="reach of local RPE, centrality and displacement head, Å")
     n_rbf: int = Field(32, ge=2, le=4096, description="Gaussians of the distance basis")
     pair_types: bool = Field(
         False, description="stretch and shift distances by two numbers for every pair of elements, as Graphormer does"

@@ -31,8 +31,8 @@ OLDEST_SCHEMA = 6
 METADATA_KEY = "molflt"
 _MOST_METADATA = 1 << 20
 """Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
-_DRAWN_ANYWAY = 1 << 26
-"""Random numbers that a model may draw however small its file is."""
+_DRAWN_ANYWAY = 1 << 20
+"""Random numbers that a model may draw however small its file is; some laws take two hundred bytes for each."""
 _REMEDY = "the file was altered or is damaged: copy it again or train again"
 
 

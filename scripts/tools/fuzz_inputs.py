@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import io
 import os
 import pickle
 import struct
+import tarfile
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -14,6 +17,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from molflt.data.neighbours import attach_neighbours
 from molflt.data.records import to_data
 from molflt.data.safe_pickle import load_record
 
@@ -269,6 +273,83 @@ def odd_texts(random: Random) -> bytes:
         record[field] = random.choice(values)
     raw = pickle.dumps(record, protocol=random.choice((2, 4, 5)))
     return mutated(random, raw, [raw], BROKEN_TEXT) if random.random() < 0.2 else raw
+
+
+def bomb(random: Random) -> bytes:
+    """A small record that would be large as arrays: one thing many times, texts of unequal length, huge keys."""
+    n, many = random.choice((10, 10_000, 500_000)), random.choice((3, 3000, 100_000))
+    things: tuple[Any, ...] = (
+        np.zeros(n),
+        np.zeros(n, np.float32),
+        "x" * n,
+        b"x" * n,
+        [0] * min(n, 1000),
+        torch.ones(n),
+    )
+    thing = random.choice(things)
+    value: Any = [thing] * many
+    match random.randrange(5):
+        case 0:
+            value = [[[thing] * 20] * 20] * 20
+        case 1:
+            value = [thing, *[""] * many]
+        case 2:
+            value = {k * ((1 << 61) - 1): thing for k in range(random.choice((5, 2000)))}
+        case 3:
+            value = tuple(value)
+    record = {"pos": np.eye(2, 3), "cell": np.eye(3) * 9, "atomic_numbers": [1, 2], "natoms": 2}
+    record[random.choice(("pos", "tags", "name", "natoms", "sid", "forces", "y_relaxed", "x"))] = value
+    return pickle.dumps(record, protocol=random.choice((2, 4, 5)))
+
+
+def extents(random: Random) -> bytes:
+    """A record with numbers of every size as positions and cell."""
+    n = random.choice((1, 2, 5, 300))
+    numbers = np.random.default_rng(random.randrange(1 << 30))
+    sizes = [
+        10.0 ** random.uniform(-4, 8) if random.random() < 0.5 else random.choice((1.0, 5.0, 20.0)) for _ in range(6)
+    ]
+    cell = np.diag(sizes[3:]) + random.choice((0.0, 0.3, 30.0)) * numbers.normal(size=(3, 3))
+    record = {
+        "pos": numbers.uniform(-1, 1, size=(n, 3)) * sizes[:3], "cell": cell, "atomic_numbers": np.ones(n),
+        "pbc": [random.random() < 0.6 for _ in range(3)],
+    }  # fmt: skip
+    if random.random() < 0.3:
+        record["pos_relaxed"] = record["pos"] * random.choice((1.0, 1.01, 1e6))
+    return pickle.dumps(record)
+
+
+def read_and_connect(raw: bytes) -> None:
+    """As a prediction reads a record: with its neighbours."""
+    attach_neighbours(to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0"), 6.0)
+
+
+def archive(random: Random) -> bytes:
+    """A tar archive, compressed, with names, kinds, sizes and attributes of every sort, perhaps damaged."""
+    names = (
+        "is2res/a", "is2res/b/c", "../x", "/x", "is2res/../../x", "a" * 300, "is2res/" + "a/" * 50, "", ".", "..",
+        "C:x", "is2res/\x1b[2J", "is2res/\udcff", "is2res/a\\b", "is2res",
+    )  # fmt: skip
+    keys = ("path", "size", "linkpath", "mtime", "uid", "hdrcharset", "GNU.sparse.map", "GNU.sparse.size",
+            "GNU.sparse.major", "GNU.sparse.name", "GNU.sparse.realsize", "SCHILY.xattr.x")  # fmt: skip
+    values = ("../x", "-5", "1" * 30, "nan", "x", "0,1", "1", "BINARY", "0", "9" * 5000, "a\0b")
+    stream = io.BytesIO()
+    with tarfile.open(
+        fileobj=stream, mode="w", format=random.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))
+    ) as tar:
+        for _ in range(random.choice((0, 1, 2, 3, 30))):
+            info = tarfile.TarInfo(random.choice(names))
+            info.type = random.choice((b"0", b"0", b"0", b"5", b"1", b"2", b"3", b"6", b"S", b"x", b"g", b"L", b"Z"))
+            content = bytes(random.choice((0, 10, 5000, 200_000)))
+            info.size, info.linkname = len(content), random.choice(names)
+            if random.random() < 0.4:
+                info.pax_headers = {random.choice(keys): random.choice(values) for _ in range(2)}
+            tar.addfile(info, io.BytesIO(content))
+    raw = stream.getvalue()
+    if random.random() < 0.4:
+        raw = mutated(random, raw, [raw], (b"\0" * 512, raw[:512] * 1500, b"11 path=aa\n"))
+    raw = gzip.compress(raw, 1, mtime=0)
+    return mutated(random, raw, [raw], (b"",)) if random.random() < 0.2 else raw
 
 
 def read_record(raw: bytes) -> None:

@@ -6,11 +6,12 @@ import csv
 import io
 import json
 import pickle
+import shutil
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +23,8 @@ from ase.build import molecule
 from rdkit import Chem
 
 from molflt.data.ase_files import read_ase
+from molflt.data.fetch.catalogue import OC20_IS2RE
+from molflt.data.fetch.unpack import unpack
 from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.rdkit_io import from_smiles, read_sdf
@@ -273,9 +276,28 @@ def _encodings(folder: Path) -> Target:
     return Target(make, read)
 
 
+def _archive(folder: Path) -> Target:
+    file, target = folder / "data.tar.gz", folder / "is2res"
+    limits = replace(OC20_IS2RE, max_members=20, unpacked=1 << 19)
+
+    def read(raw: bytes) -> None:
+        file.write_bytes(raw)
+        shutil.rmtree(target, ignore_errors=True)
+        try:
+            unpack(limits, file, target)
+        finally:
+            outside = {path.name for path in folder.iterdir()} - {file.name, target.name}
+            assert not outside, f"written outside: {outside}"
+
+    return Target(inputs.archive, read)
+
+
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "pyg1": lambda folder: _pickles(folder, 0),
     "pyg2": lambda folder: _pickles(folder, 1),
+    "bombs": lambda folder: Target(inputs.bomb, inputs.read_record),
+    "extents": lambda folder: Target(inputs.extents, inputs.read_and_connect),
+    "archive": _archive,
     "lmdb": _lmdb,
     "extxyz": _extxyz,
     "sdf": _sdf,

@@ -52,6 +52,8 @@ CASES: dict[str, tuple[Any, Any, list[bool], float, str]] = {
     "the largest plane": ([[0, 0, 0], [1e5, 1e5, 0]], NONE, OPEN, 6.0, "0 neighbours"),
     "the largest body": ([[0, 0, 0], [1e5, 1e5, 1e5]], NONE, OPEN, 1.0, "0 neighbours"),
     "wire": ([[0, 0, 0], [1e5, 1e5, 1]], np.diag([1, 1, 3]).tolist(), [False, False, True], 6.0, "8 neighbours"),
+    "wire, many thin cells": ([[0, 0, 0], [2945, 1, 1261]], np.diag([1, 1.45, 1]).tolist(), [False, True, False], 6.0,
+                              "16 neighbours"),
     "slab": ([[0, 0, 0], [0, 0, 9e6]], np.diag([20, 20, 1]).tolist(), [True, True, False], 6.0, "atom 1 lies 9e+06"),
     "large cell": ([[0, 0, 0]], np.diag([1e5, 1e5, 3]).tolist(), [True] * 3, 6.0, "4 neighbours"),
     "too large a cell": ([[0, 0, 0]], np.diag([1e8, 3, 3]).tolist(), [True] * 3, 6.0, "vector is 1e+08 Å long"),

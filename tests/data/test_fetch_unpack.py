@@ -81,6 +81,10 @@ def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
         ([(f"is2res/{k}", bytes(7000)) for k in range(10)], "unpacks to more than"),
         ([(f"is2res/{k}", b"") for k in range(21)], "more than 20 files"),
         ([("is2res/" + "a/" * (1 << 20), b"x")], "too long"),
+        ([("is2res/" + "a" * 300, b"x")], "is no name for a file"),
+        ([("is2res/" + "a/" * 40, b"x")], "is no name for a file"),
+        ([("is2res/\x1b[31m\n", b"x")], "is no name for a file"),
+        ([("is2res/\udcff", b"x")], "is no name for a file"),
         ([], "is empty"),
     ],
 )
@@ -177,3 +181,33 @@ def test_a_pax_header_cannot_smuggle_a_path(tmp_path: Path) -> None:
         tar.addfile(info, io.BytesIO())
     with pytest.raises(InputError, match="leads outside"):
         run(gzip.compress(buffer.getvalue(), mtime=0), tmp_path)
+
+
+def _pax(records: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("is2res/a")
+        info.pax_headers = records
+        tar.addfile(info, io.BytesIO())
+    return buffer.getvalue()
+
+
+def _headers_for_headers() -> bytes:
+    info = tarfile.TarInfo("p")
+    info.type, info.size = tarfile.XHDTYPE, 11
+    return (info.tobuf() + b"11 path=aa\n".ljust(512, b"\0")) * 2000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _headers_for_headers(),
+        _pax({"GNU.sparse.size": "x", "GNU.sparse.map": "a,b"}),
+        _pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1", "GNU.sparse.name": "s"}),
+    ],
+    ids=["headers for headers", "no numbers", "no map"],
+)
+def test_headers_that_tarfile_stumbles_over(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the archive is damaged"):
+        run(gzip.compress(content, mtime=0), tmp_path)
+    assert not list((tmp_path / "outer" / "inner").iterdir())

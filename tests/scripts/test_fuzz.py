@@ -12,7 +12,10 @@ import pytest
 from scripts.tools import fuzz
 from scripts.tools.fuzz_targets import TARGETS, Target
 
-N = {"smiles": 60, "config": 100, "model": 200, "names": 60, "encodings": 60}
+N = {
+    "smiles": 60, "config": 100, "model": 200, "names": 60, "encodings": 60, "bombs": 10, "extents": 100,
+    "archive": 100,
+}  # fmt: skip
 """Inputs of a target; the quick ones get more."""
 
 
@@ -22,9 +25,11 @@ def test_nothing_is_found(target: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "n"), [("names", 500), ("encodings", 3_000)])
-def test_nothing_is_found_in_a_minute(target: str, n: int) -> None:
-    assert fuzz.run(target, 10_000, n) == []
+@pytest.mark.parametrize(
+    ("target", "n"), [("names", 500), ("encodings", 3_000), ("bombs", 50), ("extents", 1200), ("archive", 1200)]
+)
+def test_nothing_is_found_by_many(target: str, n: int) -> None:
+    assert fuzz.run(target, 100_000, n) == []
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -12,10 +12,14 @@ from pathlib import Path, PurePosixPath
 from molflt.data.fetch.catalogue import Archive
 from molflt.data.progress import ByteMeter, MeteredFile, size_text
 from molflt.errors import InputError, naming
+from molflt.printable import printable
 
 _BLOCK = 1 << 20
 _HEADERS = 1 << 20
 """Bytes that may stand between the contents of two files; long names are read into memory."""
+
+_LONGEST_PART, _MOST_PARTS = 255, 32
+"""Bytes of a name, which most file systems have, and folders in a path."""
 
 
 class _Limited:
@@ -49,7 +53,7 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
 
     Raises:
         InputError: the file is damaged, or something in it is refused: an absolute path, one that leads outside,
-            a link, a device, a name that comes twice, too many members or too many bytes.
+            a link, a device, a name that comes twice or is none, too many members or too many bytes.
     """
     temporary = target.with_name(f".{target.name}.unpacking")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -70,7 +74,12 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
         # Usually everything lies in one folder, which then is the one that is wanted.
         single = len(content) == 1 and content[0].is_dir()
         os.replace(content[0] if single else temporary, target)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except InputError:
+        raise
+    # ValueError, OverflowError: numbers in headers that are none; RecursionError: a header for a header, and so on.
+    except (
+        tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
         raise InputError(f"{file}: the archive is damaged ({error}); fetch it again") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -115,6 +124,12 @@ def _inside(folder: Path, member: tarfile.TarInfo, file: Path) -> Path:
     # A backslash or a colon separates on other systems.
     if member.name.startswith("/") or ".." in parts or any(c in member.name for c in "\\:\0"):
         raise InputError(f"{file}: refused, the path {shown} leads outside the folder")
+    plain = printable(member.name) == member.name
+    if not plain or len(parts) > _MOST_PARTS or any(len(part.encode()) > _LONGEST_PART for part in parts):
+        raise InputError(
+            f"{file}: refused, {shown[:200]} is no name for a file: it has control characters, bytes that are no "
+            f"text, more than {_LONGEST_PART} bytes, or more than {_MOST_PARTS} folders"
+        )
     path = folder.joinpath(*parts)
     if member.isreg() and (not parts or path.exists()):
         raise InputError(f"{file}: refused, {shown} comes twice or has no name")
