@@ -88,7 +88,7 @@ def test_what_is_piped_on_is_utf_8(locale: dict[str, str]) -> None:
     """As molflt reads it, whatever the locale; and only what is asked for is anything else."""
     variables = {name: value for name, value in locale.items() if name != "PYTHONIOENCODING"}
     printed = run(variables, "config", "tiny").stdout
-    assert "eV/Å" in printed.decode("utf-8")
+    assert "displacement head, Å" in printed.decode("utf-8")
 
 
 def test_a_terminal_that_cannot_show_a_character_gets_an_escape(model_path: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The sampled estimator: unbiased, as noisy as theory says, and invariant where it says so (FLT appendix A)."""
 
+import dataclasses
+import itertools
 import math
 from functools import lru_cache
 
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi
 
+from molflt.attention.far.costs import DIRECTIONS, THREADS, Costs, LayerSizes, Work
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.members import GaussianRPE
 from molflt.errors import InputError
@@ -277,16 +280,17 @@ def test_both_orders_agree(keys, far_rank, far_dim):
 
 
 @pytest.mark.parametrize("keys", [LINEAR["random"], LINEAR["averaged"]], ids=str)
-def test_the_counted_cost_is_that_of_the_features(keys):
-    """Applied once more, an operator takes two products with its features more: N · features · channels each."""
+def test_the_counted_work_is_that_of_the_features(keys):
+    """Two products with the features in each application: N · features · channels each."""
     shared = Layer(mechanism="undamped", **keys).shared
     geometry, basis = geometry_of([STRUCTURES["molecule"]()]), shared.rpe()
     features = shared.method.operator(geometry, 0, basis).features
-    once, twice = (shared.method.operator_cost(geometry, 0, basis, 8, applied) for applied in (1, 2))
-    assert twice - once == pytest.approx(2 * features.numel() * 8, rel=1e-12)
+    sizes = LayerSizes(n_applications=6, n_heads=4, dim=32, far_dim=8, rank=1, n_layers=3)
+    work = shared.method.operator_work(geometry, 0, basis, sizes)
+    assert work.feature_products == pytest.approx(2 * 6 * features.numel() * 8, rel=1e-12)
     slab = geometry_of([STRUCTURES["slab"]()])
     assert shared.method.operator(slab, 0, basis) is None
-    assert not math.isfinite(shared.method.operator_cost(slab, 0, basis, 8, 2))
+    assert shared.method.operator_work(slab, 0, basis, sizes) is None
 
 
 @pytest.mark.parametrize(("keys", "name"), [({}, "molecule"), ({"l_max": 2}, "slab")])
@@ -296,8 +300,11 @@ def test_an_order_that_is_not_there_is_refused(keys, name):
         Layer(mechanism="undamped", **keys)([STRUCTURES[name]()], "linear")
 
 
-def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing():
+def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing(monkeypatch):
     """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
+    alike = Work(**{field.name: 1e-9 for field in dataclasses.fields(Work)})
+    everywhere = dict.fromkeys(itertools.product(THREADS, DIRECTIONS), alike)
+    monkeypatch.setattr("molflt.attention.context.costs", lambda: Costs(everywhere))
     layer = Layer(mechanism="undamped", l_max=2)
     atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
     geometry = layer.geometry(atoms)

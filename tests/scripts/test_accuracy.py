@@ -94,7 +94,7 @@ def test_no_two_processes_take_the_same_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(accuracy, "run_variant", run_variant)
     options = argparse.Namespace(out=tmp_path, results=tmp_path / "accuracy.csv", miniature=False, threads=1)
     (tmp_path / "claims").mkdir()
-    with FileLock(tmp_path / "claims" / "is2re-molflt-0-0"):
+    with FileLock(tmp_path / "claims" / "is2re-flt-0-0"):
         accuracy.run_one("flt", "is2re", 0, 0, options)
         assert not taken
     for seed in (0, 0, 1):

@@ -60,7 +60,7 @@ def test_a_damaged_page_or_csv_is_noticed(tmp_path):
 def test_accuracy_is_summarised_over_runs():
     run = {"set": "qm7", "model": "flt", "epochs": "3", "minutes": "1", "parameters": "1234"}
     rows = [{**run, "split": split, "mae": mae} for mae in ("0.1", "0.2") for split in ("val", "test")]
-    assert "| molflt | 0.1500 ± 0.0707 | 0.1500 ± 0.0707 | 2 | 3 | 1.0 | 1,234 |" in accuracy.table("qm7", rows=rows)
+    assert "| flt | 0.1500 ± 0.0707 | 0.1500 ± 0.0707 | 2 | 3 | 1.0 | 1,234 |" in accuracy.table("qm7", rows=rows)
 
 
 def test_a_store_keeps_rows_and_does_not_mix_conditions(tmp_path):

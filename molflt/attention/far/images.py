@@ -146,7 +146,8 @@ def padded_cell(
     periodic = periodic_vectors(geometry, b)
     if len(periodic) == 3:
         return geometry.cell[b]
-    padding = cutoff_factor(tolerance) * basis.widths.to(torch.float64).max()
+    # What the padding changes is below the tolerance, and so is its derivative with respect to a width.
+    padding = cutoff_factor(tolerance) * basis.widths.detach().to(torch.float64).max()
     positions = geometry.atoms_of(b)
     rows = [*periodic]
     for direction in open_frame(geometry, b) if frame is None else frame:
