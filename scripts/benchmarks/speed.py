@@ -221,7 +221,7 @@ def main() -> None:
     options.out = options.out or PATH.parent
     options.threads = 1 if options.quick else max(THREADS)
     options.limit, options.memory = LIMIT, available_memory()
-    options.repeats, options.seconds = (2, 1.0) if options.quick else (9, 8.0)
+    options.repeats, options.seconds = (2, 1.0) if options.quick else (9, 4.0)
     conditions = {
         "dim": layers.DIM,
         "heads": layers.HEADS,
