@@ -27,6 +27,8 @@ from scripts.benchmarks.measuring import DONE, resident
 
 DENSE = "sdpa+bias"
 WARM_ATOMS = 64
+SLAB_LAYERS = 6
+"""Layers of a model of slabs, as of the preset ``base``; they share what is prepared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,9 @@ class Spec:
     gibibytes: float
 
 
-def build(name: str) -> torch.nn.Module:
-    """The layer called so."""
-    return DenseWithBias() if name == DENSE else MolfltLayer(name)
+def build(name: str, n_layers: int) -> torch.nn.Module:
+    """The layer called so, of a model of some layers."""
+    return DenseWithBias() if name == DENSE else MolfltLayer(name, n_layers=n_layers)
 
 
 def batch_for(found: list[Data], layer: torch.nn.Module) -> Batch:
@@ -167,7 +169,7 @@ def measure(spec: Spec) -> dict[str, Any]:
     torch.set_num_threads(spec.threads)
     torch.manual_seed(0)
     device = torch.device(spec.device)
-    named = {row: build(row).to(device) for row in spec.rows}
+    named = {row: build(row, SLAB_LAYERS if spec.kind == "oc20" else 1).to(device) for row in spec.rows}
     start = time.perf_counter()
     found = structures.make(spec.kind, spec.size)
     batch = structures.batch_with_neighbours(found, layers.CUTOFF).to(device)

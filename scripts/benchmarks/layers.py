@@ -40,18 +40,20 @@ class MolfltLayer(nn.Module):
         dim: width.
         n_heads: heads.
         n_rbf: size of the distance basis.
+        n_layers: of the model that it is a layer of: they share what is prepared, which decides how it is prepared.
     """
 
-    def __init__(self, name: str, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF) -> None:
+    def __init__(
+        self, name: str, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF, n_layers: int = 1
+    ) -> None:
         super().__init__()
         schema = mechanisms()[ROWS[name].get("mechanism", DEFAULT_MECHANISM)].config
-        sizes = {"n_basis": N_BASIS, "sigma_min": 2.0, "sigma_max": 12.0, "moment_channels": 0}
-        own = {key: value for key, value in sizes.items() if key in schema.model_fields}
+        keys = {"n_basis": N_BASIS, "sigma_min": 2.0, "sigma_max": 12.0, "moment_channels": 0}
+        own = {key: value for key, value in keys.items() if key in schema.model_fields}
         self.config = attention_config(**{**own, **ROWS[name]})
         self.radial = GaussianDistanceBasis(n_rbf, CUTOFF)
-        self.positions, (self.layer,) = build_attention(
-            self.config, Sizes(dim=dim, n_heads=n_heads, n_layers=1, n_rbf=n_rbf)
-        )
+        sizes = Sizes(dim=dim, n_heads=n_heads, n_layers=n_layers, n_rbf=n_rbf)
+        self.positions, (self.layer, *_) = build_attention(self.config, sizes)
         self.local = isinstance(self.config, LayerKeys)
 
     @property

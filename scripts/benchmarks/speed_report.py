@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scripts import results
-from scripts.benchmarks.layer_worker import DENSE
+from scripts.benchmarks.layer_worker import DENSE, SLAB_LAYERS
 from scripts.benchmarks.measuring import DONE, duration, size, spread
 
 PATH = results.DOCS / "results" / "speed.csv"
@@ -39,7 +39,8 @@ class Measured:
             of = one["part"], one["kind"], one["direction"], one["threads"], one["row"]
             if of == ("layer", kind, direction, threads, row):
                 applied, prepared = results.numbers(one["layer_seconds"]), results.numbers(one["prepare_seconds"])
-                turns = [a + p for a, p in zip(applied, prepared, strict=True)]
+                among = SLAB_LAYERS if kind == "oc20" else 1
+                turns = [a + p / among for a, p in zip(applied, prepared, strict=True)]
                 found.setdefault(int(one["size"]), []).extend(applied if what == LAYER else turns)
         return dict(sorted(found.items()))
 
@@ -91,7 +92,8 @@ def targets() -> str:
                 n = next(iter(of[0].keys() & of[1].keys()), None)
                 return MISSING if n is None else f"{of[0][n] / of[1][n]:.2f}"
 
-            line(f"slabs of 80 to 200 atoms, time over {DENSE}'s, {_DIRECTIONS[direction]}, {what}", target, share)
+            part = what if what == LAYER else "with its share of the preparation"
+            line(f"slabs of 80 to 200 atoms, time over {DENSE}'s, {_DIRECTIONS[direction]}, {part}", target, share)
     header = ["", "target", *(f"{row}, {_threads(threads)}" for row, threads in columns)]
     return results.markdown(header, found)
 

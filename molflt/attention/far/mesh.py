@@ -273,7 +273,8 @@ class MeshMethod(FrequencyMethod):
             some, column = torch.unique(node, return_inverse=True)
             planes.append(some)
             columns.append(column)
-        x, y, z = columns
+        # A cell of a million atoms has 216 million entries.
+        x, y, z = (column.to(torch.int32) for column in columns)
         n_planes = (len(planes[0]), len(planes[1]), len(planes[2]))
         place = (x[:, :, None] * n_planes[1] + y[:, None, :])[..., None] * n_planes[2] + z[:, None, None, :]
         weights = weights.to(geometry.dtype)
