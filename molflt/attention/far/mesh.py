@@ -125,7 +125,8 @@ def _channels_at_once(n_planes: Sequence[int], waves: Sequence[Sequence[int]]) -
     """How many channels are carried at a time on a grid of some planes with the waves of every band."""
     _, y, z = n_planes
     largest = max(math.prod(n_planes), sum(w[0] for w in waves) * y * z, *map(math.prod, waves))
-    return min(max(_MESH_VALUES_AT_ONCE // largest, _CHANNELS_AT_LEAST), _CHANNELS_AT_MOST)
+    least = max(1, min(_CHANNELS_AT_LEAST, _MESH_VALUES_AT_MOST // largest))
+    return min(max(_MESH_VALUES_AT_ONCE // largest, least), _CHANNELS_AT_MOST)
 
 
 @dataclass
@@ -500,8 +501,11 @@ _MESH_VALUES_AT_ONCE, _CHANNELS_AT_LEAST, _CHANNELS_AT_MOST = 1 << 22, 16, 128
 come from the operating system page by page, which takes longer than the arithmetic on them; fewer channels waste what
 is fetched with a point; more do not stay in the cache."""
 
+_MESH_VALUES_AT_MOST = 1 << 27
+"""512 MiB in float32, four or five times over: few channels are the lesser evil on a grid for a million atoms."""
+
 _MOST_POINTS = 1 << 26
-"""Grid points or waves of the largest mesh: 4 GiB for sixteen channels in float32, several times over."""
+"""Grid points or waves of the largest mesh."""
 
 _FEW = 50
 """Atoms of a piece that is summed over pairs instead of on a mesh."""
