@@ -196,7 +196,7 @@ def main() -> None:
             for path, new in ((scales_path, waves), (options.results, [found])):
                 if new:
                     rows = [*results.read(path), *({**one, **made} for one in new)]
-                    results.write(path, rows, (*new[0], *results.PROVENANCE))
+                    results.write(path, rows, (*new[0], *results.PROVENANCE), digits=3)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     if options.results == KEPT:
