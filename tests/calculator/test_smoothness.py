@@ -13,6 +13,9 @@ import pytest
 from ase import Atoms
 from ase.build import bulk, fcc111
 
+from molflt.attention.far.choice import AutomaticMethod
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.lattice import LatticeMethod
 from molflt.calculator.ase_calculator import HeldMethod, MolFLTCalculator
 from tests.attention.structures import STRUCTURES
 
@@ -60,10 +63,6 @@ def _not_held(self, model, batch):
     yield
 
 
-SLAB = {"sigma_max": 2.5}
-"""Along ``move`` this slab crosses from the lattice sum to the image sum."""
-
-
 FLT, BOTH, MESH = {}, {"spectrum": "both"}, {"frequencies": "mesh"}
 PATHS = [(slab, move, 0.75), (slab, strain, 1.0), (crystal, strain, 1.0)]
 CASES = [(attention, *path) for attention in (FLT, BOTH, MESH) for path in PATHS]
@@ -77,18 +76,24 @@ def test_no_jump_in_400_steps(random_model, attention, make, change, span):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("attention", "change", "start", "span"),
-    [(SLAB, move, 0.95, 0.25), (MESH, strain, 0.0, 1.0)],
-)
-def test_what_is_held_would_jump(random_model, monkeypatch, attention, change, start, span):
+@pytest.mark.parametrize("held", ["method", "grid"])
+def test_what_is_held_would_jump(random_model, monkeypatch, held):
     """Power, and the reason for holding: the same path with the choice left free."""
-    atoms = slab()
-    if start:
-        change(atoms, start)
-    assert roughness(MolFLTCalculator(random_model(attention)), atoms, change, span, 100) < BOUND
+    path = {
+        "method": ({"tolerance": 9e-3}, slab(), move, 0.5, 100),
+        "grid": (MESH, slab() * (3, 3, 1), strain, 1.0, 200),
+    }
+    attention, *along = path[held]
+
+    def by_height(self, geometry, b):
+        heights = geometry.atoms_of(b)[:, 2]
+        return [LatticeMethod(9e-3) if float(heights[-1] - heights[0]) < 2.2 else ExactMethod()]
+
+    if held == "method":
+        monkeypatch.setattr(AutomaticMethod, "candidates", by_height)
+    assert roughness(MolFLTCalculator(random_model(attention)), *along) < BOUND
     monkeypatch.setattr(HeldMethod, "applied", _not_held)
-    assert roughness(MolFLTCalculator(random_model(attention)), atoms, change, span, 100) > 5 * BOUND
+    assert roughness(MolFLTCalculator(random_model(attention)), *along) > 5 * BOUND
 
 
 def test_choices_are_made_anew_for_other_atoms(random_model):
