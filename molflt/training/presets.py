@@ -52,7 +52,7 @@ _PAPER_RPE = {"spectrum": "sampled", "n_basis": 32, "far_rank": 1, "moment_chann
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": (
-        "two minutes on two cores; mean absolute error on val 0.094 eV, seed 0",
+        "two minutes on two cores; mean absolute error on val 0.092 eV, seed 0",
         {
             "model": {
                 "dim": 64,
@@ -67,7 +67,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "small": (
-        "a quarter of an hour on two cores; mean absolute error on val 0.066 eV, on test 0.065 eV, seed 0",
+        "a quarter of an hour on two cores; mean absolute error with Gaussians alone 0.066 eV on val, 0.065 eV on "
+        "test, seed 0",
         {
             "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 24},
             "data": {"max_atoms": 768},
