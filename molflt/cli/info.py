@@ -48,7 +48,10 @@ def _model_info(path: Path) -> dict[str, Any]:
     metadata = loaded.metadata.model_dump(mode="json")
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
     card = {"card": str(path.with_suffix(".md"))} if path.with_suffix(".md").exists() else {}
-    return {"model": str(path), **card, "parameters": loaded.model.n_parameters(), "elements": symbols, **metadata}
+    rpe = getattr(loaded.model.positions, "rpe", None)
+    reach = {} if rpe is None else {"widest_member": f"{float(rpe.widths.max()):.3g} Å"}
+    sizes = {"parameters": loaded.model.n_parameters(), **reach}
+    return {"model": str(path), **card, **sizes, "elements": symbols, **metadata}
 
 
 def _data_info(path: str) -> dict[str, Any]:

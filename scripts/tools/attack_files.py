@@ -27,5 +27,10 @@ _KINDS = {
     "model": "model files: changed bytes, headers and configurations",
     "config": "YAML: changed bytes, tags, anchors, interpolations",
     "shards": "shards of predictions: changed bytes and JSON",
+    "bombs": "small records that would be large as arrays, in 1 GiB",
+    "extents": "records with positions and cells of every size, to the neighbour list",
+    "archive": "archives for fetch: names, links, sizes and headers of every sort",
+    "names": "records whose texts are hardly any, to every kind of file and back",
+    "encodings": "text files in encodings of all kinds, with damage",
 }
-ATTACKS = tuple(_attack(name, _KINDS.get(name, f"{name}: hostile input")) for name in TARGETS)
+ATTACKS = tuple(_attack(name, _KINDS[name]) for name in TARGETS)
