@@ -49,7 +49,7 @@ def _model_info(path: Path) -> dict[str, Any]:
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
     card = {"card": str(path.with_suffix(".md"))} if path.with_suffix(".md").exists() else {}
     rpe = getattr(loaded.model.positions, "rpe", None)
-    reach = {} if rpe is None else {"widest_member": f"{float(rpe.widths.max()):.3g} Å"}
+    reach = {} if rpe is None else {"widest_member": f"{float(rpe.widths.detach().max()):.3g} Å"}
     sizes = {"parameters": loaded.model.n_parameters(), **reach}
     return {"model": str(path), **card, **sizes, "elements": symbols, **metadata}
 

@@ -217,6 +217,7 @@ def test_info_on_a_model(molflt: Run, tiny_run: Path, loaded: LoadedModel) -> No
         assert "target: y_relaxed" in result.out
         content = json.loads(molflt("info", path, "--json").out)
         assert content["parameters"] == loaded.model.n_parameters()
+        assert content["widest_member"] == f"{float(loaded.model.positions.rpe.widths.detach().max()):.3g} Å"
         assert "Cu" in content["elements"]
         assert content["config"]["dim"] == 16
 
