@@ -32,9 +32,12 @@ Room = Callable[[int], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def room() -> Iterator[Room]:
+def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     """Room for so many bytes in each file, within ``with``. Python ignores the signal, so that writes fail."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # What is imported here for the first time would leave half of its bytecode behind.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
     @contextmanager
     def limited(n_bytes: int) -> Iterator[None]:
