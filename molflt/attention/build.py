@@ -70,6 +70,11 @@ class Sizes:
         """Width of a head."""
         return self.dim // self.n_heads
 
+    @property
+    def n_applications(self) -> int:
+        """How often a layer is applied, all layers together."""
+        return self.n_layers * self.n_recycles
+
     def generator(self) -> torch.Generator:
         """Of everything random that is part of the model; the same at every call."""
         return torch.Generator().manual_seed(self.seed)
@@ -109,8 +114,7 @@ def build_softmax(config: SoftmaxConfig, sizes: Sizes) -> Built:
 
 def build_local(config: LocalConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3 without its far field."""
-    n_applications = sizes.n_layers * sizes.n_recycles
-    near_only = LayerSizes(n_applications, sizes.n_heads, sizes.dim, far_dim=0, rank=1, n_layers=sizes.n_layers)
+    near_only = LayerSizes(sizes.n_applications, sizes.n_heads, sizes.dim, far_dim=0, rank=1, n_layers=sizes.n_layers)
     positions = FourierPositions(None, None, near_only, config.order, config.moment_channels > 0)
     return positions, [_layer(config, sizes, 0, 0, None, sizes.dim) for _ in range(sizes.n_layers)]
 
@@ -138,7 +142,7 @@ def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: 
     share = 1 if config.far_rank == "m" else FAR_SHARE
     far_dim = config.far_dim or sizes.n_heads * math.ceil(sizes.head_dim / share)
     layer_sizes = LayerSizes(
-        n_applications=sizes.n_layers * sizes.n_recycles,
+        n_applications=sizes.n_applications,
         n_heads=sizes.n_heads,
         dim=sizes.dim,
         far_dim=far_dim,

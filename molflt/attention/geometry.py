@@ -182,6 +182,21 @@ class _Pack(torch.autograd.Function):
         return _Pad.apply(gradient, ctx.slot, ctx.n_slots), None
 
 
+def geometry_of_batch(batch: Any, dtype: torch.dtype, n_max: int | None = None) -> Geometry:
+    """:func:`build_geometry` of the fields of a batch with its neighbour list."""
+    return build_geometry(
+        batch.positions,
+        batch.atomic_numbers,
+        batch.batch,
+        batch.cell,
+        batch.pbc,
+        batch.edge_index,
+        batch.cell_offsets,
+        dtype,
+        n_max,
+    )
+
+
 def build_geometry(
     positions: Tensor,
     atomic_numbers: Tensor,

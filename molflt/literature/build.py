@@ -76,8 +76,7 @@ def build_randomised(config: RandomisedConfig, sizes: Sizes) -> Built:
 def build_randomised_rpe(config: RandomisedRpeConfig, sizes: Sizes) -> Built:
     """RA with the local RPE and f̂ as its positional mask, on pairs."""
     rpe = build_rpe(config, config.spectrum, sizes.seed)
-    n_applications = sizes.n_layers * sizes.n_recycles
-    on_pairs = LayerSizes(n_applications, sizes.n_heads, sizes.dim, sizes.dim, rank=1, n_layers=sizes.n_layers)
+    on_pairs = LayerSizes(sizes.n_applications, sizes.n_heads, sizes.dim, sizes.dim, rank=1, n_layers=sizes.n_layers)
     method = interchangeable_method(config.frequencies, config.tolerance)
     positions = FourierPositions(rpe, method, on_pairs, "quadratic", moments=False)
     return positions, [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.far.choice import Contraction
-from molflt.attention.geometry import Geometry, build_geometry
+from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.kernels.random_features import redraw
 from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
@@ -178,17 +178,7 @@ class EnergyModel(nn.Module):
 
     def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
         """The geometry of a batch, in the precision of the weights; arguments as of :meth:`forward`."""
-        return build_geometry(
-            batch.positions,
-            batch.atomic_numbers,
-            batch.batch,
-            batch.cell,
-            batch.pbc,
-            batch.edge_index,
-            batch.cell_offsets,
-            self.dtype,
-            n_max,
-        )
+        return geometry_of_batch(batch, self.dtype, n_max)
 
     def redraw_features(self, seed: int) -> None:
         """Draw the random features of every layer anew, the same for the same seed."""

@@ -29,7 +29,6 @@ from ase.io import write as write_frames
 from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
 
-from molflt.attention.far.members import GaussianRPE
 from molflt.data.labels import LabelSpec
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
@@ -104,33 +103,20 @@ def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> Trai
     )
 
 
-def scales(model: EnergyModel) -> torch.Tensor | None:
-    """(n_waves,) 1/Å, the scales of the model's waves; None without any."""
-    for module in model.modules():
-        if isinstance(module, GaussianRPE) and module.epsilon is not None:
-            return module.scales[module.epsilon > 0].detach()
-    return None
-
-
-class StartingScales(Callback):
-    """Keeps the scales before the first step, in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Unless an earlier part of the run has done so."""
-        found = scales(pl_module.model)
-        if found is not None and not self.path.exists():
-            torch.save(found, self.path)
+def waves(model: EnergyModel) -> tuple[list[float], list[float]]:
+    """ε and the scale, 1/Å, of each of a model's waves."""
+    rpe = getattr(model.positions, "rpe", None)
+    if rpe is None or rpe.epsilon is None:
+        return [], []
+    chosen = rpe.epsilon > 0
+    return rpe.epsilon[chosen].tolist(), rpe.scales[chosen].tolist()
 
 
 def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train and judge: a row of clusters.csv, and one of scales.csv for each wave."""
     parts, name = write_parts(out), f"{row}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
     run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
-    before = out / f"{name}-scales.pt"
-    callbacks: list[Callback] = [spent, StartingScales(before)]
+    callbacks: list[Callback] = [spent]
     callbacks += [FrozenScales()] if "frozen" in row else []
     train(run_config(row, seed, epochs, parts), run, resume=True, say=lambda line: None, callbacks=callbacks)
     loaded = load_model(run / "last.safetensors")
@@ -150,14 +136,13 @@ def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], 
         "minutes": spent.seconds / 60,
         "parameters": loaded.model.n_parameters(),
     }
-    after = scales(loaded.model)
-    if after is None:
-        return found, []
-    start = torch.load(before, weights_only=True)
-    rpe = next(m for m in loaded.model.modules() if isinstance(m, GaussianRPE))
-    assert rpe.epsilon is not None
-    waves = zip(rpe.epsilon[rpe.epsilon > 0].tolist(), start.tolist(), after.tolist(), strict=True)
-    return found, [{"row": row, "seed": seed, "epsilon": e, "before": s, "after": t} for e, s, t in waves]
+    epsilon, after = waves(loaded.model)
+    # Nothing is drawn for them but the order of the quantiles, which is of the model's seed.
+    _, before = waves(EnergyModel(loaded.metadata.config, loaded.metadata.seed))
+    return found, [
+        {"row": row, "seed": seed, "epsilon": e, "before": s, "after": t}
+        for e, s, t in zip(epsilon, before, after, strict=True)
+    ]
 
 
 def scales_figure(rows: list[results.Row]) -> Figure:

@@ -41,7 +41,7 @@ from molflt.attention.context import FourierPositions
 from molflt.attention.far.choice import ORDERS, Order, work_of
 from molflt.attention.far.costs import DIRECTIONS, THREADS, VARIABLE, Costs, Direction, Threads, Work, costs
 from molflt.attention.far.method import FrequencyMethod
-from molflt.attention.geometry import build_geometry
+from molflt.attention.geometry import geometry_of_batch
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from molflt.attention.registry import attention_config
 from molflt.data.ase_io import from_atoms
@@ -155,16 +155,7 @@ class Stack:
         assert isinstance(positions, FourierPositions)
         assert positions.method is not None
         self.positions, self.auto = positions, positions.method
-        self.geometry = build_geometry(
-            batch.positions,
-            batch.atomic_numbers,
-            batch.batch,
-            batch.cell,
-            batch.pbc,
-            batch.edge_index,
-            batch.cell_offsets,
-            torch.float32,
-        )
+        self.geometry = geometry_of_batch(batch, torch.float32)
         self.n_edges = batch.edge_index.shape[1]
         self.x = torch.randn(self.geometry.n_atoms, shape.dim)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from molflt.attention import context, layer, near
-from molflt.attention.far import lattice, mesh
+from molflt.attention.far import lattice, mesh, mesh_operator
 from molflt.attention.far.method import PositionFeatures
 from scripts import results
 from scripts.benchmarks import layers, measuring, structures
@@ -49,9 +49,9 @@ STAGES: dict[str, list[tuple[Any, str]]] = {
     "f̂ on pairs": [(context, "_pair_basis"), (layer, "on_pairs")],
     "mesh: grid": [(mesh.MeshMethod, "operator")],
     "lattice: waves": [(lattice.LatticeMethod, "operator")],
-    "mesh: waves": [(mesh, "along_first"), (mesh, "along_others"), (mesh, "exchange")],
-    "mesh: filters": [(mesh.Band, "filters"), (mesh.MeshOperator, "_convolve")],
-    "mesh: order of the atoms": [(mesh.MeshOperator, "__call__")],
+    "mesh: waves": [(mesh_operator, "along_first"), (mesh_operator, "along_others"), (mesh_operator, "exchange")],
+    "mesh: filters": [(mesh_operator.Band, "filters"), (mesh_operator.MeshOperator, "_convolve")],
+    "mesh: order of the atoms": [(mesh_operator.MeshOperator, "__call__")],
     "lattice: sums": [(PositionFeatures, "__call__")],
     "local part on the neighbour list": [(layer.FourierAttention, "_on_edges")],
     "local and far part on pairs": [(layer.FourierAttention, "_on_pairs")],
@@ -102,7 +102,7 @@ def watched() -> Iterator[Watch]:
     """A watch on the functions of :data:`STAGES`, which are themselves again afterwards."""
     watch = Watch()
     places = [(owner, name, stage) for stage, functions in STAGES.items() for owner, name in functions]
-    places.append((mesh, "weighted_sum", _spread_or_read))
+    places.append((mesh_operator, "weighted_sum", _spread_or_read))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:
         for owner, name, stage in places:

@@ -1,8 +1,8 @@
 """The oldest packages that molflt says it works with: install exactly these, run tests, and write down the outcome.
 
     python -m scripts.tools.floors                               # prints them, as a constraints file
-    python -m scripts.tools.floors --try /tmp/floors             # in an environment there, tests of ``TESTS``
-    python -m scripts.tools.floors --try /tmp/new --newest --python python3.13 tests/data
+    python -m scripts.tools.floors --try runs/floors             # in an environment there, tests of ``TESTS``
+    python -m scripts.tools.floors --try runs/new --newest --python python3.13 tests/data
                                                                  # the newest packages, another Python, these tests
 
 The environment and a copy of the last commit are made in a new folder outside of the repository. The outcome replaces

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from ase import Atoms
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import MechanismConfig
+from molflt.attention.far.costs import DIRECTIONS, THREADS, Costs, Work
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from molflt.attention.registry import attention_config
 from molflt.attention.smooth import envelope
@@ -63,6 +66,23 @@ class Layer:
         weights = torch.linspace(-1, 1, out.numel(), dtype=self.dtype).view_as(out)
         found = torch.autograd.grad((out * weights).sum(), [geometry.positions, *parameters], allow_unused=True)
         return out.detach(), [g for g in found if g is not None]
+
+
+def check_batch_mates_change_nothing(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
+    alike = Work(**{field.name: 1e-9 for field in dataclasses.fields(Work)})
+    everywhere = dict.fromkeys(itertools.product(THREADS, DIRECTIONS), alike)
+    monkeypatch.setattr("molflt.attention.context.costs", lambda: Costs(everywhere))
+    atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
+    geometry = layer.geometry(atoms)
+    context = layer.context(geometry)
+    assert [c.order for c in context.contractions] == ["quadratic", "linear", "quadratic", "linear"]
+    assert [part.quadratic for part in context.parts] == [True, False]
+    x = torch.randn(geometry.n_atoms, DIM, dtype=torch.float64)
+    together = layer.apply(x, geometry).split(geometry.sizes)
+    for one, expected, inputs in zip(atoms, together, x.split(geometry.sizes), strict=True):
+        found = layer.apply(inputs, layer.geometry([one]))
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
 def check_orders_agree(names: list[str], **keys: Any) -> None:

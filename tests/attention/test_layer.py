@@ -1,6 +1,5 @@
 """The attention of DESIGN §3 against its formula written out with loops, and its two contraction orders."""
 
-import dataclasses
 import itertools
 import math
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from molflt.attention.far.costs import DIRECTIONS, THREADS, Costs, Work
+from molflt.attention.far.costs import DIRECTIONS, THREADS
 from molflt.attention.far.method import PositionFeatures
 from molflt.errors import InputError
 from tests.attention.layers import (
@@ -17,11 +16,11 @@ from tests.attention.layers import (
     DIM,
     HEADS,
     Layer,
+    check_batch_mates_change_nothing,
     check_orders_agree,
     images,
     local_sum,
     prepare,
-    water,
 )
 from tests.attention.structures import STRUCTURES
 
@@ -113,20 +112,7 @@ def test_a_feature_dropped_shows():
 
 
 def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing(monkeypatch):
-    """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
-    alike = Work(**{field.name: 1e-9 for field in dataclasses.fields(Work)})
-    monkeypatch.setattr("molflt.attention.context.costs", lambda: Costs(dict.fromkeys(KEYS, alike)))
-    layer = Layer(frequencies="lattice", tolerance=5e-3)
-    atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
-    geometry = layer.geometry(atoms)
-    context = layer.context(geometry)
-    assert [c.order for c in context.contractions] == ["quadratic", "linear", "quadratic", "linear"]
-    assert [part.quadratic for part in context.parts] == [True, False]
-    x = torch.randn(geometry.n_atoms, DIM, dtype=torch.float64)
-    together = layer.apply(x, geometry).split(geometry.sizes)
-    for one, expected, inputs in zip(atoms, together, x.split(geometry.sizes), strict=True):
-        found = layer.apply(inputs, layer.geometry([one]))
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    check_batch_mates_change_nothing(Layer(frequencies="lattice", tolerance=5e-3), monkeypatch)
 
 
 @pytest.mark.parametrize("method", ["exact", "quadrature"])

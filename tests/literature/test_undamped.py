@@ -1,7 +1,5 @@
 """The sampled estimator: unbiased, as noisy as theory says, and invariant where it says so (FLT appendix A)."""
 
-import dataclasses
-import itertools
 import math
 from functools import lru_cache
 
@@ -12,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi
 
-from molflt.attention.far.costs import DIRECTIONS, THREADS, Costs, LayerSizes, Work
+from molflt.attention.far.costs import LayerSizes
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.members import GaussianRPE
 from molflt.errors import InputError
 from molflt.literature.undamped import UndampedMethod
 from tests.attention.far.oracles import in_another_cell, written_in_another_image
-from tests.attention.layers import DIM, Layer, check_orders_agree, water
+from tests.attention.layers import Layer, check_batch_mates_change_nothing, check_orders_agree, water
 from tests.attention.structures import STRUCTURES, geometry_of, rotated
 
 WEIGHTS = torch.tensor([0.8, -0.5, 0.6], dtype=torch.float64)
@@ -301,21 +299,7 @@ def test_an_order_that_is_not_there_is_refused(keys, name):
 
 
 def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing(monkeypatch):
-    """An atom stays on pairs, a large cluster does not, together as alone; the batch is split and put back."""
-    alike = Work(**{field.name: 1e-9 for field in dataclasses.fields(Work)})
-    everywhere = dict.fromkeys(itertools.product(THREADS, DIRECTIONS), alike)
-    monkeypatch.setattr("molflt.attention.context.costs", lambda: Costs(everywhere))
-    layer = Layer(mechanism="undamped", l_max=2)
-    atoms = [STRUCTURES["atom"](), water(60), STRUCTURES["atom"](), water(50, seed=1)]
-    geometry = layer.geometry(atoms)
-    context = layer.context(geometry)
-    assert [c.order for c in context.contractions] == ["quadratic", "linear", "quadratic", "linear"]
-    assert [part.quadratic for part in context.parts] == [True, False]
-    x = torch.randn(geometry.n_atoms, DIM, dtype=torch.float64)
-    together = layer.apply(x, geometry).split(geometry.sizes)
-    for one, expected, inputs in zip(atoms, together, x.split(geometry.sizes), strict=True):
-        found = layer.apply(inputs, layer.geometry([one]))
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    check_batch_mates_change_nothing(Layer(mechanism="undamped", l_max=2), monkeypatch)
 
 
 def test_a_cut_at_l_max_is_invariant_and_is_an_approximation():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.attention.far import mesh
+from molflt.attention.far import mesh_operator
 from scripts import results
 from scripts.benchmarks import layer_worker as bench
 from scripts.benchmarks import measuring, profile_layer, speed, speed_report, structures
@@ -261,11 +261,11 @@ def test_a_layer_that_fails_does_not_end_the_others(monkeypatch):
 
 def test_a_profile_tells_the_stages_of_the_mesh_apart(monkeypatch):
     """Stages add up to the whole, and the functions are themselves again afterwards."""
-    before = mesh.weighted_sum
+    before = mesh_operator.weighted_sum
     monkeypatch.setitem(ROWS, "mesh", {"frequencies": "mesh", "order": "linear"})
     start = time.perf_counter()
     seen = {row["stage"]: row["ms"] for row in profile_layer.profile("isolated", 60, "mesh", 1)}
-    assert mesh.weighted_sum is before
+    assert mesh_operator.weighted_sum is before
     for stage in (
         "mesh: grid",
         "mesh: spread",

@@ -17,140 +17,19 @@ from torch import Tensor
 
 from molflt.attention.far.costs import LayerSizes, Work
 from molflt.attention.far.exact import ExactMethod
-from molflt.attention.far.grid import (
-    along_first,
-    along_others,
-    assign,
-    exchange,
-    optimal_influence,
-    trigonometric_matrix,
-    wave_numbers,
-)
+from molflt.attention.far.grid import assign, optimal_influence, trigonometric_matrix, wave_numbers
 from molflt.attention.far.images import far_apart, open_frame, padded_cell, periodic_vectors
 from molflt.attention.far.members import TAPER, GaussianBasis
+from molflt.attention.far.mesh_operator import Axes, Band, MeshOperator, PiecesOperator, channels_at_once
 from molflt.attention.far.method import FrequencyMethod
-from molflt.attention.geometry import Geometry, select_rows, subset_of_atoms
+from molflt.attention.geometry import Geometry, subset_of_atoms
 from molflt.attention.smooth import taper
-from molflt.attention.sparse import SparsePattern, weighted_sum
+from molflt.attention.sparse import SparsePattern
 from molflt.errors import InputError
 
 NODES = 6
 """Grid points per axis that an atom is spread over. With more the grid can be coarser, but spreading grows with their
 cube; with this number spreading and waves cost about the same."""
-
-Axes = tuple[int, int] | tuple[()]
-"""The axes along which a part of a spectrum exchanges cosines and sines."""
-
-
-@dataclass
-class Band:
-    """Some members of f on their own waves.
-
-    Attributes:
-        chosen: (n_members,) their indices.
-        matrices: from grid planes to waves along each vector, (2K + 1, n_planes).
-        spectra: transforms of the members on the waves, (n_members, *waves), by the axes along which they exchange
-            (see :func:`_spectra`).
-    """
-
-    chosen: Tensor
-    matrices: tuple[Tensor, Tensor, Tensor]
-    spectra: dict[Axes, Tensor]
-
-    def filters(self, weights: Tensor) -> dict[Axes, Tensor]:
-        """(n_weights, heads) → (*waves, heads) by the axes along which they exchange."""
-        few = weights[self.chosen]
-        return {axes: torch.einsum("txyz,th->xyzh", spectra, few) for axes, spectra in self.spectra.items()}
-
-
-@dataclass
-class MeshOperator:
-    """f̂ of one structure on its grid; a :class:`FarOperator`.
-
-    All bands share the spreading on the grid and the reading off.
-
-    Attributes:
-        order: (n,) indices of the atoms in order of place. Neighbours in space read the same grid points, which are
-            then still in the processor's cache.
-        place: (n,) the position of every atom in that order.
-        gather: which grid points every atom reads; transposed, which atoms every grid point receives.
-        weights: (n · NODES³,) weights of the entries of ``gather``.
-        weights_transposed: the same in the order of the transposed pattern.
-        n_planes: along each vector, how many planes of the grid an atom is spread over.
-        bands: the members of f.
-    """
-
-    order: Tensor
-    place: Tensor
-    gather: SparsePattern
-    weights: Tensor
-    weights_transposed: Tensor
-    n_planes: tuple[int, int, int]
-    bands: list[Band]
-
-    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """See :class:`FarOperator`. A bounded number of channels is carried at a time."""
-        _, n_heads, n_channels = values.shape
-        step = _channels_at_once(self.n_planes, [[len(m) for m in band.matrices] for band in self.bands])
-        values = select_rows(values, self.order)
-        heads_at_once = min(n_heads, max(1, step // n_channels))
-        found = []
-        for part, weight in zip(values.split(heads_at_once, dim=1), weights.split(heads_at_once, dim=1), strict=True):
-            filters = [band.filters(weight) for band in self.bands]
-            found.append(torch.cat([self._convolve(v, filters) for v in part.split(step, dim=2)], dim=2))
-        return select_rows(torch.cat(found, dim=1), self.place)
-
-    def _convolve(self, values: Tensor, filters: list[dict[Axes, Tensor]]) -> Tensor:
-        """(n, heads, channels), (*waves, heads) of every band → (n, heads, channels)."""
-        scatter, _ = self.gather.transposed
-        spread = weighted_sum(scatter, self.weights_transposed[None], values.flatten(1)[None])[0]
-        # The grid is read once, for the waves of all bands along its first axis, and written once.
-        first = torch.cat([band.matrices[0] for band in self.bands])
-        rows = [len(band.matrices[0]) for band in self.bands]
-        along = along_first(spread.view(*self.n_planes, -1), first).split(rows)
-        fields = []
-        for band, part, of_band in zip(self.bands, along, filters, strict=True):
-            _, y, z = band.matrices
-            waves = along_others(part, y, z).unflatten(-1, values.shape[1:])
-            field = waves * of_band[()][..., None]
-            for axes, spectrum in of_band.items():
-                if axes:
-                    field = field + exchange(waves, axes) * spectrum[..., None]
-            fields.append(along_others(field.flatten(-2), y.t(), z.t()))
-        grid = along_first(torch.cat(fields), first.t()).flatten(0, 2)
-        return weighted_sum(self.gather, self.weights[None], grid[None])[0].unflatten(-1, values.shape[1:])
-
-
-def _channels_at_once(n_planes: Sequence[int], waves: Sequence[Sequence[int]]) -> int:
-    """How many channels are carried at a time on a grid of some planes with the waves of every band."""
-    _, y, z = n_planes
-    largest = max(math.prod(n_planes), sum(w[0] for w in waves) * y * z, *map(math.prod, waves))
-    least = max(1, min(_CHANNELS_AT_LEAST, _MESH_VALUES_AT_MOST // largest))
-    return min(max(_MESH_VALUES_AT_ONCE // largest, least), _CHANNELS_AT_MOST)
-
-
-@dataclass
-class PiecesOperator:
-    """Pieces of a structure that are too far apart to feel each other; a :class:`FarOperator`.
-
-    Attributes:
-        pieces: indices of the atoms of each piece, and its operator: a mesh, or f̂ on the pairs of a few atoms.
-    """
-
-    pieces: list[tuple[Tensor, MeshOperator | Tensor]]
-
-    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """See :class:`FarOperator`."""
-        found = []
-        for atoms, operator in self.pieces:
-            own = values[atoms]
-            if isinstance(operator, Tensor):
-                found.append(torch.einsum("ijt,th,jhc->ihc", operator, weights, own))
-            else:
-                found.append(operator(weights, own))
-        return torch.zeros_like(values).index_copy(
-            0, torch.cat([atoms for atoms, _ in self.pieces]), torch.cat(found)
-        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +59,7 @@ class GridShape:
         """Preparation, and what all layers do."""
         channels, repeats = sizes.n_channels, sizes.n_applications
         x, y, z = self.n_planes
-        step = _channels_at_once(self.n_planes, self.n_waves)
+        step = channels_at_once(self.n_planes, self.n_waves)
         of_head = max(1, channels // sizes.n_heads)
         heads_at_once = min(sizes.n_heads, max(1, step // of_head))
         passes = repeats * math.ceil(sizes.n_heads / heads_at_once) * math.ceil(of_head / step)
@@ -495,14 +374,6 @@ def _spectra(
 
 _SPACING_AT_ONE, _SPACING_POWER = 1.62, 0.135
 """h/σ = 0.64 at ε = 1e-3, 0.47 at 1e-4, 0.34 at 1e-5: measured with a margin. Tests compare with the image sum."""
-
-_MESH_VALUES_AT_ONCE, _CHANNELS_AT_LEAST, _CHANNELS_AT_MOST = 1 << 22, 16, 128
-"""Grid points times channels that are held at once, and bounds of the number of channels. Larger blocks than 32 MiB
-come from the operating system page by page, which takes longer than the arithmetic on them; fewer channels waste what
-is fetched with a point; more do not stay in the cache."""
-
-_MESH_VALUES_AT_MOST = 1 << 27
-"""512 MiB in float32, four or five times over: few channels are the lesser evil on a grid for a million atoms."""
 
 _MOST_POINTS = 1 << 26
 """Grid points or waves of the largest mesh."""

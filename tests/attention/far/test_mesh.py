@@ -6,6 +6,7 @@ import torch
 from ase import Atoms
 
 from molflt.attention.far import mesh as mesh_module
+from molflt.attention.far import mesh_operator
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.members import GaussianRPE
 from molflt.attention.far.mesh import MeshMethod
@@ -90,8 +91,8 @@ def test_channels_at_a_time_change_nothing(monkeypatch):
     values = torch.randn(13, 3, 5, dtype=torch.float64)
     weights = torch.randn(4, 3, dtype=torch.float64)
     together = method.operator(geometry, 0, rpe())(weights, values)
-    monkeypatch.setattr(mesh_module, "_MESH_VALUES_AT_ONCE", 1)
-    monkeypatch.setattr(mesh_module, "_CHANNELS_AT_LEAST", 2)
+    monkeypatch.setattr(mesh_operator, "_MESH_VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(mesh_operator, "_CHANNELS_AT_LEAST", 2)
     apart = method.operator(geometry, 0, rpe())(weights, values)
     torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-13)
 
