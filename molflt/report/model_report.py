@@ -34,14 +34,13 @@ from molflt.report.learning_curves import learning_curves
 from molflt.report.page_figures import page_figure
 from molflt.report.provenance import configuration, provenance, summary
 from molflt.report.rpe_curves import far_curves, local_curves
-from molflt.report.structure_view import structure_figure
+from molflt.report.viewer import structure_view
 from molflt.training.run_directory import read_records
 
 if TYPE_CHECKING:
     from molflt.training.config import TrainConfig
 
 _CURVES = {"energy_mae": "MAE / eV", "force_mae": "force MAE / eV Å⁻¹"}
-_CARD_HEIGHT = 300
 _TRIED = 2
 """Structures, the smallest, on which a report measures the invariances: a sign, not what check-invariance does."""
 
@@ -96,7 +95,7 @@ def write_report(
         title: of the page.
         command: by which the model was trained or evaluated.
     """
-    page, metadata = Page("report"), loaded.metadata
+    page, metadata = Page("report.html"), loaded.metadata
     n_structures = sum(map(len, sets))
     curves = [(learning_curves(records, metric), quantity) for metric, quantity in _CURVES.items()]
     content: dict[str, Any] = {
@@ -195,7 +194,7 @@ def _card(page: Page, evaluation: Evaluation, place: int) -> dict[str, Any]:
     return {
         "name": table.names[place],
         "about": f"{table.formulas[place]}, {table.sizes[place]:,} atoms{adsorbate}",
-        "figure": page.figure(structure_figure(evaluation.structures[place]), _CARD_HEIGHT),
+        "figure": structure_view(page, evaluation.structures[place]),
         "error": evaluation.error[place],
         "expected": evaluation.expected[place],
         "predicted": evaluation.predicted[place],
