@@ -68,11 +68,11 @@ class Page:
         self._held[key] = Markup(content)  # noqa: S704
         return key
 
-    def figure(self, figure: go.Figure, height: int | None = None) -> Markup:
-        """The place where a figure will be drawn; ``height`` in pixels unless the figure has one."""
+    def figure(self, figure: go.Figure) -> Markup:
+        """The place where a figure will be drawn, as high as the figure unless the style sheet says otherwise."""
         self.need("plotly.min.js", "figures.js")
-        key = self.hold(None, figure.to_json())
-        pixels = int(figure.layout.height if height is None else height)
+        pixels = int(figure.layout.height)
+        key = self.hold(None, go.Figure(figure).update_layout(height=None).to_json())
         return Markup('<div class="figure" data-content="{}" style="height:{}px"></div>').format(key, pixels)
 
     def write(self, path: Path, **content: Any) -> None:

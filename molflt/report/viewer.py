@@ -111,7 +111,7 @@ def _xyz(symbols: list[str], positions: np.ndarray, cell: np.ndarray | None) -> 
 
 
 def _turn(positions: np.ndarray, periodic: bool) -> np.ndarray:
-    """(4,) quaternion x, y, z, w of the first view: slabs from the side and above, molecules where they are widest."""
+    """(4,) quaternion x, y, z, w of the first view: slabs from the side and above, molecules at their widest."""
     if periodic:
         first = Rotation.from_euler("zx", [-49, -72], degrees=True)
     else:

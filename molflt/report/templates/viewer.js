@@ -65,17 +65,24 @@ const Structures = (function () {
     const corners = content.corners.map(([x, y, z]) => ({x, y, z}));
     const far = 2 * Math.max(25, ...atoms.concat(corners).map(p => Math.hypot(p.x, p.y, p.z)));
     viewer.setSlab(-far, far);
-    let whole = false, pixels = 10;
+    let pixels = 10;
+
+    // Middle and radius of a ball that holds the places, and the atoms at the beginning of them with their radii.
+    function ball(places) {
+      const middle = ['x', 'y', 'z'].map(n => {
+        const all = places.map(p => p[n]);
+        return (all.reduce((a, b) => Math.min(a, b)) + all.reduce((a, b) => Math.max(a, b))) / 2;
+      });
+      const away = p => Math.hypot(p.x - middle[0], p.y - middle[1], p.z - middle[2]);
+      return [middle, places.reduce((most, p, k) => Math.max(most, away(p) + (radius[k] || 0)), 1.5)];
+    }
+
+    // The cell at first where it is not mostly vacuum.
+    let whole = corners.length > 0 && ball(atoms.concat(corners))[1] < 1.5 * ball(atoms)[1];
 
     // Everything in view however it is turned.
     function fit() {
-      const seen = whole ? atoms.concat(corners) : atoms;
-      const middle = ['x', 'y', 'z'].map(n => {
-        const all = seen.map(p => p[n]);
-        return (all.reduce((a, b) => Math.min(a, b)) + all.reduce((a, b) => Math.max(a, b))) / 2;
-      });
-      const reach = seen.reduce((most, p, k) => Math.max(
-        most, Math.hypot(p.x - middle[0], p.y - middle[1], p.z - middle[2]) + (radius[k] || 0)), 1.5);
+      const [middle, reach] = ball(whole ? atoms.concat(corners) : atoms);
       const aspect = scene.clientWidth / Math.max(scene.clientHeight, 1);
       const distance = 1.06 * reach * Math.max(1, aspect) / Math.tan(Math.PI / 9);
       const eye = viewer.getPerceivedDistance() + viewer.getView()[3];
@@ -91,7 +98,8 @@ const Structures = (function () {
 
     function write() {
       if (viewer.labels.length) viewer.removeAllLabels();
-      axes.forEach(([name, end]) => label(name, end, {fontColor: INK, fontSize: 13, showBackground: false}));
+      // Elsewhere they would be at the edge of the picture.
+      if (whole) axes.forEach(([name, end]) => label(name, end, {fontColor: INK, fontSize: 13, showBackground: false}));
       const shown = k => k === content.highlight || (box && box.checked);
       view.letters = atoms.map((atom, k) => {
         if (!shown(k)) return null;
