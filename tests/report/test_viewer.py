@@ -31,7 +31,7 @@ def held(atoms: Atoms, **options: Any) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize(
-    "atoms", [molecule("CH3Cl"), bulk("NaCl", "rocksalt", 5.64), fcc111("Cu", (2, 2, 3), vacuum=6)]
+    "atoms", [molecule("CH3Cl"), bulk("NaCl", "rocksalt", 5.64), fcc111("Cu", (2, 2, 2), vacuum=6)]
 )
 def test_atoms_cell_and_colours_as_ase_has_them(atoms: Atoms) -> None:
     content, place = held(atoms)
