@@ -17,14 +17,17 @@ from urllib.parse import quote
 import ase.db
 import ase.io
 from ase import Atoms
-from ase.io.formats import get_ioformat, open_with_compression
+from ase.io.formats import get_ioformat
 from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase_io import from_atoms, kept_info
+from molflt.data.compression import COMPRESSED, bare_name, content
 from molflt.data.labels import LabelSpec
+from molflt.data.ligands import has_crystal, pdb_molecules
 from molflt.data.progress import track
-from molflt.errors import InputError, noting, ordinary_file
+from molflt.errors import InputError, noting, ordinary_file, refuse
+from molflt.printable import printable
 
 _PATTERNS: dict[str, str] = {
     "*.extxyz": "extxyz",
@@ -40,6 +43,7 @@ _PATTERNS: dict[str, str] = {
     "*outcar*": "vasp-out",
     "*vasprun*.xml": "vasp-xml",
     "*.pdb": "proteindatabank",
+    "*.ent": "proteindatabank",
     "*.gen": "gen",
     "*.xsf": "xsf",
     "*.cube": "cube",
@@ -48,25 +52,17 @@ _PATTERNS: dict[str, str] = {
 """Formats by lower-case file name. Only readers that parse and nothing else: others of ASE's unpickle, run
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
 _BINARY = ("traj", "db")
-_BLOCK = 1 << 20
-_ALWAYS_ALLOWED = 64 << 20
-_MOST_RATIO = 200
-"""Structures shrink to a third or a twentieth; what shrinks a thousand times is empty."""
 _MOST_COLUMNS = 1000
 _MOST_LINE = 1 << 20
 _MOST_DIGITS = 12
 _COLUMNS = re.compile(r"properties\s*=\s*[\"']?([^\s\"']+)", re.IGNORECASE)
-COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 def ase_format(path: Path) -> str | None:
     """The ASE format of a file by its name, or None where molflt does not read it through ASE."""
-    file_name = path.name.lower()
-    for ending in COMPRESSED:
-        if file_name.endswith(ending):
-            found = _match(file_name.removesuffix(ending))
-            return None if found in _BINARY else found
-    return _match(file_name)
+    found = _match(bare_name(path))
+    compressed = path.name.lower().endswith(COMPRESSED)
+    return None if compressed and found in _BINARY else found
 
 
 def read_ase(
@@ -101,6 +97,7 @@ def read_ase(
     if ordinary_file(file).stat().st_size == 0:
         raise InputError(f"{file}: the file is empty")
     structures: list[Data] = []
+    found: dict[int, InputError] = {} if bad is None else bad
     frames = track(_frames(file, form), f"reading {file.name}")
     for index in count():
         name = f"{file}#{index}"
@@ -117,9 +114,14 @@ def read_ase(
             raise InputError(f"{name}: cannot be read as {form}: {reason[:400]}") from error
         if atoms is None:
             break
-        with noting(bad, index):
-            structures.append(from_atoms(atoms, name, tags, labels))
-    if not structures and not bad:
+        record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
+        with noting(found, index, record, kept_info(atoms)):
+            structure = from_atoms(atoms, name, tags, labels)
+            structure.name = printable(record)
+            structures.append(structure)
+    if bad is None:
+        refuse(found, len(structures) + len(found), str(file))
+    if not structures and not found:
         raise InputError(f"{file}: holds no structures")
     return structures
 
@@ -134,16 +136,19 @@ def _frames(file: Path, form: str) -> Iterator[Atoms]:
         return
     # Readers go back a little at every frame, and in a compressed stream that means from its start: unpack all of it.
     compressed = file.name.lower().endswith(COMPRESSED)
-    with io.BytesIO(_unpacked(file)) if compressed else file.open("rb") as raw:
-        content: IO[Any] = raw if get_ioformat(form).isbinary else io.TextIOWrapper(raw, encoding="utf-8")
-        if form == "xyz" and _has_keys(content):
+    with io.BytesIO(content(file)) if compressed else file.open("rb") as raw:
+        stream: IO[Any] = raw if get_ioformat(form).isbinary else io.TextIOWrapper(raw, encoding="utf-8")
+        if form == "xyz" and _has_keys(stream):
             form = "extxyz"
         if form == "extxyz":
-            for refuse in (refuse_columns, refuse_counts):
-                content.seek(0)
-                refuse(content, str(file))
-        content.seek(0)
-        yield from ase.io.iread(content, index=":", format=form, do_not_split_by_at_sign=True)
+            for check in (refuse_columns, refuse_counts):
+                stream.seek(0)
+                check(stream, str(file))
+        if form == "proteindatabank" and not has_crystal(text := stream.read()):
+            yield from pdb_molecules(text, str(file))
+            return
+        stream.seek(0)
+        yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
 
 
 def _has_keys(lines: IO[str]) -> bool:
@@ -164,23 +169,6 @@ def _database_rows(file: Path) -> Iterator[Atoms]:
             atoms = row.toatoms()
             atoms.info.update(row.key_value_pairs)
             yield atoms
-
-
-def _unpacked(file: Path) -> bytes:
-    """Content of a ``.gz``, ``.bz2`` or ``.xz`` file.
-
-    Raises:
-        InputError: it unpacks to hundreds of times its size.
-    """
-    most = max(_ALWAYS_ALLOWED, _MOST_RATIO * file.stat().st_size)
-    blocks, n_bytes = [], 0
-    with open_with_compression(str(file), "rb") as stream:
-        while block := stream.read(_BLOCK):
-            blocks.append(block)
-            n_bytes += len(block)
-            if n_bytes > most:
-                raise InputError(f"{file}: refused, it unpacks to more than {_MOST_RATIO} times its size; unpack it")
-    return b"".join(blocks)
 
 
 def refuse_columns(lines: Iterable[str], where: str) -> None:

@@ -32,6 +32,9 @@ KNOWN_VALUES: dict[str, tuple[float, ...]] = {
 }
 """Entries of ``atoms.info``, in any case of letters, and the values that mean neutral and closed-shell."""
 
+_SHORT = 9
+"""Numbers of an array in ``info`` that is carried along, as long as a tensor."""
+
 _ROUNDING = 0.05
 """Elementary charges by which written partial charges of a neutral structure may miss zero in sum."""
 
@@ -92,7 +95,22 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: La
         stored = {**atoms.arrays, **results, **atoms.info}
         own = ("numbers", "positions", "tags")
         texts |= labels.apply(fields, stored.get, (key for key in stored if key not in own), name)
-    return make_data(fields, name, name, texts)
+    data = make_data(fields, name, name, texts)
+    data.info = kept_info(atoms)
+    return data
+
+
+def kept_info(atoms: Atoms) -> dict[str, Any]:
+    """What ``info`` says of a structure, to be kept with it: numbers, words and short arrays of numbers."""
+    found = {}
+    for key, value in atoms.info.items():
+        if isinstance(value, np.ndarray | list | tuple):
+            value = np.asarray(value) if np.size(value) <= _SHORT else None
+            if value is None or value.dtype.kind not in "biuf":
+                continue
+        if isinstance(key, str) and isinstance(value, str | bool | int | float | np.generic | np.ndarray):
+            found[key] = value
+    return found
 
 
 def to_atoms(data: Data) -> Atoms:
@@ -116,6 +134,10 @@ def to_atoms(data: Data) -> Atoms:
         atoms.set_constraint(FixAtoms(mask=data.fixed.numpy()))
     if "positions_relaxed" in data:
         atoms.set_array("positions_relaxed", data.positions_relaxed.numpy())
+    read = (*ENERGIES, *TEXTS, "sid")
+    atoms.info.update(
+        {key: value for key, value in (data.get("info") or {}).items() if key not in read or key == "name"}
+    )
     for label in ("y_init", "y_relaxed"):
         if label in data:
             atoms.info[label] = float(data[label])
@@ -223,8 +245,9 @@ def _tags(atoms: Atoms, name: str, convention: TagConvention) -> np.ndarray:
         found = ", ".join(map(str, np.unique(tags)))
         raise InputError(
             f"{name}: tags {found} look like ASE's layer numbers (1 the top layer, 0 the adsorbate), but molflt "
-            "uses OC20's: 0 sub-surface, 1 surface, 2 adsorbate. Read with tags='layers' (--tags layers) to "
-            "translate them, with tags='oc20' to take them as they are, or set the tags in the file"
+            "uses OC20's: 0 sub-surface, 1 surface, 2 adsorbate. Read with tags='layers' (--tags layers, "
+            "in training data.tags=layers) to translate them, with tags='oc20' to take them as they are, or set the "
+            "tags in the file"
         )
     return tags
 
