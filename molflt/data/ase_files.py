@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sqlite3
@@ -87,6 +88,30 @@ def read_ase(
         InputError: a format that is not on the list, a file that cannot be read, or a frame that cannot be used.
     """
     file = Path(path)
+    structures: list[Data] = []
+    found: dict[int, InputError] = {} if bad is None else bad
+    for index, atoms in enumerate(track(_checked_frames(file), f"reading {file.name}")):
+        name = f"{file}#{index}"
+        record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
+        with noting(found, index, record, kept_info(atoms)):
+            structure = from_atoms(atoms, name, tags, labels)
+            structure.name = printable(record)
+            structures.append(structure)
+    if bad is None:
+        refuse(found, len(structures) + len(found), str(file))
+    return structures
+
+
+def read_frames(file: Path) -> list[Atoms]:
+    """Every frame of a file as it is.
+
+    Raises:
+        InputError: a format that is not on the list, or a file that cannot be read or is empty.
+    """
+    return list(_checked_frames(file))
+
+
+def _checked_frames(file: Path) -> Iterator[Atoms]:
     form = ase_format(file)
     if form is None:
         known = ", ".join(sorted(_PATTERNS))
@@ -96,11 +121,8 @@ def read_ase(
         )
     if ordinary_file(file).stat().st_size == 0:
         raise InputError(f"{file}: the file is empty")
-    structures: list[Data] = []
-    found: dict[int, InputError] = {} if bad is None else bad
-    frames = track(_frames(file, form), f"reading {file.name}")
+    frames = _frames(file, form)
     for index in count():
-        name = f"{file}#{index}"
         try:
             with warnings.catch_warnings():
                 # remarks on details of a format; what matters here is checked below
@@ -111,19 +133,12 @@ def read_ase(
         # a damaged file makes ASE raise almost anything
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{name}: cannot be read as {form}: {reason[:400]}") from error
+            raise InputError(f"{file}#{index}: cannot be read as {form}: {reason[:400]}") from error
         if atoms is None:
-            break
-        record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
-        with noting(found, index, record, kept_info(atoms)):
-            structure = from_atoms(atoms, name, tags, labels)
-            structure.name = printable(record)
-            structures.append(structure)
-    if bad is None:
-        refuse(found, len(structures) + len(found), str(file))
-    if not structures and not found:
-        raise InputError(f"{file}: holds no structures")
-    return structures
+            if index == 0:
+                raise InputError(f"{file}: holds no structures")
+            return
+        yield atoms
 
 
 def _match(file_name: str) -> str | None:
@@ -163,12 +178,46 @@ def _database_rows(file: Path) -> Iterator[Atoms]:
         query = "SELECT 1 FROM sqlite_master WHERE type='table' AND name='systems'"
         if connection.execute(query).fetchone() is None:
             raise InputError(f"{file}: not an ASE database")
+        reactions = _adsorptions(connection)
     connection.close()
     with ase.db.connect(str(file.absolute()), type="db", serial=True, use_lock_file=False) as database:
         for row in database.select():
-            atoms = row.toatoms()
-            atoms.info.update(row.key_value_pairs)
-            yield atoms
+            adsorptions = reactions.get(row.get("unique_id"), [{}])
+            for adsorption in adsorptions if reactions else [{}]:
+                atoms = row.toatoms()
+                atoms.info.update({**row.key_value_pairs, **adsorption})
+                if not reactions or adsorption:
+                    yield atoms
+
+
+_CATHUB = """SELECT system.ase_id, system.name, reaction.reactants, reaction.products, reaction.reaction_energy,
+    reaction.surface_composition, reaction.facet, reaction.sites, reaction.dft_functional
+    FROM reaction JOIN reaction_system AS system ON reaction.id = system.id"""
+
+
+def _adsorptions(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
+    """What a database of Catalysis-Hub says of adsorbed products, by their ``unique_id``; empty for other databases.
+
+    Its energies are of reactions (CatHub's tables ``reaction`` and ``reaction_system``): those from gases and the
+    empty surface, ``star``, to one adsorbed species are adsorption energies of that species' structure.
+    """
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+    found: dict[str, list[dict[str, Any]]] = {}
+    if not {"reaction", "reaction_system"} <= tables:
+        return found
+    for ase_id, name, reactants, products, energy, surface, facet, sites, functional in connection.execute(_CATHUB):
+        before, after = (
+            {species for species in json.loads(side or "{}") if species.endswith("star") and species != "star"}
+            for side in (reactants, products)
+        )
+        if not before and after == {name}:
+            kept = {"surface_composition": surface, "facet": facet, "sites": sites, "dft_functional": functional}
+            adsorption = {"reaction_energy": energy, "adsorbate": name.removesuffix("star"), **kept}
+            adsorption |= {"reactants": reactants, "products": products}
+            found.setdefault(ase_id, []).append(
+                {key: value for key, value in adsorption.items() if value is not None}
+            )
+    return found
 
 
 def refuse_columns(lines: Iterable[str], where: str) -> None:

@@ -16,8 +16,9 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec, force_array, one_number
-from molflt.data.neighbours import nearest_image
 from molflt.data.records import ENERGIES, TEXTS, make_data
+from molflt.data.relaxations import relaxed_positions
+from molflt.data.surface_tags import tags_of_slab
 from molflt.errors import InputError
 
 KNOWN_VALUES: dict[str, tuple[float, ...]] = {
@@ -53,7 +54,8 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: La
     Args:
         atoms: the structure; lengths in Å, energies in eV.
         name: where it came from; kept as ``data.name`` and used in messages.
-        tags: "oc20": as they are; "layers": 0 becomes adsorbate, 1 surface, all else sub-surface; "auto".
+        tags: "oc20": as they are; "layers": 0 becomes adsorbate, 1 surface, all else sub-surface, and a slab without
+            tags gets those of :func:`molflt.data.surface_tags.tags_of_slab`; "auto".
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
 
     Raises:
@@ -80,8 +82,8 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: La
     for key in ("positions_relaxed", "pos_relaxed"):
         if key in atoms.arrays:
             relaxed = np.asarray(atoms.arrays[key], dtype=np.float64)
-            fields["positions_relaxed"] = nearest_image(atoms.positions, relaxed, cell, pbc, name)
-    results = _at_hand(atoms)
+            fields["positions_relaxed"] = relaxed_positions(atoms.numbers, atoms.positions, relaxed, cell, pbc, name)
+    results = results_at_hand(atoms)
     for label in (*ENERGIES, "sid"):
         value = results.get("energy") if label == "energy" and "energy" in results else atoms.info.get(label)
         if value is not None:
@@ -91,6 +93,17 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: La
     if (forces := results.get("forces", atoms.arrays.get("forces"))) is not None:
         fields["forces"] = force_array(forces, len(atoms), "forces", name)
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
+    if (
+        tags == "auto"
+        and pbc.any()
+        and not fields["tags"].any()
+        and {"positions_relaxed", "y_relaxed"} & fields.keys()
+    ):
+        raise InputError(
+            f"{name}: has a relaxation but no tags, so the adsorbate cannot be told from the surface. Read with "
+            "tags='layers' (--tags layers, in training data.tags=layers) to take non-metals on a metal as the "
+            "adsorbate, or set the tags in the file: 0 sub-surface, 1 surface, 2 adsorbate"
+        )
     if labels is not None:
         stored = {**atoms.arrays, **results, **atoms.info}
         own = ("numbers", "positions", "tags")
@@ -207,8 +220,8 @@ def _is_one_of(value: object, allowed: tuple[float, ...]) -> bool:
     return bool(np.isin(numbers, allowed).all())
 
 
-def _at_hand(atoms: Atoms) -> dict[str, Any]:
-    """Results of a calculator that are those of the atoms as they are now."""
+def results_at_hand(atoms: Atoms) -> dict[str, Any]:
+    """Results of a calculator, by their names, that are those of the atoms as they are now."""
     get = getattr(atoms.calc, "get_property", None)
     if get is None:
         return {}
@@ -237,6 +250,8 @@ def _tags(atoms: Atoms, name: str, convention: TagConvention) -> np.ndarray:
     if tags.dtype.kind not in "iuf" or not (np.isfinite(tags) & (tags == np.floor(tags))).all():
         raise InputError(f"{name}: tags must be whole numbers")
     tags = tags.astype(np.int64)
+    if convention == "layers" and not tags.any():
+        return tags_of_slab(atoms, name)
     if convention == "layers":
         table = {0: vocabulary.TAG_ADSORBATE, 1: vocabulary.TAG_SURFACE}
         return np.array([table.get(tag, vocabulary.TAG_SUBSURFACE) for tag in tags.tolist()], dtype=np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from molflt.data.records import ENERGIES
 from molflt.errors import InputError
 
 TABLES, LISTS = (".csv", ".tsv"), (".smi", ".smiles", ".inchi")
-_DELIMITERS = ",;\t"
 _MOLECULES = ("smiles", "inchi")
 _NAMES = ("name", "title", "id", "compound")
 """Columns, in any capitalisation, that name a record; the first of them that a table has and a row fills."""
@@ -70,7 +69,7 @@ def _list_rows(text: str) -> Iterator[Row]:
 
 
 def _table_rows(file: Path, text: str) -> Iterator[Row]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=_delimiter(text))
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter(text, _MOLECULES))
     begin = 1
     try:
         columns = {column.strip().lower(): column for column in reader.fieldnames or () if column}
@@ -94,15 +93,15 @@ def _table_rows(file: Path, text: str) -> Iterator[Row]:
         ) from error
 
 
-def _delimiter(text: str) -> str:
-    """What separates the cells of the first line, so that one of them names the molecules."""
+def delimiter(text: str, columns: Collection[str]) -> str:
+    """What separates the cells of the first line, so that one of them is one of these columns."""
     header = text.split("\n", 1)[0].strip("\r")
 
-    def sense(delimiter: str) -> tuple[bool, int]:
-        cells = [cell.strip(' "').lower() for cell in header.split(delimiter)]
-        return any(name in cells for name in _MOLECULES), len(cells)
+    def sense(separator: str) -> tuple[bool, int]:
+        cells = [cell.strip(' "').lower() for cell in header.split(separator)]
+        return any(name in cells for name in columns), len(cells)
 
-    return max(_DELIMITERS, key=sense)
+    return max(",;\t", key=sense)
 
 
 def _wrong_with(row: Mapping[Any, Any], molecule: str, line: int, n_columns: int) -> str:

@@ -22,6 +22,8 @@ from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_ase
 from molflt.data.ase_io import from_atoms
+from molflt.data.aselmdb import AseLmdbDataset
+from molflt.data.calculations import find_calculations, pair_calculations, pair_of, read_calculations
 from molflt.data.compression import bare_suffix
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
@@ -152,9 +154,10 @@ def open_dataset(
     """Open whatever a path holds.
 
     Args:
-        path: an LMDB file or folder (of shards), a file ASE reads, SDF, MOL or mol2, SMILES or InChI (.smi, or .csv
-            or .tsv with a column ``smiles`` or ``inchi``), all of text also compressed, or a folder of structures (in
-            the order of their names); ``-``: standard input, (extended) xyz or lines of SMILES.
+        path: an LMDB or aselmdb file or folder (of shards), a file ASE reads, SDF, MOL or mol2, SMILES or InChI
+            (.smi, or .csv or .tsv with a column ``smiles`` or ``inchi``), all of text also compressed, or a folder of
+            structures (in the order of their names), of VASP runs or of initial and relaxed geometries; ``-``:
+            standard input, (extended) xyz or lines of SMILES.
         tags: how to understand the tags of files read through ASE, see ``ase_io.from_atoms``.
         labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
         on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
@@ -174,6 +177,10 @@ def open_dataset(
             return LmdbDataset(source, labels, strict=on_bad == "stop")
         if shards := sorted(source.glob("*.lmdb")):
             return ConcatDataset([LmdbDataset(shard, labels, strict=on_bad == "stop") for shard in shards])
+        if shards := sorted(source.glob("*.aselmdb")):
+            return ConcatDataset([AseLmdbDataset(shard, tags, labels, on_bad == "stop") for shard in shards])
+        if calculations := find_calculations(source):
+            return ListDataset(read_calculations(calculations, source, tags, labels, bad), bad)
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
         if not files:
             raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
@@ -181,6 +188,8 @@ def open_dataset(
     suffix = bare_suffix(source)
     if suffix in (".lmdb", ".mdb"):
         return LmdbDataset(source, labels, strict=on_bad == "stop")
+    if suffix == ".aselmdb":
+        return AseLmdbDataset(source, tags, labels, strict=on_bad == "stop")
     if suffix in _SDF:
         return ListDataset(read_sdf(source, labels, bad), bad)
     if suffix in _SMILES:
@@ -212,6 +221,9 @@ def resolve_inputs(
     """
     if not inputs:
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
+    if pair := pair_of(inputs):
+        bad: dict[int, InputError] | None = {} if on_bad == "skip" else None
+        return ListDataset(read_calculations(pair_calculations(*pair), pair[0].parent, tags, labels, bad, False), bad)
 
     def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:

@@ -1,4 +1,4 @@
-"""What the files of a user say of a record comes back with its prediction; tags are read as asked by every command."""
+"""What a file says of a record comes back with its prediction; every command reads tags as it is asked to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Molecules in the files that chemists have: tables of any kind, InChI, mol2 and PDB ligands, all of them compressed."""
+"""Molecules in the files that chemists have: tables, InChI, mol2 and PDB ligands, also compressed."""
 
 from __future__ import annotations
 
