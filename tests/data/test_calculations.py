@@ -1,4 +1,4 @@
-"""Adsorption data as it usually comes: VASP runs with a table, pairs, Catalysis-Hub, aselmdb; and what is wrong in it."""
+"""Adsorption data as it usually comes: VASP runs, pairs, Catalysis-Hub, aselmdb; and what is wrong in it."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class _Bomb:
 def test_damaged_rows_of_aselmdb(row: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     dataset = open_dataset(_aselmdb(tmp_path / "a.aselmdb", {1: row}))
-    with pytest.raises(InputError, match="a.aselmdb#1: "):
+    with pytest.raises(InputError, match=r"a\.aselmdb#1: "):
         dataset[0]
     assert not Path("exploded").exists()
 
