@@ -94,7 +94,7 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     """
     numbers = _numbers(row, where)
     n_atoms = len(numbers)
-    positions = force_array(_plain(row.get("positions")), n_atoms, "positions", where)
+    positions = force_array(_plain(row.get("positions"), where), n_atoms, "positions", where)
     cell = _shaped(row.get("cell", np.zeros((3, 3))), (3, 3), "cell", where)
     pbc = _shaped(row.get("pbc", np.zeros(3)), (3,), "pbc", where).astype(bool)
     atoms = Atoms(numbers=numbers, positions=positions, cell=cell, pbc=pbc)
@@ -108,7 +108,7 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     for part in ("data", "key_value_pairs"):
         stored = row.get(part)
         for key, value in (stored if isinstance(stored, dict) else {}).items():
-            value = _plain(value)
+            value = _plain(value, where)
             if isinstance(value, list | np.ndarray):
                 value = any_array(value, f"'{key}'", where)
                 if value.ndim and len(value) == n_atoms and value.dtype.kind in "biuf" and key not in atoms.arrays:
@@ -119,32 +119,32 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     if isinstance(row.get("energy"), int | float):
         results["energy"] = float(row["energy"])
     if row.get("forces") is not None:
-        results["forces"] = force_array(_plain(row["forces"]), n_atoms, "forces", where)
+        results["forces"] = force_array(_plain(row["forces"], where), n_atoms, "forces", where)
     if results:
         atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, where: str) -> Any:
     """Lists as they are; arrays as ASE's own JSON has them."""
     packed = value.get("__ndarray__") if isinstance(value, dict) else None
     if isinstance(packed, list) and len(packed) == 3 and isinstance(packed[2], list):
-        return np.asarray(any_array(packed[2], "an array", "a row")).reshape(packed[0])
+        try:
+            return any_array(packed[2], "an array", where).reshape(packed[0])
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{where}: an array does not have the shape it is said to have: {error}") from error
     return value
 
 
 def _shaped(value: Any, shape: tuple[int, ...], key: str, where: str) -> np.ndarray:
-    try:
-        array = any_array(_plain(value), f"'{key}'", where)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{where}: '{key}' is no array: {error}") from error
+    array = any_array(_plain(value, where), f"'{key}'", where)
     if array.shape != shape or array.dtype.kind not in "biuf":
         raise InputError(f"{where}: '{key}' has shape {array.shape}, expected {shape}")
     return array.astype(np.float64)
 
 
 def _numbers(row: dict[str, Any], where: str) -> np.ndarray:
-    value = any_array(_plain(row.get("numbers", [])), "'numbers'", where)
+    value = any_array(_plain(row.get("numbers", []), where), "'numbers'", where)
     if value.ndim != 1 or len(value) == 0 or value.dtype.kind not in "iu":
         raise InputError(f"{where}: the row holds no atoms")
     return value
@@ -159,7 +159,9 @@ def _fixed_by(constraint: Any, n_atoms: int, where: str) -> list[int]:
     if not isinstance(constraint, dict) or constraint.get("name") != "FixAtoms":
         return []
     given = constraint.get("kwargs")
-    indices = any_array(_plain(given.get("indices", [])) if isinstance(given, dict) else [], "'constraints'", where)
+    indices = any_array(
+        _plain(given.get("indices", []), where) if isinstance(given, dict) else [], "'constraints'", where
+    )
     if indices.size and (indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= n_atoms):
         raise InputError(f"{where}: 'constraints' fix atoms that are not there")
     return [int(index) for index in indices.ravel()]

@@ -135,9 +135,9 @@ def test_catalysis_hub(tmp_path: Path) -> None:
     slab, bare = _slab(), fcc111("Pt", (2, 2, 2), vacuum=7.0)
     with ase.db.connect(path) as database:
         for atoms, pairs in ((slab, {"species": "CO", "state": "star"}), (bare, {"species": "", "state": "star"})):
-            database.write(atoms, epot=-20.0, facet="111", **pairs)
+            database.write(atoms, epot=-20.0, facet="fcc111", **pairs)
         ids = [row.unique_id for row in database.select()]
-    assert [data.info["state"] for data in open_dataset(path)] == ["star", "star"]
+    assert [data.info["state"] for data in open_dataset(path, "layers")] == ["star", "star"]
     with sqlite3.connect(path) as connection:
         connection.execute(
             "CREATE TABLE reaction (id integer, reactants text, products text, reaction_energy real, "
