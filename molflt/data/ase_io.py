@@ -76,7 +76,7 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: La
         "positions": atoms.positions,
         "cell": cell[None],
         "pbc": pbc[None],
-        "tags": _tags(atoms, name, tags),
+        "tags": _tags(atoms, fixed, name, tags),
         "fixed": fixed,
     }
     for key in ("positions_relaxed", "pos_relaxed"):
@@ -245,13 +245,13 @@ def _refuse_disorder(atoms: Atoms, name: str) -> None:
             )
 
 
-def _tags(atoms: Atoms, name: str, convention: TagConvention) -> np.ndarray:
+def _tags(atoms: Atoms, fixed: np.ndarray, name: str, convention: TagConvention) -> np.ndarray:
     tags = np.asarray(atoms.arrays.get("tags", np.zeros(len(atoms))))
     if tags.dtype.kind not in "iuf" or not (np.isfinite(tags) & (tags == np.floor(tags))).all():
         raise InputError(f"{name}: tags must be whole numbers")
     tags = tags.astype(np.int64)
     if convention == "layers" and not tags.any():
-        return tags_of_slab(atoms, name)
+        return tags_of_slab(atoms, fixed, name)
     if convention == "layers":
         table = {0: vocabulary.TAG_ADSORBATE, 1: vocabulary.TAG_SURFACE}
         return np.array([table.get(tag, vocabulary.TAG_SUBSURFACE) for tag in tags.tolist()], dtype=np.int64)

@@ -17,11 +17,15 @@ _BELOW = 0.5
 """Å by which an atom of an adsorbate may lie below the highest metal atom."""
 
 
-def tags_of_slab(atoms: Atoms, where: str) -> np.ndarray:
-    """OC20's tags of molecules on a metal: non-metals are the adsorbate, the highest metal atoms are the surface.
+def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
+    """OC20's tags of molecules on a metal.
+
+    Non-metals are the adsorbate. Metal atoms that may move are the surface, as in OC20; where none or all are fixed,
+    the highest are.
 
     Args:
         atoms: a slab whose third lattice vector leads out of the surface, with vacuum.
+        fixed: (n_atoms,) bool.
         where: file and record, for messages.
 
     Returns:
@@ -41,7 +45,9 @@ def tags_of_slab(atoms: Atoms, where: str) -> np.ndarray:
     if (heights[~metal] < top - _BELOW).any():
         raise InputError(f"{where}: non-metals lie below the highest metal atom, so tags cannot be told; {remedy}")
     tags = np.where(metal, vocabulary.TAG_SUBSURFACE, vocabulary.TAG_ADSORBATE).astype(np.int64)
-    tags[metal & (heights > top - _LAYER)] = vocabulary.TAG_SURFACE
+    held = fixed & metal
+    surface = metal & ~fixed if held.any() and not held[metal].all() else metal & (heights > top - _LAYER)
+    tags[surface] = vocabulary.TAG_SURFACE
     return tags
 
 

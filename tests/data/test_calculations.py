@@ -246,12 +246,28 @@ def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
         to_data(record, "r")
 
 
+@pytest.mark.skipif("MOLFLT_DATA" not in os.environ, reason="MOLFLT_DATA is not set")
+def test_tags_of_real_slabs_are_found_again() -> None:
+    """Those of the FG set, whose authors knew what is adsorbed."""
+    file = Path(os.environ["MOLFLT_DATA"]) / "fg" / "slice1.extxyz.gz"
+    for atoms in ase.io.read(file, "::20"):
+        found = atoms.get_tags().tolist()
+        atoms.set_tags(0)
+        atoms.set_constraint(FixAtoms(mask=atoms.arrays["fixed"].astype(bool)))
+        assert from_atoms(atoms, "x", "layers").tags.tolist() == found
+
+
 def test_slabs_without_tags() -> None:
     atoms = _slab()
     atoms.info["y_relaxed"] = -1.0
     with pytest.raises(InputError, match=r"x: has a relaxation but no tags.*--tags layers"):
         from_atoms(atoms, "x")
     assert from_atoms(atoms, "x", "oc20").tags.tolist() == [0] * 10
+    assert from_atoms(atoms, "x", "layers").tags.tolist() == TAGS
+    # Of what is free, as in OC20; without that, the highest layer.
+    atoms.set_constraint(FixAtoms(indices=[0, 1]))
+    assert from_atoms(atoms, "x", "layers").tags.tolist() == [0, 0, 1, 1, *TAGS[4:]]
+    atoms.set_constraint(None)
     assert from_atoms(atoms, "x", "layers").tags.tolist() == TAGS
     # through the side of the cell that is called its bottom, and turned upside down with it
     shifted = atoms.copy()
