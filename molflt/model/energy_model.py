@@ -185,7 +185,7 @@ class EnergyModel(nn.Module):
         redraw(self, torch.Generator().manual_seed(seed))
 
     def n_parameters(self) -> int:
-        """Number of parameters, all of which are trained."""
+        """Number of parameters."""
         return sum(p.numel() for p in self.parameters())
 
     @property

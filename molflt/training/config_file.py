@@ -52,7 +52,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
         content = OmegaConf.load(io.StringIO(text))
         if not isinstance(content, DictConfig):
             raise InputError(f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one")
-        _expand_attention(content)
+        _expand(content)
     except InputError:
         raise
     # ValueError: bytes that are no text, and numbers of too many digits
@@ -90,7 +90,7 @@ def _apply(content: DictConfig, override: str) -> None:
         if key == "model.attention.mechanism":
             _drop_keys_of_other_mechanisms(content, parsed)
         OmegaConf.update(content, key, parsed, merge=merge, force_add=True)
-        _expand_attention(content)
+        _expand(content)
     except UnicodeEncodeError as error:
         raise InputError(
             f"override '{override}' holds characters that are none in this locale; take a UTF-8 one, as by "
@@ -100,8 +100,10 @@ def _apply(content: DictConfig, override: str) -> None:
         raise InputError(f"override '{override}' cannot be applied ({_one_line(error)})") from error
 
 
-def _expand_attention(content: DictConfig) -> None:
-    """Write a preset's name out, so that model.attention=flt can be followed by model.attention.n_features=32."""
+def _expand(content: DictConfig) -> None:
+    """Write short forms out, so that model.attention=flt can be followed by model.attention.n_features=32."""
+    if isinstance(initial := content.get("init"), str):
+        OmegaConf.update(content, "init", OmegaConf.create({"model": initial}), merge=False)
     name = OmegaConf.select(content, "model.attention")
     if isinstance(name, str) and name in presets():
         OmegaConf.update(content, "model.attention", OmegaConf.create(presets()[name]), merge=False)

@@ -14,7 +14,8 @@ from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import MEMBER, load_members
 from molflt.prediction.predictor import choose_device
 from molflt.training.config import TrainConfig
-from molflt.training.run import TrainResult, train
+from molflt.training.initial import load_initial, with_architecture
+from molflt.training.run import Run, train
 from molflt.training.run_directory import OCCUPIED, check_run_dir, write_config
 
 
@@ -24,7 +25,7 @@ def train_ensemble(
     resume: bool = False,
     say: Callable[[str], None] = print,
     callbacks: list[Callback] | None = None,
-) -> TrainResult:
+) -> Run:
     """Train ``config.ensemble`` models one after another (deep ensembles, arXiv 1612.01474).
 
     Member k is a run of its own in ``run_dir/member-k``, with seed ``config.seed + k`` for weights, random features
@@ -55,7 +56,8 @@ def train_ensemble(
 
 def _train_members(
     config: TrainConfig, run_dir: Path, resume: bool, say: Callable[[str], None], callbacks: list[Callback] | None
-) -> TrainResult:
+) -> Run:
+    config = with_architecture(config, load_initial(config))
     check_run_dir(run_dir, config, resume)
     write_config(run_dir, config)
     results = []
@@ -70,4 +72,4 @@ def _train_members(
     ).metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
-    return TrainResult(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)
+    return Run(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)
