@@ -104,7 +104,7 @@ class InitConfig(BaseModel):
 
     model: str | None = Field(
         None,
-        description="model file, run directory or pretrained:NAME; keys of model that are not given are that model's; "
+        description="model file, run directory or pretrained:NAME; keys of model that are not given are as in it; "
         "null: start from nothing",
     )
     freeze: list[str] = Field(
@@ -234,7 +234,7 @@ class TrainConfig(BaseModel):
     @field_validator("init", mode="before")
     @classmethod
     def _one_model(cls, value: Any) -> Any:
-        return {"model": value} if isinstance(value, str) else value
+        return {"model": value} if value is None or isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _lower_rate(self) -> TrainConfig:

@@ -152,10 +152,11 @@ def _check_fit(taken: list[str], model: EnergyModel, initial: LoadedModel, confi
     if 2 * sum(sizes.get(name, 0) for name in taken) >= sum(sizes.values()):
         return
     here, there = _flat(model.config.model_dump()), _flat(initial.metadata.config.model_dump())
-    other = [f"model.{key}: {here.get(key)} here, {there.get(key)} there" for key in here if here[key] != there.get(key)]
+    changed = [key for key in here if here[key] != there.get(key)]
+    other = [f"model.{key}: {here[key]} here, {there.get(key)} there" for key in changed]
     raise InputError(
-        f"init.model={config.init.model}: less than half of its layers fits the model configured ({'; '.join(other)}); "
-        "leave these keys, or the section model, out of the configuration to take them from there"
+        f"init.model={config.init.model}: less than half of its layers fits the model configured "
+        f"({'; '.join(other)}); leave these keys, or the section model, out of the configuration"
     )
 
 
