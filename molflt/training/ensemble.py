@@ -11,8 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from molflt.errors import InputError
 from molflt.files import alone
 from molflt.prediction.evaluation import evaluate
-from molflt.prediction.members import MEMBER, load_members
-from molflt.prediction.predictor import choose_device
+from molflt.prediction.members import MEMBER
 from molflt.training.config import TrainConfig
 from molflt.training.initial import load_initial, with_architecture
 from molflt.training.run import Run, train
@@ -66,9 +65,9 @@ def _train_members(
         member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
         results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
     name, path = next(iter(config.data.val.items()))
-    device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
+    device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
     metrics = evaluate(
-        load_members(run_dir), path, device=device, max_atoms=config.data.max_atoms, on_bad=config.data.on_bad
+        run_dir, path, forces=False, device=device, max_atoms=config.data.max_atoms, on_bad=config.data.on_bad
     ).metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
