@@ -60,9 +60,7 @@ def test_configurations(values, tmp_path):
     assert found.data.train == str(tmp_path / "a.xyz")
     assert found.data.val == {"val": str(tmp_path / "b.xyz")}
     assert found.model.dim == 64
-    with pytest.raises(
-        InputError, match=r"trainer\.max_epoch: there is no such key; did you mean trainer"
-    ):
+    with pytest.raises(InputError, match=r"trainer\.max_epoch: there is no such key; did you mean trainer"):
         make_config(values, {"trainer": {"max_epoch": 3}})
     with pytest.raises(InputError, match="data: is missing"):
         make_config({}, {})
