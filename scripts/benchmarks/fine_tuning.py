@@ -1,15 +1,15 @@
 """What a trained model is worth where there are few structures: groups of the FG set that it has never seen.
 
 For each of two groups of adsorbates, a model is trained on all others. Then 100 structures of the group are learnt
-from that model on (fine-tuned), and from nothing, with the same architecture, batches and number of steps; the rest of
-the group is the test. Nothing is chosen by the test: what is judged is the moving average after the last step.
+from that model on (fine-tuned), and from nothing, with the same architecture, batches and number of steps. The others
+of the group are the test. Nothing is chosen by it: what is judged is the moving average after the last step.
 
-    python -m scripts.benchmarks.fine_tuning --out runs/accuracy            # the long part is what is not there yet of
-                                                                            # accuracy --data fg-amidines --rows flt
+    python -m scripts.benchmarks.fine_tuning --out runs/accuracy
     python -m scripts.benchmarks.fine_tuning --out runs/few --miniature     # a few structures and steps
 
-A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes docs/results/fine_tuning.csv
-with a row for each run:
+Training on all others takes long; a folder of scripts.benchmarks.accuracy in which the row flt of these divisions is
+finished has it already. A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes
+docs/results/fine_tuning.csv with a row for each run:
 
     set         the division of scripts.benchmarks.fg_splits
     row         untrained: the model that never saw the group; fine-tuned: from it on; from nothing
