@@ -76,7 +76,7 @@ def test_json_lines(molflt, energy_run, tmp_path):
     for k, line in enumerate(lines):
         assert line["energy"] == pytest.approx(found.energies[k])
         assert line["std"] == pytest.approx(found.std[k])
-        assert np.array(line["forces"]) == pytest.approx(found.forces[k])
+        assert np.array(line["forces"]) == pytest.approx(found.forces[k], abs=1e-7)
         assert line["atomic_energies"] == pytest.approx(found.atomic_energies[k].tolist())
         assert (line["target"], line["unit"]) == ("energy", "eV")
     # A structure that failed: no energy, and the reason.
