@@ -188,9 +188,11 @@ class Model:
             if found.std is not None:
                 found.std[readable] = prediction.std
             found.contractions, found.elements = prediction.contractions, elements
-            for name, values in [("names", prediction.names), *prediction.by_atom.items()]:
+            for place, name in zip(places, prediction.names, strict=True):
+                found.names[place] = name
+            for field, values in prediction.by_atom.items():
                 for place, value in zip(places, values, strict=True):
-                    getattr(found, name)[place] = value
+                    found.by_atom[field][place] = value
             self._warn_of_unknown(elements)
             if prediction.n_in_parts:
                 warnings.warn(in_parts(prediction.n_in_parts), stacklevel=2)

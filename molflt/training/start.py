@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
@@ -47,4 +48,4 @@ def train(
     """
     settings = make_config(config, overrides)
     go = train_ensemble if settings.ensemble > 1 else single.train
-    return go(settings, out, resume, say, callbacks)
+    return go(settings, Path(out), resume, say, callbacks)
