@@ -61,6 +61,8 @@ def make_config(
     Raises:
         InputError: as :func:`load_config`.
     """
+    if isinstance(config, TrainConfig) and not overrides:
+        return config
     if isinstance(config, str | os.PathLike):
         name, content = os.fspath(config), _read_yaml(Path(config))
     else:
@@ -69,7 +71,10 @@ def make_config(
         content = _as_yaml(values, name)
         _expand(content)
     for key, value in overrides.items():
-        _set(content, key, _as_yaml({"value": value}, key)["value"])
+        try:
+            _set(content, key, _as_yaml({"value": value}, key)["value"])
+        except OmegaConfBaseException as error:
+            raise InputError(f"{key}: cannot be set ({_one_line(error)})") from error
     return _checked(content, name)
 
 

@@ -98,13 +98,12 @@ def take_over(
     Raises:
         InputError: hardly anything fits, or a name in ``init.freeze`` is that of no part.
     """
+    _check_fit(model, initial, config)
+    _freeze(model, config.init.freeze)
     statistics, before, after = _shifted(initial, found, structures, config, device)
     kept = statistics is not None
     taken, other_size, new, unused = _copy(model, initial.model, kept)
-    _check_fit(taken, model, initial, config)
-    frozen = _freeze(model, config.init.freeze)
-    unknown = [z for z in found.elements if z not in initial.metadata.elements]
-    names = [chemical_symbols[z] for z in unknown]
+    names = [chemical_symbols[z] for z in found.elements if z not in initial.metadata.elements]
     n_tensors = len(taken) + len(other_size) + len(new)
     say(f"starts from {config.init.model}: {len(taken)} of {n_tensors} tensors taken over")
     for what, parts in (("new", new), ("of another size, begins anew", other_size), ("not used", unused)):
@@ -114,7 +113,7 @@ def take_over(
         say(f"  new elements, whose vectors are untrained: {', '.join(names)}")
     fitted = "its reference energies are kept, with that shift" if kept else "energy head and statistics start anew"
     say(f"  its energies, shifted, miss the labels by {after:.4g} eV; composition alone by {before:.4g} eV: {fitted}")
-    if frozen:
+    if config.init.freeze:
         n = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         say(f"  frozen: {', '.join(config.init.freeze)} ({n:,} of {model.n_parameters():,} parameters)")
     metadata = initial.metadata
@@ -147,9 +146,11 @@ def _copy(
     return taken, other_size, new, [name for name in offered if name not in state]
 
 
-def _check_fit(taken: list[str], model: EnergyModel, initial: LoadedModel, config: TrainConfig) -> None:
-    sizes = {name: p.numel() for name, p in initial.model.encoder.named_parameters(prefix="encoder")}
-    if 2 * sum(sizes.get(name, 0) for name in taken) >= sum(sizes.values()):
+def _check_fit(model: EnergyModel, initial: LoadedModel, config: TrainConfig) -> None:
+    shapes = {name: p.shape for name, p in model.encoder.named_parameters()}
+    offered = dict(initial.model.encoder.named_parameters())
+    fitting = [p for name, p in offered.items() if shapes.get(name) == p.shape]
+    if 2 * sum(p.numel() for p in fitting) >= sum(p.numel() for p in offered.values()):
         return
     here, there = _flat(model.config.model_dump()), _flat(initial.metadata.config.model_dump())
     changed = [key for key in here if here[key] != there.get(key)]
@@ -167,8 +168,8 @@ def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
     return found
 
 
-def _freeze(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Names of the parameters that are no longer trained: those with the parts of a given name in a row."""
+def _freeze(model: nn.Module, names: Iterable[str]) -> None:
+    """Train no longer the parameters whose names have the parts of a given name in a row."""
     parameters, frozen = dict(model.named_parameters()), set()
     for name in names:
         found = [p for p in parameters if f".{name}." in f".{p}."]
@@ -179,7 +180,6 @@ def _freeze(model: nn.Module, names: Iterable[str]) -> list[str]:
         raise InputError("init.freeze: nothing is left to train; freeze fewer parts")
     for name in frozen:
         parameters[name].requires_grad_(False)
-    return sorted(frozen)
 
 
 def _parts(names: Iterable[str]) -> list[str]:
