@@ -254,7 +254,13 @@ def _all(items: Sequence[_Item], opened: Callable[[_Item], StructureDataset], wh
     return found
 
 
-def structures_of(entry: Any, name: str, tags: TagConvention = "auto", on_bad: OnBad = "stop") -> StructureDataset:
+def structures_of(
+    entry: Any,
+    name: str,
+    tags: TagConvention = "auto",
+    on_bad: OnBad = "stop",
+    labels: LabelSpec | None = None,
+) -> StructureDataset:
     """Structures of one entry of a list of mixed things.
 
     Args:
@@ -265,14 +271,15 @@ def structures_of(entry: Any, name: str, tags: TagConvention = "auto", on_bad: O
         tags: see :func:`molflt.data.ase_io.from_atoms`.
         on_bad: what happens to a path with a structure that cannot be used, see
             :func:`open_dataset`.
+        labels: which label to read of Atoms and paths, see :func:`open_dataset`.
 
     Raises:
         InputError: nothing that molflt reads, or it cannot be read.
     """
     if isinstance(entry, str | os.PathLike):
-        return resolve_inputs([os.fspath(entry)], tags, on_bad=on_bad)
+        return resolve_inputs([os.fspath(entry)], tags, labels, on_bad)
     if isinstance(entry, Atoms):
-        return ListDataset([from_atoms(entry, name, tags)])
+        return ListDataset([from_atoms(entry, name, tags, labels)])
     if isinstance(entry, Chem.Mol):
         return ListDataset([from_any_mol(entry, name)])
     if isinstance(entry, Data):

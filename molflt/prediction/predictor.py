@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ase.data import chemical_symbols
+from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt.choices import OnError
@@ -29,6 +30,10 @@ from molflt.vocabulary import DIFFERENTIABLE, LABELS
 DEFAULT_MAX_ATOMS = 2048
 
 
+BY_ATOM = ("forces", "atomic_energies", "embeddings")
+"""Fields of a prediction that hold an array for each structure."""
+
+
 @dataclass
 class Prediction:
     """Energies in the order of the structures.
@@ -41,6 +46,9 @@ class Prediction:
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
         info: what each structure's file says of it, such as the columns of a table; also of those that failed.
+        atomic_energies: (n_atoms,) eV of each structure: the terms that, with a mean per structure where the model
+            has one, add up to its energy; None when they were not asked for.
+        embeddings: (n_atoms, dim) of each structure, what the encoder makes of its atoms; None likewise.
         ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
         elements: atomic numbers seen.
         n_in_parts: batches that did not fit into memory and were computed in parts.
@@ -53,6 +61,8 @@ class Prediction:
     failures: dict[int, str] = field(default_factory=dict)
     forces: list[np.ndarray] | None = None
     info: list[Mapping[str, Any]] = field(default_factory=list)
+    atomic_energies: list[np.ndarray] | None = None
+    embeddings: list[np.ndarray] | None = None
     ids: list[str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
     n_in_parts: int = 0
@@ -62,6 +72,11 @@ class Prediction:
         """``contractions`` in words: "lattice, quadratic (300 structures)"."""
         return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
 
+    @property
+    def by_atom(self) -> dict[str, list[np.ndarray]]:
+        """What was asked for of every atom, by name."""
+        return {name: values for name in BY_ATOM if (values := getattr(self, name)) is not None}
+
     def of(self, places: Sequence[int]) -> Prediction:
         """The predictions of some of the structures, none of which failed."""
         return replace(
@@ -70,9 +85,9 @@ class Prediction:
             names=[self.names[k] for k in places],
             std=None if self.std is None else self.std[places],
             failures={},
-            forces=None if self.forces is None else [self.forces[k] for k in places],
             info=[self.info[k] for k in places],
             ids=[self.ids[k] for k in places],
+            **{name: [values[k] for k in places] for name, values in self.by_atom.items()},  # type: ignore[arg-type]
         )
 
 
@@ -90,8 +105,9 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.n_in_parts += part.n_in_parts
     if parts and all(part.std is not None for part in parts):
         whole.std = np.concatenate([part.std for part in parts if part.std is not None])
-    if parts and all(part.forces is not None for part in parts):
-        whole.forces = [forces for part in parts for forces in part.forces or ()]
+    for name in BY_ATOM:
+        if parts and all(name in part.by_atom for part in parts):
+            setattr(whole, name, [values for part in parts for values in part.by_atom[name]])
     return whole
 
 
@@ -153,6 +169,8 @@ def predict(
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_error: OnError = "raise",
     forces: bool = False,
+    per_atom: bool = False,
+    embeddings: bool = False,
 ) -> tuple[Prediction, set[int]]:
     """Predict the energy of every structure.
 
@@ -164,17 +182,19 @@ def predict(
         on_error: ``skip`` goes on without structures that cannot be read or computed, and says which in
             ``failures``.
         forces: predict forces as well.
+        per_atom: give each atom's term of the energy as well.
+        embeddings: give what the encoder makes of each atom as well; of one model only.
 
     Returns:
         The predictions, and the atomic numbers seen.
 
     Raises:
-        InputError: a structure cannot be read or computed, or forces of a model whose energy is not that of the
-            given geometry.
+        InputError: a structure cannot be read or computed, forces of a model whose energy is not that of the given
+            geometry, or embeddings of an ensemble, whose members' have nothing in common.
     """
     batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
     tracked = track(batches, "predicting", total=len(batches))
-    prediction = joined(predict_batches(loaded, dataset, tracked, device, on_error, forces))
+    prediction = joined(predict_batches(loaded, dataset, tracked, device, on_error, forces, per_atom, embeddings))
     return prediction, prediction.elements
 
 
@@ -185,6 +205,8 @@ def predict_batches(
     device: torch.device | str = "cpu",
     on_error: OnError = "raise",
     forces: bool = False,
+    per_atom: bool = False,
+    embeddings: bool = False,
 ) -> Iterator[Prediction]:
     """Predict the energy of every structure, batch by batch.
 
@@ -196,6 +218,8 @@ def predict_batches(
         device: see :func:`predict`.
         on_error: see :func:`predict`.
         forces: see :func:`predict`.
+        per_atom: see :func:`predict`.
+        embeddings: see :func:`predict`.
 
     Yields:
         For every batch, the predictions in its order; ``failures`` are counted in it.
@@ -208,9 +232,13 @@ def predict_batches(
     models = [member.model.to(device) for member in members]
     if forces and (reason := why_no_forces(members[0].metadata.target)):
         raise InputError(f"{members[0].path}: {reason}")
+    if embeddings and len(members) > 1:
+        raise InputError(f"embeddings: those of {len(members)} models have nothing in common; load one of them")
+    asked = zip(BY_ATOM, (forces, per_atom, embeddings), strict=True)
+    wanted = [name for name, is_wanted in asked if is_wanted]
     for indices in batches:
         with torch.no_grad() if forces else torch.inference_mode():
-            part = _predict_batch(models, dataset, indices, device, on_error, forces)
+            part = _predict_batch(models, dataset, indices, device, on_error, wanted)
         yield part
 
 
@@ -220,13 +248,14 @@ def _predict_batch(
     indices: Sequence[int],
     device: torch.device,
     on_error: OnError,
-    forces: bool,
+    wanted: Sequence[str],
 ) -> Prediction:
     energies = np.full((len(models), len(indices)), np.nan)
     found = Prediction(energies[0], [""] * len(indices), Counter(), ids=[""] * len(indices))
     found.info = [{} for _ in indices]
-    if forces:
-        found.forces = [np.full((int(n), 3), np.nan) for n in dataset.n_atoms[list(indices)]]
+    shapes = {"forces": (3,), "atomic_energies": (), "embeddings": (models[0].config.dim,)}
+    for name in wanted:
+        setattr(found, name, [np.full((int(n), *shapes[name]), np.nan) for n in dataset.n_atoms[list(indices)]])
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
@@ -251,7 +280,7 @@ def _predict_batch(
     while waiting:
         part = waiting.pop(0)
         kept, structures = [position for position, _ in part], [data for _, data in part]
-        computed = fitting(lambda structures=structures: _compute(models, structures, device, forces))  # type: ignore[misc]
+        computed = fitting(lambda structures=structures: _compute(models, structures, device, wanted))  # type: ignore[misc]
         if computed is None and len(part) == 1:
             fail(kept[0], InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes))))
         elif computed is None:
@@ -259,10 +288,10 @@ def _predict_batch(
             middle = len(part) // 2
             waiting[:0] = [part[:middle], part[middle:]]
         else:
-            energies[:, kept], contractions, parts = computed[0]
-            for position, part_forces in zip(kept, parts, strict=False):
-                assert found.forces is not None
-                found.forces[position] = part_forces
+            energies[:, kept], contractions, by_atom = computed[0]
+            for name, values in by_atom.items():
+                for position, value in zip(kept, values, strict=True):
+                    found.by_atom[name][position] = value
             found.contractions.update(contractions)
             found.elements.update(*(data.atomic_numbers.tolist() for data in structures))
     for position in np.flatnonzero(~np.isfinite(energies).all(axis=0)).tolist():
@@ -276,23 +305,29 @@ def _predict_batch(
 
 
 def _compute(
-    models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, forces: bool
-) -> tuple[np.ndarray, list[str], list[np.ndarray]]:
-    """(n_models, n_structures) energies, the contractions, and the mean forces of every structure if wanted."""
+    models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, wanted: Sequence[str]
+) -> tuple[np.ndarray, list[str], dict[str, list[np.ndarray]]]:
+    """(n_models, n_structures) energies, the contractions, and of every structure what is wanted of its atoms."""
     batch = collate(structures).to(device)
     sizes = [int(data.num_nodes) for data in structures]
     energies = np.empty((len(models), len(structures)))
-    mean_forces = torch.zeros((sum(sizes), 3), dtype=torch.float64, device=device)
+    sums: dict[str, Tensor] = {}
     for k, model in enumerate(models):
-        if forces:
+        found: dict[str, Tensor] = {}
+        if "forces" in wanted:
             derived = derivatives(model, batch)
-            output = derived.output
-            mean_forces += derived.forces / len(models)
+            output, found["forces"] = derived.output, derived.forces
         else:
             output = model(batch)
         energies[k] = output.energy.detach().cpu().numpy()
-    parts = [part.cpu().numpy() for part in mean_forces.split(sizes)] if forces else []
-    return energies, [str(contraction) for contraction in output.contractions], parts
+        found |= {"atomic_energies": output.atomic_energies, "embeddings": output.embeddings}
+        for name in wanted:
+            values = found[name].detach()
+            sums[name] = sums[name] + values if name in sums else values
+    by_atom = {
+        name: [part.cpu().numpy() for part in (total / len(models)).split(sizes)] for name, total in sums.items()
+    }
+    return energies, [str(contraction) for contraction in output.contractions], by_atom
 
 
 def why_no_forces(target: str) -> str | None:
