@@ -110,14 +110,12 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
         for key, value in (stored if isinstance(stored, dict) else {}).items():
             value = _plain(value, where)
             if isinstance(value, list | np.ndarray):
-                array = any_array(value, f"'{key}'", where)
-                if array.ndim and len(array) == n_atoms and array.dtype.kind in "biuf" and key not in atoms.arrays:
-                    atoms.set_array(key, array)
-                else:
-                    atoms.info[key] = array
-                continue
+                value = any_array(value, f"'{key}'", where)
+                if value.ndim and len(value) == n_atoms and value.dtype.kind in "biuf" and key not in atoms.arrays:
+                    atoms.set_array(key, value)
+                    continue
             atoms.info[key] = value
-    results = {}
+    results: dict[str, Any] = {}
     if isinstance(row.get("energy"), int | float):
         results["energy"] = float(row["energy"])
     if row.get("forces") is not None:
