@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from torch_geometric.data import Data
@@ -18,6 +19,26 @@ from molflt.errors import InputError, OnBad
 from molflt.files import atomic_file
 
 SKIPPED = "skipped.csv"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The processes that read a set together, each a run of its records.
+
+    Attributes:
+        rank: of this process.
+        n: how many they are.
+        gather: gives every process the values of all of them, in the order of ranks. All must call it.
+    """
+
+    rank: int = 0
+    n: int = 1
+    gather: Callable[[Any], list[Any]] = lambda value: [value]
+
+    def share(self, n_records: int) -> range:
+        """The records that this process reads."""
+        return range(n_records * self.rank // self.n, n_records * (self.rank + 1) // self.n)
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,7 @@ class Screening:
         forces: whether forces are needed as well.
         on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
             lacks its label or forces; ``skip`` leaves such structures out.
+        crew: the processes that share the pass; see :meth:`portions`.
 
     Attributes:
         skipped: what was left out.
@@ -60,18 +82,44 @@ class Screening:
         source: str,
         forces: bool = False,
         on_bad: OnBad = "stop",
+        crew: Crew = Crew(),
     ) -> None:
         self.structures, self.labels, self.source = structures, labels, source
-        self.forces, self.on_bad = forces, on_bad
+        self.forces, self.on_bad, self.crew = forces, on_bad, crew
         self.skipped: list[Skipped] = []
+        self._sizes: np.ndarray | None = None
 
     def __iter__(self) -> Iterator[Data]:
-        self.skipped = []
-        unlabelled: list[str] = []
-        forceless: list[str] = []
-        stored = ""
-        n = len(self.structures)
-        for index in track(range(n), "reading labels", n):
+        found = _Found()
+        yield from self._read(range(len(self.structures)), found)
+        self._judge([found])
+
+    def portions(self, read: Callable[[Iterator[Data]], T]) -> list[T]:
+        """What every process of the crew makes of its share of the structures that can be used, by rank.
+
+        Each record is read by one process only. What is wrong with one is raised in all of them.
+
+        Args:
+            read: gets the structures of a share, of which there may be none, and goes through all of them.
+        """
+        found = _Found()
+        mine: T | InputError
+        try:
+            mine = read(self._read(self.crew.share(len(self.structures)), found))
+        except InputError as error:
+            # The others wait for this process's share.
+            mine = error
+        portions, shares = zip(*self.crew.gather((mine, found)), strict=True)
+        for portion in portions:
+            if isinstance(portion, InputError):
+                raise portion
+        self._judge(shares)
+        self._sizes = np.concatenate([np.array(its.sizes, dtype=np.int64) for its in shares])
+        return list(portions)
+
+    def _read(self, share: range, found: _Found) -> Iterator[Data]:
+        """The structures of a share that can be used; the others are noted."""
+        for index in track(share, "reading labels", len(share)):
             name = ""
             try:
                 data = self.structures[index]
@@ -80,20 +128,32 @@ class Screening:
             except InputError as error:
                 if self.on_bad == "stop":
                     raise
-                self.skipped.append(Skipped(index, name, str(error)))
+                found.skipped.append(Skipped(index, name, str(error)))
                 continue
             if self.labels.target not in data:
-                if not unlabelled and data.get(STORED):
-                    stored = f" Stored with {name}: {data[STORED]}."
-                unlabelled.append(name)
-                self.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
+                if not found.unlabelled and data.get(STORED):
+                    found.stored = f" Stored with {name}: {data[STORED]}."
+                found.unlabelled.append(name)
+                found.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
             elif self.forces and "forces" not in data:
-                forceless.append(name)
-                self.skipped.append(Skipped(index, name, f"{name}: no forces"))
+                found.forceless.append(name)
+                found.skipped.append(Skipped(index, name, f"{name}: no forces"))
             else:
+                found.sizes.append(int(data.num_nodes))
                 yield data
+
+    def _judge(self, shares: Sequence[_Found]) -> None:
+        """Decide on the whole set.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        self.skipped = [skipped for found in shares for skipped in found.skipped]
+        n = len(self.structures)
         if self.on_bad == "stop":
-            self._refuse(unlabelled, stored, forceless)
+            unlabelled = [name for found in shares for name in found.unlabelled]
+            forceless = [name for found in shares for name in found.forceless]
+            self._refuse(unlabelled, next((found.stored for found in shares if found.unlabelled), ""), forceless)
         elif len(self.skipped) == n:
             raise InputError(
                 f"{self.source}: none of {n} structures can be used; the first: {self.skipped[0].reason}"
@@ -102,10 +162,11 @@ class Screening:
     @property
     def usable(self) -> StructureDataset:
         """The structures that can be used, after the pass."""
-        if not self.skipped:
+        if not self.skipped and self._sizes is None:
             return self.structures
         left_out = {skipped.index for skipped in self.skipped}
-        return SubsetDataset(self.structures, (k for k in range(len(self.structures)) if k not in left_out))
+        kept = (k for k in range(len(self.structures)) if k not in left_out)
+        return SubsetDataset(self.structures, kept, self._sizes)
 
     def _refuse(self, unlabelled: list[str], stored: str, forceless: list[str]) -> None:
         n = len(self.structures)
@@ -123,6 +184,17 @@ class Screening:
             )
 
 
+@dataclass
+class _Found:
+    """What a process came across in its share, by name, and the sizes of the structures that can be used."""
+
+    skipped: list[Skipped] = field(default_factory=list)
+    unlabelled: list[str] = field(default_factory=list)
+    forceless: list[str] = field(default_factory=list)
+    stored: str = ""
+    sizes: list[int] = field(default_factory=list)
+
+
 def labels(screening: Screening) -> np.ndarray:
     """The label of every structure that can be used, found in a pass over the set.
 
@@ -132,7 +204,10 @@ def labels(screening: Screening) -> np.ndarray:
     Raises:
         InputError: from the screening.
     """
-    return np.array([float(data[screening.labels.target]) for data in screening], dtype=np.float64)
+    target = screening.labels.target
+    return np.concatenate(
+        screening.portions(lambda share: np.array([float(data[target]) for data in share], dtype=np.float64))
+    )
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:

@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.screening import Screening, labels
+from molflt.data.screening import Crew, Screening, labels
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
@@ -112,6 +112,10 @@ class EnergyDataModule(lightning.LightningDataModule):
     The training loader is made anew every epoch. Batches, noise and order follow from seed and epoch, so a resumed
     run needs to restore nothing to see what it would have seen.
 
+    Args:
+        config: of the run.
+        crew: the processes of the run; each reads its share of the records once, before the first epoch.
+
     Attributes:
         training_set: what the training structures and their labels are like.
         forces: whether forces are learnt.
@@ -123,7 +127,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         InputError: data that cannot be read, or structures without labels.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, crew: Crew = Crew()) -> None:
         super().__init__()
         self.config = config
         data = config.data
@@ -136,7 +140,7 @@ class EnergyDataModule(lightning.LightningDataModule):
 
         def screening(path: str) -> Screening:
             structures = open_dataset(resolve_path(path), labels=spec, on_bad=data.on_bad)
-            return Screening(structures, spec, path, self.forces, data.on_bad)
+            return Screening(structures, spec, path, self.forces, data.on_bad, crew)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}
         self.training_set = read_training_set(training, kind, data.references)

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
+    from molflt.data.screening import Crew
     from molflt.training.config import TrainerConfig
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
@@ -83,6 +84,39 @@ def cluster_plugins() -> list[ClusterEnvironment]:
         raise InputError(
             f"SLURM started {n_tasks} tasks and does not say how many on a node; give sbatch --ntasks-per-node"
         ) from error
+
+
+def start_together(config: TrainerConfig, accelerator: str) -> Crew:
+    """Start the other processes of the run, unless a launcher has, and connect all of them.
+
+    The trainer finds them connected. It would start them itself only once the first has read all data.
+
+    Args:
+        config: says how many there are.
+        accelerator: cpu or cuda.
+    """
+    from molflt.data.screening import Crew
+
+    if config.devices * config.num_nodes == 1:
+        return Crew()
+    import torch
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(
+        accelerator=accelerator,
+        strategy="ddp",
+        devices=config.devices,
+        num_nodes=config.num_nodes,
+        plugins=[*cluster_plugins()],
+    )
+    fabric.launch()
+
+    def gather(value: Any) -> list[Any]:
+        values = [None] * fabric.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    return Crew(fabric.global_rank, fabric.world_size, gather)
 
 
 @contextmanager

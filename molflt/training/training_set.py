@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from ase.data import atomic_numbers, chemical_symbols
+from torch_geometric.data import Data
 
 from molflt.data.screening import Screening
 from molflt.errors import InputError
@@ -49,31 +51,71 @@ def read_training_set(
     Raises:
         InputError: from the screening; or an element has no given reference energy.
     """
-    energies, compositions = [], []
-    displacements, forces = _MeanSquare(), _MeanSquare()
-    relaxed, isolated, diameter = True, True, 0.0
-    for data in screening:
-        if screening.forces:
-            forces.add(data.forces[~data.fixed])
-        isolated = isolated and not bool(data.pbc.any())
-        diameter = max(diameter, _diameter(data.positions))
-        energies.append(float(data[screening.labels.target]))
-        compositions.append(torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1))
-        relaxed = relaxed and "positions_relaxed" in data
-        if relaxed:
-            displacements.add((data.positions_relaxed - data.positions)[~data.fixed])
-    composition = torch.stack(compositions)
+    shares = screening.portions(lambda structures: _read(structures, screening))
+    energies = torch.cat([share.energies for share in shares])
+    composition = torch.cat([share.composition for share in shares])
+    relaxed = all(share.relaxed for share in shares)
+    displacements = sum((share.displacements for share in shares), _MeanSquare())
+    forces = sum((share.forces for share in shares), _MeanSquare())
+    isolated, diameter = all(share.isolated for share in shares), max(share.diameter for share in shares)
     elements = torch.nonzero(composition.sum(dim=0)).squeeze(1).tolist()
     given = None if references is None else _given(references, elements, screening)
     statistics = fit_statistics(
         kind,
-        torch.tensor(energies, dtype=torch.float64),
+        energies,
         composition,
         displacements.value if relaxed else 0.0,
         given,
     )
     mean_n_atoms = float(composition.sum()) / len(composition)
     return TrainingSet(statistics, elements, relaxed, forces.value**0.5 or 1.0, mean_n_atoms, isolated, diameter)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What some structures, perhaps none, are like; see :class:`TrainingSet`.
+
+    Attributes:
+        energies: (n,) eV, float64.
+        composition: (n, 119) atoms of each atomic number, int32.
+        relaxed, isolated, diameter: see :class:`TrainingSet`.
+        displacements, forces: Å² and (eV/Å)², of the atoms free to move.
+    """
+
+    energies: torch.Tensor
+    composition: torch.Tensor
+    relaxed: bool
+    isolated: bool
+    diameter: float
+    displacements: _MeanSquare
+    forces: _MeanSquare
+
+
+def _read(structures: Iterator[Data], screening: Screening) -> _Share:
+    energies = []
+    compositions = [torch.empty((0, MAX_ATOMIC_NUMBER + 1), dtype=torch.int32)]
+    displacements, forces = _MeanSquare(), _MeanSquare()
+    relaxed, isolated, diameter = True, True, 0.0
+    for data in structures:
+        if screening.forces:
+            forces.add(data.forces[~data.fixed])
+        isolated = isolated and not bool(data.pbc.any())
+        diameter = max(diameter, _diameter(data.positions))
+        energies.append(float(data[screening.labels.target]))
+        counts = torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1)
+        compositions.append(counts[None].to(torch.int32))
+        relaxed = relaxed and "positions_relaxed" in data
+        if relaxed:
+            displacements.add((data.positions_relaxed - data.positions)[~data.fixed])
+    return _Share(
+        torch.tensor(energies, dtype=torch.float64),
+        torch.cat(compositions),
+        relaxed,
+        isolated,
+        diameter,
+        displacements,
+        forces,
+    )
 
 
 def _diameter(positions: torch.Tensor) -> float:
@@ -89,8 +131,11 @@ _MOST_PAIRED = 2_000
 class _MeanSquare:
     """The mean square of the components of vectors that come in portions; zero of none."""
 
-    def __init__(self) -> None:
-        self._sum, self._n = 0.0, 0
+    def __init__(self, total: float = 0.0, n: int = 0) -> None:
+        self._sum, self._n = total, n
+
+    def __add__(self, other: _MeanSquare) -> _MeanSquare:
+        return _MeanSquare(self._sum + other._sum, self._n + other._n)
 
     def add(self, vectors: torch.Tensor) -> None:
         self._sum += float((vectors * vectors).sum())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +13,7 @@ import pytest
 import torch
 
 from molflt.data.labels import LabelSpec
-from molflt.data.screening import Screening, labels
+from molflt.data.screening import Crew, Screening, labels
 from molflt.data.sources import ListDataset, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
@@ -180,3 +184,74 @@ def test_structures_are_shared_by_processes(make_config):
         data.train_dataloader()
     with pytest.raises(InputError, match="10 structures cannot be shared by 29 processes; use fewer"):
         data.val_dataloader()
+
+
+def by_crew(n, make):
+    """What each of n threads, as the processes of a crew, makes of ``make(crew)``; errors are results."""
+    barrier, board = threading.Barrier(n), {}
+
+    def one(rank):
+        def gather(value):
+            board[rank] = pickle.dumps(value)
+            barrier.wait(timeout=60)
+            values = [pickle.loads(board[k]) for k in range(n)]
+            barrier.wait(timeout=60)
+            return values
+
+        try:
+            return make(Crew(rank, n, gather))
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(one, range(n)))
+
+
+class Read(ListDataset):
+    """Counts what is read, and counts no sizes."""
+
+    def __init__(self, structures):
+        super().__init__(structures)
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return super().__getitem__(index)
+
+    @property
+    def n_atoms(self):
+        raise AssertionError("the sizes are known from the pass")
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+def test_a_crew_reads_each_record_once_and_finds_what_one_finds(n, structures):
+    few = [s.clone() for s in structures]
+    del few[3].y_relaxed, few[20].y_relaxed
+    whole = Screening(Read(few), RELAXED, "x", on_bad="skip")
+    expected = read_training_set(whole, "element")
+    screenings = []
+
+    def make(crew):
+        screenings.append(Screening(Read(few), RELAXED, "x", on_bad="skip", crew=crew))
+        return screenings[-1], read_training_set(screenings[-1], "element")
+
+    for its, found in by_crew(n, make):
+        assert found.statistics.references == pytest.approx(expected.statistics.references, rel=1e-9)
+        assert replace(found, statistics=None) == replace(expected, statistics=None)
+        assert its.skipped == whole.skipped
+        np.testing.assert_array_equal(its.usable.n_atoms, [s.num_nodes for s in few if "y_relaxed" in s])
+    assert sorted(k for its in screenings for k in its.structures.read) == list(range(len(few)))
+
+
+@pytest.mark.parametrize("kind", ["unreadable", "unlabelled"])
+def test_a_crew_refuses_with_one_voice(kind, structures):
+    few = [s.clone() for s in structures]
+    for k in (5, 25):
+        if kind == "unreadable":
+            few[k].positions[0] = few[k].positions[1]
+        else:
+            del few[k].y_relaxed
+    with pytest.raises(InputError) as alone:
+        labels(screening(few, RELAXED))
+    told = by_crew(3, lambda crew: labels(Screening(ListDataset(few), RELAXED, "x", crew=crew)))
+    assert told == [str(alone.value)] * 3
