@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Dict, List, Optional  # noqa: UP035
+from typing import Any
 
 import torch
 from torch import nn
 
 from molflt.errors import InputError
 from molflt.export.export import description, scripted_energy
+from molflt.export.scripted import ScriptedEnergy
 from molflt.files import atomic_file
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predictor import why_no_forces
@@ -39,28 +40,28 @@ class MetatomicEnergy(nn.Module):
         energy: see :class:`molflt.export.scripted.ScriptedEnergy`.
     """
 
-    def __init__(self, energy: nn.Module, cutoff: float) -> None:
+    def __init__(self, energy: ScriptedEnergy, cutoff: float) -> None:
         super().__init__()
         self.energy = energy
         self.neighbours = NeighborListOptions(cutoff=cutoff, full_list=True, strict=True)
 
-    def requested_neighbor_lists(self) -> List[NeighborListOptions]:  # noqa: UP006
+    def requested_neighbor_lists(self) -> list[NeighborListOptions]:
         """What the engine has to provide."""
         return [self.neighbours]
 
     def forward(
         self,
-        systems: List[System],  # noqa: UP006
-        outputs: Dict[str, ModelOutput],  # noqa: UP006
-        selected_atoms: Optional[Labels],  # noqa: UP045
-    ) -> Dict[str, TensorMap]:  # noqa: UP006
+        systems: list[System],
+        outputs: dict[str, ModelOutput],
+        selected_atoms: Labels | None,
+    ) -> dict[str, TensorMap]:
         """See metatomic's ModelInterface."""
-        found: Dict[str, TensorMap] = {}  # noqa: UP006
+        found: dict[str, TensorMap] = {}
         if "energy" not in outputs:
             return found
         if selected_atoms is not None:
             raise ValueError("the far field needs all atoms: this model computes no selection")
-        energies: List[torch.Tensor] = []  # noqa: UP006
+        energies: list[torch.Tensor] = []
         for system in systems:
             samples = system.get_neighbor_list(self.neighbours).samples.values.to(torch.int64)
             tags = torch.zeros_like(system.types).to(torch.int64)
@@ -80,8 +81,8 @@ class MetatomicEnergy(nn.Module):
         block = TensorBlock(
             values,
             Labels(["system"], index),
-            torch.jit.annotate(List[Labels], []),
-            Labels.range("energy", 1).to(device),  # noqa: UP006
+            torch.jit.annotate(list[Labels], []),
+            Labels.range("energy", 1).to(device),
         )
         found["energy"] = TensorMap(Labels.single().to(device), [block])
         return found

@@ -1,13 +1,13 @@
 """The energy of one structure in the operations that TorchScript has: what an exported model computes.
 
-It is the model of :mod:`molflt.model.energy_model` once more, for one structure, with the neighbour list contracted edge
-by edge. The far field is the closed form on all pairs where nothing repeats, O(N²), and else the sum over the reciprocal
-lattice, O(N·K), whatever method the model was trained with: all compute the same f to the model's tolerance.
+It is the model of :mod:`molflt.model.energy_model` once more, for one structure, with the neighbour list contracted
+edge by edge. The far field is the closed form on all pairs where nothing repeats, O(N²), and else the sum over the
+reciprocal lattice, O(N·K), whatever method the model was trained with: all compute the same f to its tolerance.
 """
 
-# TorchScript reads annotations as they stand: no postponed ones, and its own generic types.
+from __future__ import annotations
+
 import math
-from typing import List, Optional, Tuple  # noqa: UP035
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,10 @@ class _Radial(nn.Module):
     def __init__(self, radial: GaussianDistanceBasis) -> None:
         super().__init__()
         self.cutoff, self.pair_types, self.end = radial.cutoff, radial.pair_types, GAUSSIAN_END
+        self.steepness: Tensor
+        self.shift: Tensor
+        self.gamma: Tensor
+        self.beta: Tensor
         steepness = torch.exp(-radial.log_widths.detach()) / math.sqrt(2)
         self.register_buffer("steepness", steepness)
         self.register_buffer("shift", radial.centres.detach() * steepness)
@@ -74,6 +78,10 @@ class _FarField(nn.Module):
         basis = positions.rpe()
         widths = basis.widths.detach().double()
         kappa = torch.zeros_like(widths) if basis.kappa is None else basis.kappa.detach().double()
+        self.widths: Tensor
+        self.kappa: Tensor
+        self.amplitudes: Tensor
+        self.cutoffs: Tensor
         self.register_buffer("widths", widths)
         self.register_buffer("kappa", kappa)
         self.register_buffer("amplitudes", basis.amplitudes.detach().double())
@@ -99,7 +107,7 @@ class _FarField(nn.Module):
         z = torch.where(small, torch.ones_like(squared), squared).sqrt()
         return torch.where(small, series, torch.sin(z) / z)
 
-    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(n, 2K) plane waves at the atoms, and (2K, n_basis) the weight of each for every member."""
         box = self.padded_cell(positions, cell, pbc)
         longest = self.taper * float(self.cutoffs.max())
@@ -139,7 +147,7 @@ class _FarField(nn.Module):
         return volume * torch.exp(-0.5 * variance * (k - self.kappa) ** 2) * mean
 
     def padded_cell(self, positions: Tensor, cell: Tensor, pbc: Tensor) -> Tensor:
-        """(3, 3) Å: periodic vectors, then others at right angles to them, so long that their images do not matter."""
+        """(3, 3) Å: periodic vectors, then others at right angles, so long that their images do not matter."""
         periodic = cell[pbc]
         if periodic.shape[0] == 3:
             return cell
@@ -172,6 +180,9 @@ class _Layer(nn.Module):
         self.attention_norm, self.ffn_norm, self.ffn = layer.attention_norm, layer.ffn_norm, layer.ffn
         self.projection, self.value = attention.query_key.projection, attention.value
         self.bias, self.output = attention.local_rpe.bias, attention.output
+        self.root_temperature: Tensor
+        self.rpe_weights: Tensor
+        self.omega: Tensor
         self.register_buffer("root_temperature", attention.query_key.temperature.detach().sqrt())
         self.register_buffer("rpe_weights", attention.rpe_weights.detach())
         self.n_heads, self.far_channels = attention.n_heads, attention.far_channels
@@ -287,12 +298,16 @@ class ScriptedEnergy(nn.Module):
         self.has_far = positions.rpe is not None
         keys = config.attention
         tolerance = keys.tolerance if isinstance(keys, FarFieldKeys) and isinstance(keys, FourierConfig) else 1e-4
-        self.far: nn.Module = _FarField(positions, tolerance) if self.has_far else _NoFarField()
+        self.far: _FarField | _NoFarField = _FarField(positions, tolerance) if self.has_far else _NoFarField()
         layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
         self.layers = nn.ModuleList(_Layer(layer) for layer in layers)
         embedding, head, statistics = model.embedding, model.energy_head, model.standardiser
         self.element, self.tag, self.neighbour_element = embedding.element, embedding.tag, embedding.neighbour_element
         self.centrality, self.norm, self.mlp = embedding.centrality, model.encoder.norm, head.mlp
+        self.factor: Tensor
+        self.mean: Tensor
+        self.std: Tensor
+        self.references: Tensor
         self.register_buffer("factor", head.factor.detach())
         self.register_buffer("mean", statistics.mean)
         self.register_buffer("std", statistics.std)
@@ -308,7 +323,7 @@ class ScriptedEnergy(nn.Module):
         edge_index: Tensor,
         cell_offsets: Tensor,
     ) -> Tensor:
-        """(n_atoms,) eV, float64: each atom's term of the energy; the mean is not part of any. See :meth:`forward`."""
+        """(n_atoms,) eV, float64: each atom's term of the energy, without the mean. See :meth:`forward`."""
         dtype, n, z = self.factor.dtype, positions.shape[0], atomic_numbers.to(torch.int64)
         positions, cell = positions.to(torch.float64), cell.to(torch.float64)
         positions = positions - positions.mean(dim=0)
@@ -348,7 +363,7 @@ class ScriptedEnergy(nn.Module):
         tags: Tensor,
         edge_index: Tensor,
         cell_offsets: Tensor,
-    ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Energy and its derivatives.
 
         Args:
@@ -374,7 +389,7 @@ class ScriptedEnergy(nn.Module):
         if not self.differentiable:
             nothing = torch.zeros((0, 3), dtype=torch.float64, device=positions.device)
             return energy.detach(), nothing, nothing
-        outgoing: List[Optional[Tensor]] = [torch.ones_like(energy)]  # noqa: UP006, UP045
+        outgoing: list[Tensor | None] = [torch.ones_like(energy)]
         gradients = torch.autograd.grad([energy], [positions, strain], outgoing)
         to_positions, to_strain = gradients[0], gradients[1]
         assert to_positions is not None
@@ -392,5 +407,5 @@ class _NoFarField(nn.Module):
     def pairs(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         return positions.to(dtype)
 
-    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return positions.to(dtype), cell.to(dtype)

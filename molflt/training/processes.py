@@ -17,6 +17,7 @@ from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning.pytorch.strategies import Strategy
 
     from molflt.data.screening import Crew
     from molflt.training.config import TrainerConfig
@@ -86,37 +87,27 @@ def cluster_plugins() -> list[ClusterEnvironment]:
         ) from error
 
 
-def start_together(config: TrainerConfig, accelerator: str) -> Crew:
+def connect(strategy: Strategy) -> Crew:
     """Start the other processes of the run, unless a launcher has, and connect all of them.
 
-    The trainer finds them connected. It would start them itself only once the first has read all data.
-
-    Args:
-        config: says how many there are.
-        accelerator: cpu or cuda.
+    Lightning would do so only when training begins, after the first of them had read all data.
     """
     from molflt.data.screening import Crew
 
-    if config.devices * config.num_nodes == 1:
+    if strategy.launcher is None:
         return Crew()
     import torch
-    from lightning.fabric import Fabric
 
-    fabric = Fabric(
-        accelerator=accelerator,
-        strategy="ddp",
-        devices=config.devices,
-        num_nodes=config.num_nodes,
-        plugins=[*cluster_plugins()],
-    )
-    fabric.launch()
+    strategy.launcher.launch(lambda: None)
+    strategy.setup_environment()
+    rank, n = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def gather(value: Any) -> list[Any]:
-        values = [None] * fabric.world_size
+        values: list[Any] = [None] * n
         torch.distributed.all_gather_object(values, value)
         return values
 
-    return Crew(fabric.global_rank, fabric.world_size, gather)
+    return Crew(rank, n, gather)
 
 
 @contextmanager

@@ -27,15 +27,15 @@ from molflt.files import alone
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData
 from molflt.prediction.members import BEST
-from molflt.training.config import TrainConfig, TrainerConfig
+from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.processes import (
     check_processes,
     cluster_plugins,
+    connect,
     is_first_process,
     losing_no_loader,
     losing_no_process,
-    start_together,
 )
 from molflt.training.recorder import RunRecorder
 from molflt.training.run_directory import (
@@ -117,10 +117,10 @@ def _train(
         say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
     _quiet_lightning()
     lightning.seed_everything(config.seed, workers=True, verbose=False)
+    trainer = _trainer(config, run_dir, callbacks)
     n_processes = config.trainer.devices * config.trainer.num_nodes
-    crew = start_together(config.trainer, _accelerator(config.trainer))
     with losing_no_process(n_processes):
-        data = EnergyDataModule(config, crew)
+        data = EnergyDataModule(config, connect(trainer.strategy))
     model, metadata = _model(config, data, say)
     if checkpoint:
         check_same_beginning(run_dir, metadata.training_data)
@@ -129,7 +129,8 @@ def _train(
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
     recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience, config.trainer.keep_last)
-    trainer = _trainer(config, run_dir, [*callbacks, recorder])
+    # Before the checkpoints, which Lightning keeps last.
+    trainer.callbacks.insert(len(callbacks), recorder)  # type: ignore[attr-defined]
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
@@ -216,13 +217,18 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
         enable_version_counter=False,
         save_top_k=1,
     )
+    accelerator = _accelerator(settings.accelerator)
+    available = torch.cuda.device_count() if accelerator == "cuda" else os.cpu_count() or 1
+    if settings.devices > available:
+        kind = "GPUs" if accelerator == "cuda" else "cores"
+        raise InputError(f"trainer.devices={settings.devices}: this machine has {available} {kind}")
     loggers = _loggers(settings.loggers, run_dir)
     try:
         return lightning.Trainer(
             strategy=_strategy(settings.devices * settings.num_nodes),
             plugins=[*cluster_plugins(), DurableCheckpoints()],
             default_root_dir=run_dir,
-            accelerator=_accelerator(settings),
+            accelerator=accelerator,
             devices=settings.devices,
             num_nodes=settings.num_nodes,
             precision=settings.precision,
@@ -246,16 +252,11 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
         raise InputError(f"trainer: {str(error).splitlines()[0]}") from error
 
 
-def _accelerator(settings: TrainerConfig) -> str:
+def _accelerator(name: str) -> str:
     """``auto`` means CUDA or CPU: Lightning would also take Apple's GPUs, which lack double precision."""
-    if settings.accelerator == "gpu" and not torch.cuda.is_available():
+    if name == "gpu" and not torch.cuda.is_available():
         raise InputError("trainer.accelerator=gpu: this machine has no usable CUDA GPU; use auto or cpu")
-    cuda = settings.accelerator != "cpu" and torch.cuda.is_available()
-    available = torch.cuda.device_count() if cuda else os.cpu_count() or 1
-    if settings.devices > available:
-        kind = "GPUs" if cuda else "cores"
-        raise InputError(f"trainer.devices={settings.devices}: this machine has {available} {kind}")
-    return "cuda" if cuda else "cpu"
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def _strategy(n_processes: int) -> str | DDPStrategy:

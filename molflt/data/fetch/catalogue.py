@@ -105,8 +105,8 @@ class Archive:
 _PUBLISHED = "https://dl.fbaipublicfiles.com/opencatalystproject/data/"
 _PAGE, _LICENCE = "https://facebookresearch.github.io/fairchem/oc20", "CC-BY-4.0"
 
-# URLs, checksums and sizes: DATASET.md of github.com/FAIR-Chem/fairchem and its later page of OC20, sizes as du -h prints
-# them. Layout: the README inside of the archives, and for the test sets of S2EF the project's download_data.py.
+# URLs, checksums and sizes (as du -h prints them): DATASET.md of github.com/FAIR-Chem/fairchem, and its later page
+# of OC20. Layout: the README inside of the archives, and for the test sets of S2EF the project's download_data.py.
 OC20_IS2RE = Archive(
     name="oc20-is2re",
     title="Open Catalyst 2020: initial structure to relaxed energy, 460,328 systems to train on",
