@@ -17,9 +17,6 @@ def export_command(
     model: Path = typer.Argument(..., help="Model file, run directory or pretrained:NAME.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="File to write: NAME.pt.", show_default=False),
     dtype: Literal["float32", "float64"] = typer.Option(None, help="Precision to compute in; default: as trained."),
-    metatomic: bool = typer.Option(
-        False, "--metatomic", help="For LAMMPS, i-PI and others through metatomic; needs 'molflt[metatomic]'."
-    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
 ) -> None:
     """Write a model as TorchScript: energy, forces and stress with PyTorch alone, in Python or C++.
@@ -35,10 +32,6 @@ def export_command(
     members = load_members(model)
     if len(members) > 1:
         raise InputError(f"{model}: is an ensemble of {len(members)}; export its members one by one")
-    if metatomic:
-        from molflt.export.metatomic import export_for_metatomic as write
-    else:
-        write = export
-    write(members[0], out, None if dtype is None else getattr(torch, dtype))
+    export(members[0], out, None if dtype is None else getattr(torch, dtype))
     metadata = members[0].metadata
     say(f"{out}: {metadata.target} of one structure, from its neighbours up to {metadata.config.cutoff:g} Å")

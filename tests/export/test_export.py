@@ -7,12 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from ase.build import bulk, fcc111, molecule
 
-from molflt.calculator import MolFLTCalculator
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import open_dataset, resolve_inputs
@@ -139,29 +136,3 @@ def test_what_cannot_be_exported(molflt, performer_path, tmp_path):
     assert done.status == 2
     assert "mechanism 'kernelised' cannot be exported; 'fourier' and 'local' can" in done.err
     assert not (tmp_path / "x.pt").exists()
-
-
-def test_metatomic_gives_what_the_calculator_gives(loaded, tmp_path):
-    """Through metatomic's own calculator for ASE, which makes neighbour lists and derivatives by itself."""
-    pytest.importorskip("metatomic.torch", reason="pip install 'molflt[metatomic]'")
-    from metatomic_ase import MetatomicCalculator
-
-    from molflt.export.metatomic import export_for_metatomic
-
-    model = loaded_model(loaded.metadata, **KINDS["waves, gates"])
-    model.metadata.elements[:] = [1, 6, 8, 29]
-    export_for_metatomic(model, tmp_path / "model.pt")
-    ours, theirs = MolFLTCalculator(model, "cpu", "float64"), MetatomicCalculator(tmp_path / "model.pt")
-    slab = fcc111("Cu", (2, 2, 3), vacuum=5.0, periodic=True)
-    slab.rattle(0.1, seed=1)
-    slab.set_tags(None)
-    for atoms in (molecule("CH3OH"), bulk("Cu", cubic=True) * (2, 1, 1), slab):
-        atoms.rattle(0.05, seed=2)
-        found = {}
-        for name, calculator in (("ours", ours), ("theirs", theirs)):
-            atoms.calc = calculator
-            stress = atoms.get_stress() if atoms.pbc.all() else np.zeros(6)
-            found[name] = atoms.get_potential_energy(), atoms.get_forces(), stress
-        assert found["theirs"][0] == pytest.approx(found["ours"][0], rel=1e-6)
-        np.testing.assert_allclose(found["theirs"][1], found["ours"][1], atol=1e-4)
-        np.testing.assert_allclose(found["theirs"][2], found["ours"][2], atol=1e-5)
