@@ -13,9 +13,9 @@ from ase.data import chemical_symbols
 
 from molflt.bundled import resolve_path
 from molflt.choices import OnError
-from molflt.data.labels import LabelSpec
+from molflt.data.labels import ENERGY_UNITS, LabelSpec
 from molflt.data.screening import Screening
-from molflt.data.sources import StructureDataset, SubsetDataset, open_dataset
+from molflt.data.sources import StructureDataset, SubsetDataset, fingerprint, open_dataset
 from molflt.errors import InputError, OnBad
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.calibration import Calibration, calibrate
@@ -36,6 +36,8 @@ class StructureTable:
         sizes: (n,) numbers of atoms.
         adsorbates: what is adsorbed; empty where the structure does not say.
         expected: (n,) eV, the labels.
+        references: (n,) eV, sums of the model's energies of elements: what of a label is no merit of a model; zero
+            for models without.
         forces: (n_atoms, 3) eV/Å of each structure; None unless forces are evaluated.
         fixed: (n_atoms,) bool of each structure, the atoms that may not move; None likewise.
     """
@@ -46,6 +48,7 @@ class StructureTable:
     sizes: np.ndarray
     adsorbates: list[str]
     expected: np.ndarray
+    references: np.ndarray
     forces: list[np.ndarray] | None = None
     fixed: list[np.ndarray] | None = None
 
@@ -58,6 +61,7 @@ class StructureTable:
             sizes=self.sizes[places],
             adsorbates=[self.adsorbates[k] for k in places],
             expected=self.expected[places],
+            references=self.references[places],
             forces=None if self.forces is None else [self.forces[k] for k in places],
             fixed=None if self.fixed is None else [self.fixed[k] for k in places],
         )
@@ -74,6 +78,7 @@ class Evaluation:
         table: what they are, with their labels.
         prediction: their energies, the spread of these and how they were computed.
         skipped: for each structure of the set that was left out, the reason.
+        warnings: what looks wrong with the labels, or that the model was trained on them.
     """
 
     name: str
@@ -82,6 +87,7 @@ class Evaluation:
     table: StructureTable
     prediction: Prediction
     skipped: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.expected)
@@ -109,7 +115,7 @@ class Evaluation:
     @property
     def metrics(self) -> EnergyMetrics:
         """MAE, RMSE, energy within threshold and the like."""
-        return energy_metrics(self.predicted, self.expected)
+        return energy_metrics(self.predicted, self.expected, self.table.references)
 
     @property
     def force_mae(self) -> float | None:
@@ -170,7 +176,8 @@ def evaluate(
     if forces is None:
         forces = any(key.endswith("force_mae") for key in metadata.validation) and _has_forces(dataset)
     screening = Screening(dataset, spec, data, forces, on_bad)
-    table, structures = _read(screening, forces), screening.usable
+    of_element = members[0].model.standardiser.references.cpu().numpy()
+    table, structures = _read(screening, forces, of_element), screening.usable
     on_error: OnError = "skip" if on_bad == "skip" else "raise"
     prediction, _ = predict(members, structures, device, max_atoms, on_error, forces)
     skipped = [s.reason for s in screening.skipped] + list(prediction.failures.values())
@@ -179,7 +186,28 @@ def evaluate(
         raise InputError(f"{data}: no structure has both a label and a prediction; the first: {skipped[0]}")
     if prediction.failures:
         structures, table, prediction = SubsetDataset(structures, kept), table.of(kept), prediction.of(kept)
-    return Evaluation(name or path.stem, data, structures, table, prediction, skipped)
+    warnings = [*screening.doubts, *_another_unit(spec, table, prediction.energies, data)]
+    if path.exists() and fingerprint(path) == metadata.training_data.fingerprint:
+        warnings.append(
+            f"{data}: is what the model was trained on; its errors are those of training, not of prediction"
+        )
+    return Evaluation(name or path.stem, data, structures, table, prediction, skipped, warnings)
+
+
+def _another_unit(spec: LabelSpec, table: StructureTable, predicted: np.ndarray, source: str) -> list[str]:
+    """A warning where the predictions fit the labels in another unit, and do not in that which is given."""
+    shares = {}
+    for unit, factor in ENERGY_UNITS.items():
+        found = energy_metrics(predicted, table.expected * (factor / spec.energy_factor), table.references)
+        shares[unit] = found.mae_over_mad
+    best = min(shares, key=lambda unit: shares[unit])
+    # Of few or equal labels, the deviation says nothing.
+    if best == spec.unit or not shares[best] < 0.3 or not shares[spec.unit] > 3 * shares[best]:
+        return []
+    return [
+        f"{source}: the labels, read as {spec.unit}, do not fit the predictions, and would fit in {best}. If that is "
+        f"their unit, give --unit {best}"
+    ]
 
 
 def _has_forces(dataset: StructureDataset) -> bool:
@@ -191,9 +219,9 @@ def _has_forces(dataset: StructureDataset) -> bool:
     return False
 
 
-def _read(screening: Screening, forces: bool) -> StructureTable:
-    """A pass over the structures that can be used."""
-    names, formulas, elements, sizes, adsorbates, expected = [], [], [], [], [], []
+def _read(screening: Screening, forces: bool, of_element: np.ndarray) -> StructureTable:
+    """A pass over the structures that can be used; ``of_element`` are reference energies by atomic number, eV."""
+    names, formulas, elements, sizes, adsorbates, expected, references = [], [], [], [], [], [], []
     given_forces, fixed = [], []
     for data in screening:
         numbers = data.atomic_numbers.numpy()
@@ -203,6 +231,7 @@ def _read(screening: Screening, forces: bool) -> StructureTable:
         sizes.append(len(numbers))
         adsorbates.append(str(data.adsorbate) if "adsorbate" in data else "")
         expected.append(float(data[screening.labels.target]))
+        references.append(float(of_element[numbers].sum()))
         if forces:
             given_forces.append(data.forces.numpy())
             fixed.append(data.fixed.numpy())
@@ -213,6 +242,7 @@ def _read(screening: Screening, forces: bool) -> StructureTable:
         sizes=np.array(sizes, dtype=np.int64),
         adsorbates=adsorbates,
         expected=np.array(expected, dtype=np.float64),
+        references=np.array(references, dtype=np.float64),
         forces=given_forces if forces else None,
         fixed=fixed if forces else None,
     )

@@ -57,7 +57,7 @@ class TrainResult:
     Attributes:
         best_model: path of the best model.
         best: energy MAE of the first validation split, eV.
-        best_epoch: counted from zero.
+        best_epoch: counted from one.
         mad: mean absolute deviation of that split's labels, eV.
     """
 
@@ -132,6 +132,8 @@ def _train(
         write_config(run_dir, config)
         if skipped := write_skipped(run_dir, data.skipped):
             say(skipped)
+        for warning in data.warnings:
+            say(f"Warning: {warning}")
     with (
         _interrupts(trainer),
         losing_no_loader(),
@@ -141,7 +143,7 @@ def _train(
     if first:
         recorder.check_models()
     mad = data.mad[next(iter(data.mad))]
-    return TrainResult(run_dir / BEST, recorder.best, recorder.best_epoch, mad)
+    return TrainResult(run_dir / BEST, recorder.best, recorder.best_epoch + 1, mad)
 
 
 def _model(
