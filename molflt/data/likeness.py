@@ -16,7 +16,7 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 REACH = 5.0
 """Å; distances up to here are compared."""
-SAME = 0.05
+SAME = 0.02
 """Å; distances that differ by less are the same."""
 TOLERANCE = 0.03
 """Distance of two sketches up to which their structures are compared."""
