@@ -91,6 +91,17 @@ def test_real_sets(name: str) -> None:
     assert "Give data.target=energy" in caught(totals, LabelSpec(target="y_relaxed"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["3D_cluster_16_atoms_radius_2point5", "3D_cluster_32_atoms_radius_5"])
+def test_energies_in_units_of_their_own(name: str) -> None:
+    path = Path(os.environ.get("MOLFLT_DATA", "")) / "efa" / f"{name}.npz"
+    if not path.is_file():
+        pytest.skip("MOLFLT_DATA does not name a folder with efa")
+    with np.load(path) as found:
+        compositions = np.stack([np.bincount(z, minlength=119) for z in found["atomic_numbers"].astype(int)])
+        assert doubts(LabelSpec(), found["energy"].ravel(), compositions, name) == []
+
+
 def _file(path: Path, **info: Any) -> str:
     frames: list[Atoms] = []
     for k in range(3):
