@@ -138,7 +138,10 @@ class LabelSpec(BaseModel):
 
 STORED, CANDIDATES = "stored_names", "stored_numbers"
 """Texts of a structure without its label: what it has instead, and what of that is one number (with semicolons)."""
-_NO_ENERGIES = ("sid", "fid", "id", "natoms", "nads", "index", "charge", "spin", "slice", "free_energy", "stress")
+_NO_ENERGIES = (
+    *("sid", "fid", "id", "natoms", "nads", "index", "slice", "charge", "spin", "free_energy", "stress"),
+    *("atomic_numbers", "numbers", "tags", "fixed"),
+)
 
 
 def _is_number(find: Callable[[str], Any], name: str) -> bool:
