@@ -113,11 +113,11 @@ def _verdict(results: list[Result], n_structures: int) -> str:
     names = {verdict: sorted({r.name for r in results if r.verdict == verdict}) for verdict in ("pass", "fail")}
     on = f"on {n_structures} structure{'s' * (n_structures != 1)}"
     if names["fail"]:
-        return f"FAIL {on}: {', '.join(names['fail'])}"
+        return f"FAILED {on}: {', '.join(names['fail'])}"
     if not names["pass"]:
         return f"NOTHING TRIED {on}: no property is applicable to them"
     dtypes = " and ".join(dict.fromkeys(r.dtype for r in results))
-    return f"PASS {on}: all {len(names['pass'])} properties that were tried hold, in {dtypes}"
+    return f"PASSED {on}: all {len(names['pass'])} properties that were tried hold, in {dtypes}"
 
 
 def _say_share(share: float | None) -> None:
