@@ -13,8 +13,8 @@ from molflt.data.sources import ListDataset
 
 
 def found(known: list[Atoms], asked: list[Atoms]) -> list[tuple[int, int]]:
-    sets = [ListDataset([from_atoms(atoms, "x") for atoms in some]) for some in (known, asked)]
-    return alike(*([sketch(data) for data in some] for some in sets), *sets)
+    first, second = (ListDataset([from_atoms(atoms, "x") for atoms in some]) for some in (known, asked))
+    return alike([sketch(data) for data in first], [sketch(data) for data in second], first, second)
 
 
 def _structures(n: int) -> list[Atoms]:
