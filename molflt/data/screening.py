@@ -16,7 +16,7 @@ from molflt.data.neighbours import check_geometry
 from molflt.data.plausibility import doubts
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, SubsetDataset
-from molflt.errors import InputError, OnBad
+from molflt.errors import InputError, OnBad, refuse
 from molflt.files import atomic_file
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -83,6 +83,7 @@ class Screening:
         compositions: list[np.ndarray] = []
         unlabelled: list[str] = []
         forceless: list[str] = []
+        bad: dict[int, InputError] = {}
         stored, remedy = "", ""
         n = len(self.structures)
         for index in track(range(n), "reading labels", n):
@@ -92,9 +93,8 @@ class Screening:
                 name = str(data.name)
                 check_geometry(data)
             except InputError as error:
-                if self.on_bad == "stop":
-                    raise
-                self.skipped.append(Skipped(index, name, str(error)))
+                bad[index] = error
+                self.skipped.append(Skipped(index, name or error.record, str(error)))
                 continue
             if self.labels.target not in data:
                 if not unlabelled and data.get(STORED):
@@ -114,6 +114,7 @@ class Screening:
                     compositions.append(np.bincount(numbers, minlength=MAX_ATOMIC_NUMBER + 1))
                 yield data
         if self.on_bad == "stop":
+            refuse(bad, n, self.source)
             self._refuse(unlabelled, stored, remedy, forceless)
         elif len(self.skipped) == n:
             raise InputError(

@@ -170,7 +170,8 @@ def parity_panels(sets: Sequence[Evaluation], target: str) -> tuple[Panel, Panel
     less = " − references" if any(s.table.references.any() for s in sets) else ""
     x = f"expected {target}{less} / eV"
     return (
-        Panel(above, x, f"predicted {target}{less} / eV", title=mae, x_range=ends, y_range=ends, square=True),
+        # One scale for both axes, so one unit.
+        Panel(above, x, "predicted", title=mae, x_range=ends, y_range=ends, square=True),
         Panel(below, x, "error / eV", title=count, x_range=ends, zero=True),
     )
 
