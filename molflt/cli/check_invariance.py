@@ -11,7 +11,7 @@ import typer
 
 from molflt.choices import MethodName, TagConvention
 from molflt.cli.options import TAGS
-from molflt.cli.terminal import answer, output, warn
+from molflt.cli.terminal import Verbosity, answer, output, say, warn
 
 if TYPE_CHECKING:
     from molflt.invariance.harness import DtypeName, Result
@@ -77,17 +77,15 @@ def check_invariance_command(
         }
         typer.echo(json.dumps(content))
     else:
-        _print_tables(results)
+        if not Verbosity.quiet:
+            _print_tables(results)
         _say_share(share)
         if drift is not None:
-            answer(
+            say(
                 f"Computed in float32 instead of float64, energies move by {drift.worst:.1e} eV at worst, "
                 f"{drift.median:.1e} eV in the median."
             )
-        names = sorted({result.name for result in failed})
-        answer(
-            f"{len(structures)} structures: " + (f"FAILED: {', '.join(names)}" if failed else "all properties hold")
-        )
+        answer(_verdict(results, len(structures)))
     if failed:
         raise typer.Exit(1)
 
@@ -112,11 +110,23 @@ def _numbers(result: Result) -> tuple[str, str, str]:
     return f"{result.worst:.1e}", f"{result.median:.1e}", f"{share} ({result.bound})"
 
 
+def _verdict(results: list[Result], n_structures: int) -> str:
+    """The outcome of all that was tried, in a line."""
+    names = {verdict: sorted({r.name for r in results if r.verdict == verdict}) for verdict in ("pass", "fail")}
+    on = f"on {n_structures} structure{'s' * (n_structures != 1)}"
+    if names["fail"]:
+        return f"FAILED {on}: {', '.join(names['fail'])}"
+    if not names["pass"]:
+        return f"NOTHING TRIED {on}: no property is applicable to them"
+    dtypes = " and ".join(dict.fromkeys(r.dtype for r in results))
+    return f"PASSED {on}: all {len(names['pass'])} properties that were tried hold, in {dtypes}"
+
+
 def _say_share(share: float | None) -> None:
     if share is None:
-        answer("This model has no Fourier far field.")
+        say("This model has no Fourier far field.")
         return
-    answer(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
+    say(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
 
 
 def _finite(content: dict[str, Any]) -> dict[str, Any]:

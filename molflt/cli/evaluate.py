@@ -33,7 +33,9 @@ def evaluate_command(
         None, help="HTML file.  [default: report-DATA.html beside the model; none with --json]"
     ),
     no_report: bool = typer.Option(False, "--no-report", help="Write no report."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --report."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace an existing report; without --report, do not number it."
+    ),
     as_json: bool = JSON,
     on_error: OnError = ON_ERROR,
     tags: TagConvention = TAGS,
@@ -72,19 +74,21 @@ def evaluate_command(
     unknown = unknown_elements(members[0], found.prediction.elements)
     if unknown:
         warn(not_trained_on(unknown))
+    for warning in found.warnings:
+        warn(warning)
     if found.prediction.n_in_parts:
         warn(in_parts(found.prediction.n_in_parts))
     if report is not None:
-        evaluation_report(report, members[0], [found], command_line())
+        evaluation_report(report, members, [found], command_line())
     if as_json:
         what = {"model": str(model), "data": data, "target": members[0].metadata.target}
         answer_json(what | _content(found, unknown, len(members)))
         return
     _print(found, members[0].metadata.target, len(members))
     if report is None and not no_report:
-        report = _default_report(model, data)
+        report = _default_report(model, data, overwrite)
         try:
-            evaluation_report(report, members[0], [found], command_line())
+            evaluation_report(report, members, [found], command_line())
         except OSError as error:
             # Nobody asked for this file in so many words; the numbers above are what was asked for.
             warn(f"no report could be written ({error}); --report chooses another place")
@@ -93,12 +97,17 @@ def evaluate_command(
         say(f"report: {report}")
 
 
-def _default_report(model: Path, data: str) -> Path:
-    """Beside the model, named after the data."""
+def _default_report(model: Path, data: str, overwrite: bool) -> Path:
+    """Beside the model, named after the data; with a number, where an earlier report has the name."""
     folder = model if model.is_dir() else model.parent
     path = Path(data)
     # OC20 calls every split data.lmdb.
-    return folder / f"report-{path.parent.name if path.stem == 'data' else path.stem}.html"
+    name = f"report-{path.parent.name if path.stem == 'data' else path.stem}"
+    found = folder / f"{name}.html"
+    number = 2
+    while found.exists() and not overwrite:
+        found, number = folder / f"{name}-{number}.html", number + 1
+    return found
 
 
 def _content(found: Evaluation, unknown: list[str], n_members: int) -> dict[str, Any]:
@@ -109,6 +118,7 @@ def _content(found: Evaluation, unknown: list[str], n_members: int) -> dict[str,
         **({} if force_mae is None else {"force_mae": force_mae}),
         "unknown": unknown,
         "skipped": found.skipped,
+        "warnings": found.warnings,
         "far_field": dict(found.prediction.contractions),
         "members": n_members,
         **({} if calibration is None else {"calibration": calibration.as_dict()}),
@@ -118,7 +128,8 @@ def _content(found: Evaluation, unknown: list[str], n_members: int) -> dict[str,
 def _print(found: Evaluation, target: str, n_members: int) -> None:
     metrics, calibration = found.metrics, found.calibration()
     answer(f"{found.source}: {metrics.n:,} structures, target {target}")
-    share = f"   ({metrics.mae_over_mad:.3f} of the mean absolute deviation {metrics.mad:.4f} eV)"
+    less = ", less reference energies," if found.table.references.any() else ""
+    share = f"   ({metrics.mae_over_mad:.3f} of the mean absolute deviation{less} {metrics.mad:.4f} eV)"
     answer(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
     answer(f"  RMSE  {metrics.energy_rmse:.4f} eV")
     answer(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")

@@ -51,6 +51,7 @@ def fetch_command(
         if dry_run:
             if not plan.fits:
                 typer.echo("It does not fit.")
+                raise typer.Exit(1)
             return
         try:
             splits = obtain(plan, typer.echo)

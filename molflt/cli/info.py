@@ -49,6 +49,8 @@ def _model_info(path: Path) -> dict[str, Any]:
 
     loaded = load_model(path)
     metadata = loaded.metadata.model_dump(mode="json")
+    # A file counts from zero, people from one.
+    metadata["epoch"] += 1
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
     card = {"card": str(path.with_suffix(".md"))} if path.with_suffix(".md").exists() else {}
     rpe = getattr(loaded.model.positions, "rpe", None)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from molflt import __version__
 from molflt.cli.average import average_command
@@ -37,20 +37,43 @@ from molflt.cli.terminal import (
 from molflt.cli.train import train_command
 from molflt.errors import InputError
 
+_HOW_MUCH = ("--quiet", "-q", "--verbose", "-v")
+
 
 class _Commands(TyperGroup):
-    """The commands, and an end with status 0 when the reader of a pipe, such as ``head``, has what it wanted.
+    """The commands, with ``--quiet`` and ``--verbose`` before or after the name of one.
 
-    Click itself would end with status 1, and only some versions of rich ask ``Terminal`` first.
+    They end with status 0 when the reader of a pipe, such as ``head``, has what it wanted. Click itself would end
+    with status 1, and only some versions of rich ask ``Terminal`` first.
     """
 
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
+    def make_context(self, info_name: Any, args: list[str], *arguments: Any, **options: Any) -> Any:
+        own = args[: args.index("--")] if "--" in args else args
+        first = [word for word in own if word in _HOW_MUCH]
+        args = [*first, *(word for word in own if word not in _HOW_MUCH), *args[len(own) :]]
         with _enough_is_enough():
-            return super().make_context(*arguments, **options)
+            return super().make_context(info_name, args, *arguments, **options)
+
+    def get_params(self, ctx: Any) -> Any:
+        return _flags_shown(super().get_params(ctx))
 
     def invoke(self, context: Any) -> Any:
         with _enough_is_enough():
             return super().invoke(context)
+
+
+class _Command(TyperCommand):
+    """A command whose flags are shown as such: typer's help would say ``<bool>``, as if they took a value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _flags_shown(super().get_params(ctx))
+
+
+def _flags_shown(parameters: Any) -> Any:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 @contextmanager
@@ -97,7 +120,7 @@ for _command in (
     config_command,
     fetch_command,
 ):
-    app.command(_command.__name__.removesuffix("_command").replace("_", "-"))(_command)
+    app.command(_command.__name__.removesuffix("_command").replace("_", "-"), cls=_Command)(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.terminal import answer, command_line, errors, say
+from molflt.cli.terminal import answer, command_line, errors, say, warn
 from molflt.errors import InputError
 
 
@@ -61,6 +61,15 @@ def train_command(
         raise typer.Exit(code if isinstance(code, int) else 1) from None
 
 
+def _say(line: str) -> None:
+    """A line of the run; its warnings are said with ``--quiet`` too."""
+    text = line.removeprefix("Warning: ")
+    if text == line:
+        say(line)
+    else:
+        warn(text)
+
+
 def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: bool) -> None:
     from molflt.training.config_file import load_config
     from molflt.training.processes import is_first_process
@@ -70,11 +79,11 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
         raise InputError("-: standard input cannot be read by several processes; save the configuration to a file")
     from molflt.training.start import train
 
-    trained = train(settings, out, resume=resume, say=say)
+    trained = train(settings, out, resume=resume, say=_say)
     if not is_first_process():
         return
     share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
-    answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch + 1}, {trained.best_model}")
+    answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch}, {trained.best_model}")
     if report:
         from molflt.report.model_report import training_report
 

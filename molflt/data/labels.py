@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -115,11 +116,40 @@ class LabelSpec(BaseModel):
         if self.target in fields:
             return {}
         known = sorted(set(names))
-        return {STORED: ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")}
+        energies = [name for name in known if name not in _NO_ENERGIES and _is_number(find, name)]
+        return {
+            STORED: ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else ""),
+            CANDIDATES: "; ".join(energies[:_SHOWN]),
+        }
+
+    def remedy(self, candidates: Sequence[str]) -> str:
+        """What to give where the label is not there but these numbers are, by their names; empty without any."""
+        given = []
+        for name in candidates:
+            if name in TARGETS:
+                given.append(f"data.target={name}" + (" data.label=null" if self.label else ""))
+            elif self.target == "energy" or "ads" in name.lower():
+                given.append(f"data.label={name}")
+            else:
+                given.append(f"data.target=energy data.label={name}")
+        evaluate = f" (evaluate: --label {' or '.join(candidates)})" if candidates else ""
+        return " or ".join(given) + evaluate
 
 
-STORED = "stored_names"
-"""Text of a structure without its label: what it has instead."""
+STORED, CANDIDATES = "stored_names", "stored_numbers"
+"""Texts of a structure without its label: what it has instead, and what of that is one number (with semicolons)."""
+_NO_ENERGIES = (
+    *("sid", "fid", "id", "natoms", "nads", "index", "slice", "charge", "spin", "free_energy", "stress"),
+    *("atomic_numbers", "numbers", "tags", "fixed"),
+)
+
+
+def _is_number(find: Callable[[str], Any], name: str) -> bool:
+    """Whether a stored value can be an energy: one number, or a text that is one."""
+    with suppress(InputError):
+        value = find(name)
+        return not isinstance(value, bool | np.bool_) and bool(np.isfinite(one_number(value, name, "")).all())
+    return False
 
 
 def one_number(value: Any, label: str, where: str) -> np.ndarray:

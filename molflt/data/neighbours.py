@@ -52,17 +52,7 @@ def neighbour_list(
         raise InputError(f"atom {bad[0]} has a position that is not finite: {points[bad[0]]}")
     if len(points) == 0:
         return torch.zeros((2, 0), dtype=torch.int64), torch.zeros((0, 3), dtype=torch.int32)
-    check_extents(points, lattice, periodic)
-    # far from the origin, digits that the distances need would be lost
-    points = points - points.mean(axis=0)
-    box = _bounding_box(points, lattice, periodic, cutoff)
-    check_pairs(points, box, periodic, cutoff)
-    if np.prod(np.maximum(heights(box) / cutoff, 1.0)) > _MOST_CELLS:
-        pairs, shifts, distances = _search_by_tree(points, box, cutoff)
-    else:
-        # one thread: DataLoader workers already use the cores
-        search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
-        pairs, shifts, distances = search.compute(points, box, True, "PSd")
+    pairs, shifts, distances = _search(points, lattice, periodic, cutoff)
     if len(close := np.flatnonzero(distances < SHORTEST)):
         first = close[np.lexsort((pairs[close, 1], pairs[close, 0]))[0]]
         i, j = pairs[first]
@@ -72,6 +62,33 @@ def neighbour_list(
     # There are many edges, and translations by small numbers.
     offsets = shifts.astype(np.int32).take(order, axis=0)
     return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(offsets)
+
+
+def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of :func:`neighbour_list` in any order, (n_pairs, 2), and their distances, (n_pairs,) Å.
+
+    Raises:
+        InputError: the structure is none: see :mod:`molflt.data.extents`.
+    """
+    pairs, _, distances = _search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff)
+    return pairs, distances
+
+
+def _search(
+    points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray, cutoff: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs (n_pairs, 2), their shifts (n_pairs, 3) and distances (n_pairs,) Å, in any order."""
+    check_extents(points, lattice, periodic)
+    # far from the origin, digits that the distances need would be lost
+    points = points - points.mean(axis=0)
+    box = _bounding_box(points, lattice, periodic, cutoff)
+    check_pairs(points, box, periodic, cutoff)
+    if np.prod(np.maximum(heights(box) / cutoff, 1.0)) > _MOST_CELLS:
+        return _search_by_tree(points, box, cutoff)
+    # one thread: DataLoader workers already use the cores
+    search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
+    pairs, shifts, distances = search.compute(points, box, True, "PSd")
+    return pairs, shifts, distances
 
 
 def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

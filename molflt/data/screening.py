@@ -10,14 +10,19 @@ from pathlib import Path
 import numpy as np
 from torch_geometric.data import Data
 
-from molflt.data.labels import STORED, LabelSpec
+from molflt.data.labels import CANDIDATES, STORED, LabelSpec
+from molflt.data.likeness import Sketch, sketch
 from molflt.data.neighbours import check_geometry
+from molflt.data.plausibility import doubts
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, SubsetDataset
 from molflt.errors import InputError, OnBad, refuse
 from molflt.files import atomic_file
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SKIPPED = "skipped.csv"
+_JUDGED = 5_000
+"""Labels from which the whole set is judged, evenly from all; twice as many at most."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,16 @@ class Screening:
         forces: whether forces are needed as well.
         on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
             lacks its label or forces; ``skip`` leaves such structures out.
+        compared: whether sketches are made, by which structures of several sets are compared.
 
     Attributes:
         skipped: what was left out.
+        doubts: what looks wrong with the labels, see :func:`molflt.data.plausibility.doubts`.
+        sketches: of the structures that can be used, where they are asked for.
 
     Raises:
-        InputError: in the course of the iteration: with ``stop``, such a structure; with ``skip``, nothing is left.
+        InputError: in the course of the iteration: with ``stop``, such a structure; with ``skip``, nothing is left;
+            or labels that are certainly not what they are said to be.
     """
 
     def __init__(
@@ -60,17 +69,22 @@ class Screening:
         source: str,
         forces: bool = False,
         on_bad: OnBad = "stop",
+        compared: bool = False,
     ) -> None:
         self.structures, self.labels, self.source = structures, labels, source
-        self.forces, self.on_bad = forces, on_bad
+        self.forces, self.on_bad, self.compared = forces, on_bad, compared
         self.skipped: list[Skipped] = []
+        self.doubts: list[str] = []
+        self.sketches: list[Sketch] = []
 
     def __iter__(self) -> Iterator[Data]:
-        self.skipped = []
+        self.skipped, self.sketches = [], []
+        energies: list[float] = []
+        compositions: list[np.ndarray] = []
         unlabelled: list[str] = []
         forceless: list[str] = []
         bad: dict[int, InputError] = {}
-        stored = ""
+        stored, remedy = "", ""
         n = len(self.structures)
         for index in track(range(n), "reading labels", n):
             name = ""
@@ -85,20 +99,30 @@ class Screening:
             if self.labels.target not in data:
                 if not unlabelled and data.get(STORED):
                     stored = f" Stored with {name}: {data[STORED]}."
+                    remedy = self.labels.remedy([name for name in str(data[CANDIDATES]).split("; ") if name])
                 unlabelled.append(name)
                 self.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
             elif self.forces and "forces" not in data:
                 forceless.append(name)
                 self.skipped.append(Skipped(index, name, f"{name}: no forces"))
             else:
+                if self.compared:
+                    self.sketches.append(sketch(data))
+                if index % max(1, n // _JUDGED) == 0:
+                    energies.append(float(data[self.labels.target]))
+                    numbers = data.atomic_numbers.numpy()
+                    compositions.append(np.bincount(numbers, minlength=MAX_ATOMIC_NUMBER + 1))
                 yield data
         if self.on_bad == "stop":
             refuse(bad, n, self.source)
-            self._refuse(unlabelled, stored, forceless)
+            self._refuse(unlabelled, stored, remedy, forceless)
         elif len(self.skipped) == n:
             raise InputError(
                 f"{self.source}: none of {n} structures can be used; the first: {self.skipped[0].reason}"
+                + (f". To learn what is there: {remedy}" if remedy else "")
             )
+        if energies:
+            self.doubts = doubts(self.labels, np.array(energies), np.stack(compositions), self.source)
 
     @property
     def usable(self) -> StructureDataset:
@@ -108,13 +132,14 @@ class Screening:
         left_out = {skipped.index for skipped in self.skipped}
         return SubsetDataset(self.structures, (k for k in range(len(self.structures)) if k not in left_out))
 
-    def _refuse(self, unlabelled: list[str], stored: str, forceless: list[str]) -> None:
+    def _refuse(self, unlabelled: list[str], stored: str, remedy: str, forceless: list[str]) -> None:
         n = len(self.structures)
         if unlabelled:
             raise InputError(
                 f"{self.source}: {len(unlabelled)} of {n} structures have no label '{self.labels.name}' "
-                f"(first: {', '.join(unlabelled[:3])}).{stored} Name the label that is there (data.label; for "
-                "evaluate --label), choose another data.target, or remove the structures"
+                f"(first: {', '.join(unlabelled[:3])}).{stored} "
+                + (f"Name what is there: {remedy}" if remedy else "None of it is an energy: add the label")
+                + "; or remove the structures"
             )
         if forceless:
             raise InputError(
@@ -124,8 +149,12 @@ class Screening:
             )
 
 
-def labels(screening: Screening) -> np.ndarray:
+def labels(screening: Screening, references: Mapping[int, float] | None = None) -> np.ndarray:
     """The label of every structure that can be used, found in a pass over the set.
+
+    Args:
+        screening: the set.
+        references: eV by atomic number, to take off for every atom.
 
     Returns:
         (n_structures,) eV, float64.
@@ -133,7 +162,13 @@ def labels(screening: Screening) -> np.ndarray:
     Raises:
         InputError: from the screening.
     """
-    return np.array([float(data[screening.labels.target]) for data in screening], dtype=np.float64)
+    of_element = np.zeros(MAX_ATOMIC_NUMBER + 1)
+    for z, energy in (references or {}).items():
+        of_element[z] = energy
+    return np.array(
+        [float(data[screening.labels.target]) - of_element[data.atomic_numbers.numpy()].sum() for data in screening],
+        dtype=np.float64,
+    )
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:

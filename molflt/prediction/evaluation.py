@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,16 @@ from ase.data import chemical_symbols
 
 from molflt.bundled import resolve_path
 from molflt.choices import EnergyUnit, OnError, Per, TagConvention
+from molflt.data.labels import ENERGY_UNITS, LabelSpec
 from molflt.data.screening import Screening
-from molflt.data.sources import ConcatDataset, StructureDataset, SubsetDataset, open_dataset, structures_of
+from molflt.data.sources import (
+    ConcatDataset,
+    StructureDataset,
+    SubsetDataset,
+    fingerprint,
+    open_dataset,
+    structures_of,
+)
 from molflt.errors import InputError, OnBad
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.calibration import Calibration, calibrate
@@ -42,6 +51,8 @@ class StructureTable:
         sizes: (n,) numbers of atoms.
         adsorbates: what is adsorbed; empty where the structure does not say.
         expected: (n,) eV, the labels.
+        references: (n,) eV, sums of the model's energies of elements: what of a label is no merit of a model; zero
+            for models without.
         forces: (n_atoms, 3) eV/Å of each structure; None unless forces are evaluated.
         fixed: (n_atoms,) bool of each structure, the atoms that may not move; None likewise.
     """
@@ -52,6 +63,7 @@ class StructureTable:
     sizes: np.ndarray
     adsorbates: list[str]
     expected: np.ndarray
+    references: np.ndarray
     forces: list[np.ndarray] | None = None
     fixed: list[np.ndarray] | None = None
 
@@ -64,6 +76,7 @@ class StructureTable:
             sizes=self.sizes[places],
             adsorbates=[self.adsorbates[k] for k in places],
             expected=self.expected[places],
+            references=self.references[places],
             forces=None if self.forces is None else [self.forces[k] for k in places],
             fixed=None if self.fixed is None else [self.fixed[k] for k in places],
         )
@@ -80,6 +93,7 @@ class Evaluation:
         table: what they are, with their labels.
         prediction: their energies, the spread of these and how they were computed.
         skipped: for each structure of the set that was left out, the reason.
+        warnings: what looks wrong with the labels, or that the model was trained on them.
     """
 
     name: str
@@ -88,6 +102,7 @@ class Evaluation:
     table: StructureTable
     prediction: Prediction
     skipped: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.expected)
@@ -115,7 +130,7 @@ class Evaluation:
     @property
     def metrics(self) -> EnergyMetrics:
         """MAE, RMSE, energy within threshold and the like."""
-        return energy_metrics(self.predicted, self.expected)
+        return energy_metrics(self.predicted, self.expected, self.table.references)
 
     @property
     def force_mae(self) -> float | None:
@@ -201,6 +216,7 @@ def evaluate(
     metadata = members[0].metadata
     given = {"label": label, "unit": unit, "per": per}
     spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
+    path: Path | None = None
     if isinstance(data, str | os.PathLike):
         path = resolve_path(os.fspath(data))
         source, dataset = os.fspath(data), open_dataset(path, tags, spec, on_bad)
@@ -213,7 +229,8 @@ def evaluate(
     if forces is None:
         forces = any(key.endswith("force_mae") for key in metadata.validation) and _has_forces(dataset)
     screening = Screening(dataset, spec, source, forces, on_bad)
-    table, structures = _read(screening, forces), screening.usable
+    of_element = members[0].model.standardiser.references.cpu().numpy()
+    table, structures = _read(screening, forces, of_element), screening.usable
     on_error: OnError = "skip" if on_bad == "skip" else "raise"
     where = model.device if isinstance(model, Model) else choose_device(str(device))
     prediction, _ = predict(members, structures, where, max_atoms, on_error, forces)
@@ -223,7 +240,12 @@ def evaluate(
         raise InputError(f"{source}: no structure has both a label and a prediction; the first: {skipped[0]}")
     if prediction.failures:
         structures, table, prediction = SubsetDataset(structures, kept), table.of(kept), prediction.of(kept)
-    return Evaluation(name, source, structures, table, prediction, skipped)
+    warnings = [*screening.doubts, *_another_unit(spec, table, prediction.energies, source)]
+    if path is not None and path.exists() and fingerprint(path) == metadata.training_data.fingerprint:
+        warnings.append(
+            f"{source}: is what the model was trained on; its errors are those of training, not of prediction"
+        )
+    return Evaluation(name, source, structures, table, prediction, skipped, warnings)
 
 
 def _members(model: Model | LoadedModel | ModelPath | Sequence[LoadedModel | ModelPath]) -> list[LoadedModel]:
@@ -236,6 +258,22 @@ def _members(model: Model | LoadedModel | ModelPath | Sequence[LoadedModel | Mod
     return found
 
 
+def _another_unit(spec: LabelSpec, table: StructureTable, predicted: np.ndarray, source: str) -> list[str]:
+    """A warning where the predictions fit the labels in another unit, and do not in that which is given."""
+    shares = {}
+    for unit, factor in ENERGY_UNITS.items():
+        found = energy_metrics(predicted, table.expected * (factor / spec.energy_factor), table.references)
+        shares[unit] = found.mae_over_mad
+    best = min(shares, key=lambda unit: shares[unit])
+    # Of few or equal labels, the deviation says nothing.
+    if best == spec.unit or not shares[best] < 0.3 or not shares[spec.unit] > 3 * shares[best]:
+        return []
+    return [
+        f"{source}: the labels, read as {spec.unit}, do not fit the predictions, and would fit in {best}. If that is "
+        f"their unit, give --unit {best}"
+    ]
+
+
 def _has_forces(dataset: StructureDataset) -> bool:
     """Whether the first structure that can be read has forces."""
     for k in range(len(dataset)):
@@ -245,9 +283,9 @@ def _has_forces(dataset: StructureDataset) -> bool:
     return False
 
 
-def _read(screening: Screening, forces: bool) -> StructureTable:
-    """A pass over the structures that can be used."""
-    names, formulas, elements, sizes, adsorbates, expected = [], [], [], [], [], []
+def _read(screening: Screening, forces: bool, of_element: np.ndarray) -> StructureTable:
+    """A pass over the structures that can be used; ``of_element`` are reference energies by atomic number, eV."""
+    names, formulas, elements, sizes, adsorbates, expected, references = [], [], [], [], [], [], []
     given_forces, fixed = [], []
     for data in screening:
         numbers = data.atomic_numbers.numpy()
@@ -257,6 +295,7 @@ def _read(screening: Screening, forces: bool) -> StructureTable:
         sizes.append(len(numbers))
         adsorbates.append(str(data.adsorbate) if "adsorbate" in data else "")
         expected.append(float(data[screening.labels.target]))
+        references.append(float(of_element[numbers].sum()))
         if forces:
             given_forces.append(data.forces.numpy())
             fixed.append(data.fixed.numpy())
@@ -267,6 +306,7 @@ def _read(screening: Screening, forces: bool) -> StructureTable:
         sizes=np.array(sizes, dtype=np.int64),
         adsorbates=adsorbates,
         expected=np.array(expected, dtype=np.float64),
+        references=np.array(references, dtype=np.float64),
         forces=given_forces if forces else None,
         fixed=fixed if forces else None,
     )

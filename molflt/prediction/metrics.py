@@ -20,7 +20,8 @@ class EnergyMetrics:
         energy_mae: mean absolute error, eV.
         energy_rmse: root mean square error, eV.
         ewt: share of errors below 0.02 eV.
-        mad: mean absolute deviation of the targets from their mean, eV: the error of the best constant, nearly.
+        mad: mean absolute deviation of the targets, less reference energies, from their mean, eV: the error of the
+            best constant, nearly.
         mae_over_mad: the first divided by the last; 1 is no better than a constant.
     """
 
@@ -49,10 +50,11 @@ def force_mae(predicted: list[np.ndarray], target: list[np.ndarray], fixed: list
     return float(error.mean()) if error.size else float("nan")
 
 
-def energy_metrics(predicted: np.ndarray, target: np.ndarray) -> EnergyMetrics:
-    """Compare energies (n,) eV with their targets (n,) eV."""
+def energy_metrics(predicted: np.ndarray, target: np.ndarray, references: np.ndarray | float = 0.0) -> EnergyMetrics:
+    """Compare energies (n,) eV with their targets (n,) eV; ``references`` (n,) eV are no part of the deviation."""
     error = np.abs(np.asarray(predicted, dtype=np.float64) - np.asarray(target, dtype=np.float64))
-    mad = float(np.abs(target - np.mean(target)).mean())
+    left = target - references
+    mad = float(np.abs(left - np.mean(left)).mean())
     mae = float(error.mean())
     return EnergyMetrics(
         n=len(error),

@@ -138,8 +138,8 @@ def shown(sets: Sequence[Evaluation]) -> list[np.ndarray]:
 
 
 def limits(sets: Sequence[Evaluation]) -> tuple[float, float]:
-    """Both energies of every structure, in eV, with a margin."""
-    both = np.concatenate([x for s in sets for x in (s.expected, s.predicted)])
+    """Both energies of every structure, less reference energies, in eV, with a margin."""
+    both = np.concatenate([x - s.table.references for s in sets for x in (s.expected, s.predicted)])
     low, high = float(both.min()), float(both.max())
     margin = 0.04 * (high - low) or 0.1
     return low - margin, high + margin
@@ -153,7 +153,7 @@ def parity_panels(sets: Sequence[Evaluation], target: str) -> tuple[Panel, Panel
     for s, chosen, colour in zip(sets, shown(sets), palette(len(sets)), strict=True):
         std = None if s.std is None else s.std[chosen]
         common: dict[str, Any] = {
-            "x": s.expected[chosen],
+            "x": (s.expected - s.table.references)[chosen],
             "name": s.name,
             "colour": colour,
             "mark": "points",
@@ -163,11 +163,12 @@ def parity_panels(sets: Sequence[Evaluation], target: str) -> tuple[Panel, Panel
             "hover": "%{text}<br>expected %{x:.4f} eV<br>error %{customdata[0]:+.4f} eV"
             + ("" if std is None else "<br>ensemble std %{customdata[1]:.4f} eV"),
         }
-        above.append(Series(y=s.predicted[chosen], **common))
+        above.append(Series(y=(s.predicted - s.table.references)[chosen], **common))
         below.append(Series(y=s.error[chosen], **common))
     count = "; ".join(f"{s.name}: {len(s):,} structures" for s in sets)
     mae = "; ".join(f"{s.name}: {len(s):,} structures, MAE {s.metrics.energy_mae:.4f} eV" for s in sets)
-    x = f"expected {target} / eV"
+    less = " − references" if any(s.table.references.any() for s in sets) else ""
+    x = f"expected {target}{less} / eV"
     return (
         # One scale for both axes, so one unit.
         Panel(above, x, "predicted", title=mae, x_range=ends, y_range=ends, square=True),

@@ -38,7 +38,7 @@ def learning_curves(records: Sequence[dict[str, Any]], metric: str) -> list[Curv
     )
     found = []
     for split in sorted(splits, key=lambda name: name != TRAIN):
-        points = [(r["epoch"] + 1, r[f"{split}/{metric}"]) for r in records if f"{split}/{metric}" in r]
+        points = [(r["epoch"], r[f"{split}/{metric}"]) for r in records if f"{split}/{metric}" in r]
         epochs, values = zip(*points, strict=True)
         found.append(Curve(split, np.array(epochs), np.array(values, dtype=np.float64)))
     return found

@@ -57,13 +57,13 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
     ]
     report = run_dir / "report.html"
     remove_leftovers(run_dir, [report.name])
-    evaluation_report(report, members[0], sets, command, members[0].path.parent)
+    evaluation_report(report, members, sets, command, members[0].path.parent)
     return report
 
 
 def evaluation_report(
     path: Path,
-    loaded: LoadedModel,
+    members: Sequence[LoadedModel],
     sets: Sequence[Evaluation],
     command: str | None = None,
     run_dir: Path | None = None,
@@ -72,9 +72,9 @@ def evaluation_report(
     structures = sets[0].structures
     smallest = np.argsort(structures.n_atoms, kind="stable")[:_TRIED]
     tried = [unlabelled(structures[int(k)]) for k in smallest]
-    results = run_suite(loaded, tried, ["float32", "float64"], n_draws=1)
+    results = run_suite(members[0], tried, ["float32", "float64"], n_draws=1)
     records = [] if run_dir is None else read_records(run_dir)
-    write_report(path, loaded, sets, records, results, command=command)
+    write_report(path, members[0], sets, records, results, command=command, n_members=len(members))
 
 
 def write_report(
@@ -85,6 +85,7 @@ def write_report(
     results: Sequence[Result] | None = None,
     title: str = "molflt report",
     command: str | None = None,
+    n_members: int = 1,
 ) -> None:
     """Write a report, atomically. It needs no network to be opened, and loads nothing.
 
@@ -96,14 +97,15 @@ def write_report(
         results: of :func:`molflt.invariance.harness.run_suite`; None says how to get them.
         title: of the page.
         command: by which the model was trained or evaluated.
+        n_members: of the ensemble.
     """
     page, metadata = Page("report.html"), loaded.metadata
     n_structures = sum(map(len, sets))
     curves = [(learning_curves(records, metric), quantity) for metric, quantity in _CURVES.items()]
     content: dict[str, Any] = {
         "title": title,
-        "subtitle": f"{loaded.path}, {metadata.target}, epoch {metadata.epoch + 1}",
-        "summary": summary(loaded),
+        "subtitle": _subtitle(loaded, n_members),
+        "summary": summary(loaded, n_members),
         "sets": sets,
         "key_numbers": [_key_numbers(s) for s in sets],
         "sources": [(f"data of {s.name}", s.source) for s in sets],
@@ -133,6 +135,12 @@ def write_report(
         "configuration": configuration(loaded),
     }
     page.write(Path(path), **content, headings=_headings(content))
+
+
+def _subtitle(loaded: LoadedModel, n_members: int) -> str:
+    if n_members > 1:
+        return f"{loaded.path.parent.parent}, ensemble of {n_members}, {loaded.metadata.target}"
+    return f"{loaded.path}, {loaded.metadata.target}, epoch {loaded.metadata.epoch + 1}"
 
 
 def _headings(content: dict[str, Any]) -> dict[str, str]:

@@ -19,8 +19,8 @@ from molflt.model.model_file import LoadedModel, library_versions
 from molflt.training.config_file import load_config, to_yaml
 
 
-def summary(loaded: LoadedModel) -> list[tuple[str, str]]:
-    """What the model is, in a few lines."""
+def summary(loaded: LoadedModel, n_members: int = 1) -> list[tuple[str, str]]:
+    """What the model is, in a few lines; of an ensemble, whose first member is given, what they have in common."""
     metadata, config = loaded.metadata, loaded.model.config
     recycles = f", applied {config.n_recycles} times" if config.n_recycles > 1 else ""
     data = metadata.training_data
@@ -38,8 +38,11 @@ def summary(loaded: LoadedModel) -> list[tuple[str, str]]:
         ("trained on", f"{data.n_structures:,} structures of {data.path}"),
         ("fingerprint of these", data.fingerprint),
         *([("fine-tuned from", f"{origin.model}, trained on {origin.trained_on.path}")] if origin else []),
-        ("epoch", str(metadata.epoch + 1)),
-        ("model file", str(loaded.path)),
+        *(
+            [("epoch", str(metadata.epoch + 1)), ("model file", str(loaded.path))]
+            if n_members == 1
+            else [("ensemble", f"{n_members} models in {loaded.path.parent.parent}; curves and RPE are of the first")]
+        ),
     ]
 
 

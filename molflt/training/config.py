@@ -141,7 +141,7 @@ class OptimiserConfig(BaseModel):
         description="on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty",
     )
     schedule: Literal["linear", "cosine"] = Field("cosine", description="decay to zero after the warm-up")
-    warmup_steps: int = Field(100, ge=0, description="steps of the linear rise to the peak")
+    warmup_steps: int = Field(100, ge=0, description="steps of the linear rise to the peak; half of all at most")
     clip_norm: float = Field(5.0, ge=0, description="the gradient's norm is clipped to this; 0 does not clip")
     ema_decay: float = Field(
         0.999, ge=0, lt=1, description="moving average of the weights that is validated; 0 is off"

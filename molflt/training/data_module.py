@@ -13,6 +13,7 @@ from torch_geometric.data import Batch, Data
 
 from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
+from molflt.data.likeness import alike
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.screening import Screening, labels
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
@@ -24,6 +25,7 @@ from molflt.vocabulary import LABELS
 
 CACHED_ATOMS = 300_000
 """A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
+_EXAMPLES = 3
 NOISY_NODES_FROM = 10_000
 """The number of structures from which on ``noisy_nodes: auto`` is on."""
 
@@ -106,6 +108,22 @@ class NoisyDataset(PreparedDataset):
         return data
 
 
+def _leak(training: Screening, validation: Screening, name: str) -> list[str]:
+    """A warning about structures of a validation set that are in the training set as well."""
+    known, asked = training.usable, validation.usable
+    found = alike(training.sketches, validation.sketches, known, asked)
+    if not found:
+        return []
+    pairs = [f"{asked[a].name} ({known[k].name})" for a, k in found[:_EXAMPLES]]
+    n = len(validation.sketches)
+    more = ", ..." if len(found) > _EXAMPLES else ""
+    return [
+        f"{name}: {len(found):,} of {n:,} structures are in the training set as well, or nearly identical to one "
+        f"there: {', '.join(pairs)}{more}. Errors on them are those of training, not of prediction; take them out of "
+        "one of the sets"
+    ]
+
+
 class EnergyDataModule(lightning.LightningDataModule):
     """The data of a run.
 
@@ -117,7 +135,9 @@ class EnergyDataModule(lightning.LightningDataModule):
         forces: whether forces are learnt.
         noisy: whether noise is added to the training structures.
         skipped: what cannot be used and was left out, by the name of the set.
-        mad: mean absolute deviation of the labels, eV, by validation split.
+        mad: mean absolute deviation of the labels, less reference energies where there are any, eV, by validation
+            split.
+        warnings: what looks wrong with the labels, and structures that are in several sets.
 
     Raises:
         InputError: data that cannot be read, or structures without labels.
@@ -136,16 +156,19 @@ class EnergyDataModule(lightning.LightningDataModule):
 
         def screening(path: str) -> Screening:
             structures = open_dataset(resolve_path(path), data.tags, spec, data.on_bad)
-            return Screening(structures, spec, path, self.forces, data.on_bad)
+            return Screening(structures, spec, path, self.forces, data.on_bad, compared=True)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}
         self.training_set = read_training_set(training, kind, data.references)
         self.train_structures = training.usable
+        self.warnings = list(training.doubts)
         self.mad, self.val_structures = {}, {}
         for name, screened in validation.items():
-            values = labels(screened)
+            # Of totals, what an energy for each element leaves: the rest is no merit of a model.
+            values = labels(screened, self.training_set.statistics.references)
             self.mad[name] = float(np.abs(values - values.mean()).mean())
             self.val_structures[name] = screened.usable
+            self.warnings += [*screened.doubts, *_leak(training, screened, name)]
         self.skipped = {name: screened.skipped for name, screened in {"train": training, **validation}.items()}
         auto = config.loss.noisy_nodes == "auto"
         wanted = len(self.train_structures) >= NOISY_NODES_FROM if auto else bool(config.loss.noisy_nodes)

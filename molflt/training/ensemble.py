@@ -61,7 +61,7 @@ def _train_members(
     write_config(run_dir, config)
     results = []
     for k in range(config.ensemble):
-        say(f"member {k} of {config.ensemble}, seed {config.seed + k}")
+        say(f"member {k + 1} of {config.ensemble} ({MEMBER}{k}), seed {config.seed + k}")
         member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
         results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
     name, path = next(iter(config.data.val.items()))

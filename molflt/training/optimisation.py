@@ -33,11 +33,16 @@ def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, A
 
 def learning_rate_factor(step: int, warmup_steps: int, total_steps: int, shape: Literal["linear", "cosine"]) -> float:
     """Rise linearly from zero over ``warmup_steps``, then decay to zero at ``total_steps``."""
-    warmup_steps = min(warmup_steps, max(total_steps // 2, 1))
+    warmup_steps = warmup(warmup_steps, total_steps)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     done = min(1.0, (step - warmup_steps) / max(total_steps - warmup_steps, 1))
     return 1 - done if shape == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+
+
+def warmup(warmup_steps: int, total_steps: int) -> int:
+    """Steps of the warm-up: those asked for, and at most half of all."""
+    return min(warmup_steps, max(total_steps // 2, 1))
 
 
 def auxiliary_weight(step: int, total_steps: int, start: float, end: float) -> float:

@@ -16,6 +16,7 @@ from molflt.data.progress import console, visible
 from molflt.errors import InputError
 from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.prediction.members import BEST
+from molflt.training.optimisation import warmup
 from molflt.training.run_directory import (
     BAD_BATCHES,
     LAST,
@@ -108,6 +109,13 @@ class RunRecorder(Callback):
         """Stay stopped if the run had stopped."""
         if self._out_of_patience():
             trainer.should_stop = True
+        assert isinstance(pl_module, EnergyTask)
+        asked, total = pl_module.config.optimiser.warmup_steps, int(trainer.estimated_stepping_batches)
+        if asked > (taken := warmup(asked, total)):
+            self.say(
+                f"Warning: the whole run has {total:,} steps, so the warm-up takes {taken:,} instead of "
+                f"optimiser.warmup_steps={asked:,}; for more steps raise trainer.max_epochs or lower data.max_atoms"
+            )
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Validate the last epoch in any case: its weights are what the run was for."""
@@ -170,7 +178,7 @@ class RunRecorder(Callback):
         if improved:
             self.best, self.best_epoch = metrics[self.monitor], trainer.current_epoch
         self.without_improvement = 0 if improved else self.without_improvement + 1
-        record = {"epoch": trainer.current_epoch, "step": trainer.global_step, **metrics}
+        record = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **metrics}
         self._records = [*self._records, record]
         if trainer.is_global_zero:
             write_records(self.run_dir, self._records)

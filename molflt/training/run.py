@@ -61,7 +61,7 @@ class Run:
     Attributes:
         folder: the run directory, of an ensemble that of all members.
         best: energy MAE of the first validation split, eV; of an ensemble, that of the members' mean.
-        best_epoch: counted from zero.
+        best_epoch: counted from one.
         mad: mean absolute deviation of that split's labels, eV.
     """
 
@@ -155,6 +155,8 @@ def _train(
         write_config(run_dir, config)
         if skipped := write_skipped(run_dir, data.skipped):
             say(skipped)
+        for warning in data.warnings:
+            say(f"Warning: {warning}")
     with (
         _interrupts(trainer),
         losing_no_loader(),
@@ -164,7 +166,7 @@ def _train(
     if first:
         recorder.check_models()
     mad = data.mad[next(iter(data.mad))]
-    return Run(run_dir, recorder.best, recorder.best_epoch, mad)
+    return Run(run_dir, recorder.best, recorder.best_epoch + 1, mad)
 
 
 def _model(

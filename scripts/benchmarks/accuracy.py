@@ -124,7 +124,7 @@ def run_variant(
     last = read_records(run)[-1]
     return {
         "mae": {name: last[f"{name}/energy_mae"] for name in files.held_out},
-        "epochs": last["epoch"] + 1,
+        "epochs": last["epoch"],
         "seconds": spent.seconds,
         "parameters": load_model(run / "last.safetensors").model.n_parameters(),
     }

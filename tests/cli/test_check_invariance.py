@@ -16,7 +16,12 @@ def test_table_and_verdict(molflt, model_path, tiny_data):
     )
     assert result.status == 0, result
     assert "rotation" in result.out
-    assert "all properties hold" in result.out
+    # One line says it all, and with --quiet it is the only one.
+    (verdict,) = [line for line in result.out.splitlines() if line.startswith("PASS")]
+    assert "on 4 structures: all" in verdict
+    assert "hold, in float64" in verdict
+    options = ("--dtype", "float64", "--draws", 1, "--limit", 4, "--quiet")
+    assert molflt("check-invariance", model_path, tiny_data / "val.lmdb", *options).out == f"{verdict}\n"
     assert "of their spread" in result.out
 
 

@@ -148,7 +148,7 @@ def test_no_space(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pyte
     assert "are needed, but only" in result.err
     assert not (tmp_path / "new").exists()
     dry = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new", "--dry-run")
-    assert dry.status == 0
+    assert dry.status == 1
     assert dry.out.endswith("It does not fit.\n")
 
 

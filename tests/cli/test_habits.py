@@ -50,6 +50,18 @@ def test_quiet_prints_results_and_errors_only(molflt: Run, model_path: Path, tmp
     assert "no such file" in failed.err
 
 
+def test_flags_take_no_value_and_may_stand_after_the_command(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    for command in ([], ["evaluate"], ["check-invariance"]):
+        assert "bool" not in molflt(*command, "--help").out
+    quiet = molflt("predict", model_path, "O", "-o", tmp_path / "a.csv", "--quiet")
+    assert (quiet.status, quiet.out) == (0, "")
+    failed = molflt("predict", "nowhere.safetensors", "O", "-v")
+    assert failed.status == 2
+    assert "Traceback" in failed.err
+    # What follows -- is no option.
+    assert "'-q' is no file or folder" in molflt("predict", model_path, "--", "-q").err
+
+
 def test_verbose_shows_where_an_error_arose(molflt: Run, model_path: Path) -> None:
     plain = molflt("predict", "nowhere.safetensors", "O")
     assert "Traceback" not in plain.err

@@ -73,7 +73,12 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     assert "E, forces" in missing.err
     # An evaluation leaves its report beside the model; a report that was asked for is not replaced unasked.
     assert molflt("evaluate", run, val).status == 0
-    assert (run / "report-val.html").exists()
+    first = (run / "report-val.html").read_bytes()
+    assert "report-val-2.html" in molflt("evaluate", run, val).out
+    assert (run / "report-val.html").read_bytes() == first
+    assert molflt("evaluate", run, val, "--overwrite").status == 0
+    assert sorted(path.name for path in run.glob("report-*")) == ["report-val-2.html", "report-val.html"]
+    assert (run / "report-val.html").read_bytes() != first
     again = molflt("evaluate", run, val, "--report", run / "report.html")
     assert again.status == 2
     assert "--overwrite" in again.err
@@ -105,7 +110,9 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
     result = train("ensemble=2", "trainer.keep_last=2", "trainer.max_epochs=2")
     assert result.status == 0, result
     run, val, out = tmp_path / "run", folder / "val.extxyz", tmp_path / "out.csv"
-    assert (run / "report.html").exists()
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert f"{run}, ensemble of 2, energy" in page
+    assert "member-0" not in page.partition("Configuration")[0].rpartition("Provenance")[0]
     evaluated = molflt("evaluate", run, val, "--no-report")
     assert "uncertainty from 2 members" in evaluated.out
     content = json.loads(molflt("evaluate", run, val, "--json").out)

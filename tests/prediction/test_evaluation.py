@@ -35,7 +35,7 @@ def invented(elements: list[set[int]], error: list[float], sizes: list[int], ads
     n = len(error)
     texts = [str(k) for k in range(n)]
     sets = [frozenset(e) for e in elements]
-    table = StructureTable(texts, texts, sets, np.array(sizes), adsorbates, np.zeros(n))
+    table = StructureTable(texts, texts, sets, np.array(sizes), adsorbates, np.zeros(n), np.zeros(n))
     return Evaluation("s", "p", ListDataset([]), table, Prediction(np.array(error), texts, Counter()))
 
 

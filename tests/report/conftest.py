@@ -44,6 +44,7 @@ def evaluation_of(
         sizes=np.array([len(z) for z in numbers]),
         adsorbates=[data.get("adsorbate", "") for data in structures],
         expected=np.asarray(expected),
+        references=np.zeros(len(structures)),
     )
     prediction = Prediction(np.asarray(predicted), table.names, Counter(), std)
     return Evaluation(name, source, ListDataset(structures), table, prediction)

@@ -131,7 +131,7 @@ go(load_config({str(file)!r}), {str(run_dir)!r}, Kill(3, 2))
 """
     killed = subprocess.run([sys.executable, "-c", script], timeout=180, check=False, env=environment())
     assert killed.returncode == -signal.SIGKILL
-    assert [record["epoch"] for record in read_records(run_dir)] == [0, 1, 2]
+    assert [record["epoch"] for record in read_records(run_dir)] == [1, 2, 3]
     go(load_config(file), run_dir, resume=True)
     assert_same_run(run_dir, reference)
 

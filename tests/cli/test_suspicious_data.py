@@ -1,0 +1,102 @@
+"""What a training and an evaluation say of data that look wrong: totals, other units, leaks, too few steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import molecule
+
+from molflt.data.plausibility import free_atoms
+from molflt.training.config_file import to_yaml
+from tests.training.runs import QUICK
+
+Run = Callable[..., Any]
+HARTREE = 27.211386
+
+
+def _frames(n: int, seed: int) -> list[Atoms]:
+    """Molecules with invented totals of all electrons: what the elements leave depends on the geometry."""
+    random = np.random.default_rng(seed)
+    found = []
+    for k in range(n):
+        atoms = molecule(("H2O", "CH4", "CH3OH", "CO2", "NH3", "C2H6")[k % 6])
+        atoms.positions += random.normal(size=(len(atoms), 3)) * 0.1
+        energy = free_atoms()[atoms.numbers].sum() + atoms.get_all_distances().std() * 3
+        atoms.info |= {"E_au": energy / HARTREE, "E_kcal": energy * 23.0605, "energy": energy}
+        found.append(atoms)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suspicious")
+    train, val = _frames(24, 0), _frames(12, 1)
+    ase.io.write(folder / "train.extxyz", train)
+    ase.io.write(folder / "val.extxyz", val)
+    copies = [atoms.copy() for atoms in train[4:7]]
+    for atoms in copies:
+        atoms.rotate(50, (1, 2, 3))
+    ase.io.write(folder / "leaky.extxyz", [*val[:5], *copies])
+    return folder
+
+
+@pytest.fixture
+def train(molflt: Run, make_config: Any, folder: Path, tmp_path: Path) -> Run:
+    sets = {"data.train": str(folder / "train.extxyz"), "data.val": str(folder / "val.extxyz")}
+    config = make_config(**QUICK, **sets, **{"optimiser.warmup_steps": 1})
+    (tmp_path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    return lambda *more: molflt("train", tmp_path / "config.yaml", "--out", tmp_path / "run", "--no-report", *more)
+
+
+def test_totals_in_hartree(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
+    """The error names what to give, and giving it works."""
+    refused = train("data.label=E_au")
+    assert refused.status == 2
+    assert "are total energies in Hartree" in refused.err
+    assert "Give data.unit=Hartree data.target=energy" in refused.err
+    assert not (tmp_path / "run").exists()
+    trained = train("data.label=E_au", "data.unit=Hartree", "data.target=energy")
+    assert (trained.status, "Warning" in trained.err) == (0, False), trained
+    # The share is of what references leave: a tenth of an eV, not the 1,000 eV between water and ethane.
+    run, val = tmp_path / "run", folder / "val.extxyz"
+    good = molflt("evaluate", run, val, "--json", "--label", "energy", "--unit", "eV")
+    content = json.loads(good.out)
+    assert content["warnings"] == []
+    assert 0.01 < content["mad"] < 10
+    record = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8"))
+    assert f"({record['val/energy_mae'] / content['mad']:.3f} of MAD)" in trained.out
+    page = molflt("evaluate", run, val, "--report", tmp_path / "r.html")
+    assert "less reference energies" in page.out
+    assert "expected energy \\u2212 references" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    wrong = molflt("evaluate", run, val, "--label", "E_kcal", "--unit", "eV")
+    assert wrong.status == 2
+    assert "--unit kcal/mol" in wrong.err
+
+
+def test_a_label_that_is_not_there(train: Run) -> None:
+    refused = train()
+    assert refused.status == 2
+    assert "data.target=energy" in refused.err
+
+
+def test_leaks(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
+    result = train("data.target=energy", f"data.val={folder / 'leaky.extxyz'}", "--quiet")
+    assert result.status == 0, result
+    text = " ".join(result.err.split())
+    assert "val: 3 of 8 structures are in the training set as well" in text
+    assert "leaky.extxyz#5 (" in text
+    assert "train.extxyz#4)" in text
+    own = molflt("evaluate", tmp_path / "run", folder / "train.extxyz", "--no-report")
+    assert "is what the model was trained on" in own.err
+
+
+def test_too_few_steps_for_the_warm_up(train: Run) -> None:
+    result = train("data.target=energy", "optimiser.warmup_steps=100")
+    assert "so the warm-up takes 1 instead of optimiser.warmup_steps=100" in " ".join(result.err.split())

@@ -1,0 +1,144 @@
+"""Energies that are not what they are said to be: caught, and good ones left in peace."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms, units
+from ase.build import molecule
+
+from molflt.data.labels import ENERGY_UNITS, LabelSpec
+from molflt.data.plausibility import doubts, free_atoms
+from molflt.data.screening import Screening
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+
+HARTREE_FOCK = {2: -2.8617, 6: -37.6886, 8: -74.8094, 16: -397.5049, 18: -526.8175, 36: -2752.0550}
+"""Hartree: ground states of free atoms, Clementi and Roetti 1974."""
+
+SETS = {
+    "qm7/qm7_train.extxyz.gz": ("energy", ":600"),
+    "perovskites/perovskites.extxyz.gz": ("energy", ":600"),
+    "fg/slice1.extxyz.gz": ("y_relaxed", ":"),
+    "adsorption/atomic_adsorption_882.extxyz.gz": ("y_relaxed", ":"),
+    "acac/train_300K.xyz.gz": ("energy", ":50"),
+}
+
+
+def test_free_atoms() -> None:
+    for z, energy in HARTREE_FOCK.items():
+        assert free_atoms()[z] == pytest.approx(energy * units.Hartree, rel=0.012 if z > 2 else 0.05)
+
+
+def test_totals_of_all_electrons() -> None:
+    compositions = np.zeros((40, 119), dtype=np.int64)
+    random = np.random.default_rng(0)
+    for z, most in {1: 9, 6: 6, 8: 3}.items():
+        compositions[:, z] = random.integers(1, most, 40)
+    n_atoms = compositions.sum(axis=1)
+    totals = compositions @ free_atoms() - 4.5 * n_atoms
+    assert doubts(LabelSpec(), totals, compositions, "s") == []
+    for unit, factor in ENERGY_UNITS.items():
+        for per, share in (("structure", 1), ("atom", n_atoms)):
+            stored = totals / factor / share
+            good = LabelSpec(unit=unit, per=per)
+            assert doubts(good, totals, compositions, "s") == []
+            if (unit, per) != ("eV", "structure"):
+                with pytest.raises(InputError) as error:
+                    doubts(LabelSpec(), stored, compositions, "s")
+                assert (f"data.unit={unit}" in str(error.value)) == (unit != "eV")
+                assert ("data.per=atom" in str(error.value)) == (per == "atom")
+                assert "data.target" not in str(error.value)
+    with pytest.raises(InputError, match=r"Give data\.unit=Hartree data\.target=energy \(evaluate: --unit Hartree\)"):
+        doubts(LabelSpec(target="y_relaxed", label="E"), totals / units.Hartree, compositions, "s")
+    # With valence electrons only, as plane waves have them, it is a doubt: it may be something else.
+    (doubt,) = doubts(LabelSpec(target="y_relaxed"), -6.0 * n_atoms, compositions, "s")
+    assert "data.target=energy" in doubt
+    assert doubts(LabelSpec(), -6.0 * n_atoms, compositions, "s") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETS)
+def test_real_sets(name: str) -> None:
+    """No false alarm in eV; in Hartree and kcal/mol, and as totals of all electrons, caught with the remedy."""
+    path = Path(os.environ.get("MOLFLT_DATA", "")) / name
+    if not path.is_file():
+        pytest.skip(f"MOLFLT_DATA does not name a folder with {name}")
+    target, some = SETS[name]
+    frames = ase.io.read(path, some, format="extxyz")
+    stored = [a.info["y_relaxed"] if "y_relaxed" in a.info else a.get_potential_energy() for a in frames]
+    energies = np.array(stored)
+    compositions = np.stack([np.bincount(a.numbers, minlength=119) for a in frames])
+    spec = LabelSpec(target=target)
+    assert doubts(spec, energies, compositions, name) == []
+
+    def caught(values: np.ndarray, spec: LabelSpec) -> str:
+        try:
+            return " ".join(doubts(spec, values, compositions, name))
+        except InputError as error:
+            return str(error)
+
+    assert "data.unit=Hartree" in caught(energies / units.Hartree, spec)
+    assert "data.unit" in caught(energies * 23.06, spec)
+    totals = energies if "acac" in name else compositions @ free_atoms() + energies
+    assert caught(totals, LabelSpec()) == ""
+    assert "data.unit=Hartree" in caught(totals / units.Hartree, LabelSpec())
+    assert "Give data.target=energy" in caught(totals, LabelSpec(target="y_relaxed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["3D_cluster_16_atoms_radius_2point5", "3D_cluster_32_atoms_radius_5"])
+def test_energies_in_units_of_their_own(name: str) -> None:
+    path = Path(os.environ.get("MOLFLT_DATA", "")) / "efa" / f"{name}.npz"
+    if not path.is_file():
+        pytest.skip("MOLFLT_DATA does not name a folder with efa")
+    with np.load(path) as found:
+        compositions = np.stack([np.bincount(z, minlength=119) for z in found["atomic_numbers"].astype(int)])
+        assert doubts(LabelSpec(), found["energy"].ravel(), compositions, name) == []
+
+
+def _file(path: Path, **info: Any) -> str:
+    frames: list[Atoms] = []
+    for k in range(3):
+        atoms = molecule("CH3OH")
+        atoms.info.update(
+            {key: value - 0.01 * k if isinstance(value, float) else value for key, value in info.items()}
+        )
+        frames.append(atoms)
+    ase.io.write(path, frames, format="extxyz")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("info", "spec", "remedy"),
+    [
+        ({"energy": -1.0}, {"target": "y_relaxed"}, "data.target=energy"),
+        ({"y_init": -1.0}, {"target": "y_relaxed", "label": "E"}, "data.target=y_init data.label=null"),
+        ({"U0": -1.0, "comment": "x", "sid": 3}, {"target": "y_relaxed"}, "data.target=energy data.label=U0"),
+        ({"U0": -1.0, "Q": 2.0}, {}, "data.label=Q or data.label=U0"),
+        ({"E_ads": -1.0}, {"target": "y_relaxed"}, "data.label=E_ads"),
+    ],
+)
+def test_a_wrong_name_leads_to_the_right_one(
+    info: dict[str, Any], spec: dict[str, Any], remedy: str, tmp_path: Path
+) -> None:
+    path = _file(tmp_path / "a.extxyz", **info)
+    labels = LabelSpec(**spec)
+    with pytest.raises(InputError) as error:
+        list(Screening(open_dataset(path, labels=labels), labels, path))
+    assert f"Name what is there: {remedy} (evaluate: --label" in str(error.value)
+    # What it says works.
+    given = dict(word.removeprefix("data.").split("=") for word in remedy.split(" or ")[0].split())
+    better = LabelSpec(**{**spec, **{k: None if v == "null" else v for k, v in given.items()}})
+    assert len(list(Screening(open_dataset(path, labels=better), better, path))) == 3
+
+
+def test_no_number_at_all(tmp_path: Path) -> None:
+    path = _file(tmp_path / "a.extxyz", comment="x")
+    with pytest.raises(InputError, match="None of it is an energy"):
+        list(Screening(open_dataset(path, labels=LabelSpec()), LabelSpec(), path))
