@@ -35,6 +35,7 @@ class DataSet:
         cutoff: Å, of the local RPE.
         unit: of the errors that are reported.
         model: what differs from the common model.
+        standardise: of the label, as in the configuration.
     """
 
     file: str
@@ -44,11 +45,13 @@ class DataSet:
     cutoff: float
     unit: str
     model: dict[str, Any] = field(default_factory=dict)
+    standardise: str = "element"
 
 
 DATA_SETS = {
     "qm7": DataSet("qm7/qm7_train.extxyz.gz", 1, 60, 384, 4.0, "eV"),
     "is2re": DataSet("", 1, 15, 512, 5.0, "eV", {"auxiliary_head": True}),
+    "fg": DataSet("", 1, 60, 768, 5.0, "eV", {"auxiliary_head": True, "n_layers": 3, "n_rbf": 24}, "auto"),
     "perovskites": DataSet("perovskites/perovskites.extxyz.gz", N_FOLDS, 80, 320, 4.0, "eV per cell"),
     "atoms": DataSet("adsorption/atomic_adsorption_882.extxyz.gz", N_FOLDS, 60, 256, 5.0, "eV"),
 }
@@ -87,6 +90,8 @@ def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
         most: structures to take, the first of the file, and one split of the bundled set; None for all.
     """
     data = DATA_SETS[name]
+    if name == "fg":
+        return Split("bundled:fg/train.lmdb", {"val": "bundled:fg/val.lmdb"}, "y_relaxed")
     if not data.file:
         base = "bundled:adsorption/"
         names = ("val", "test", "val_ood_metal", "val_ood_adsorbate")[: None if most is None else 1]
