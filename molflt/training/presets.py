@@ -7,14 +7,7 @@ from typing import Any
 from molflt.attention.registry import presets
 from molflt.training.config import TrainConfig
 
-_BUNDLED = {
-    "train": "bundled:adsorption/train.lmdb",
-    "val": {
-        "val": "bundled:adsorption/val.lmdb",
-        "val_ood_metal": "bundled:adsorption/val_ood_metal.lmdb",
-        "val_ood_adsorbate": "bundled:adsorption/val_ood_adsorbate.lmdb",
-    },
-}
+_BUNDLED = {"train": "bundled:fg/train.lmdb", "val": "bundled:fg/val.lmdb"}
 
 
 def _paper(n_layers: int, attention: str, **sizes: Any) -> dict[str, Any]:
