@@ -151,7 +151,7 @@ def test_a_damaged_data_file_gets_one_line(tmp_path, monkeypatch, capsys):
 
 def test_every_row_is_a_configuration(tmp_path):
     """And dense softmax has as many parameters as molflt."""
-    for data in DATA_SETS:
+    for data in accuracy.MAIN:
         counts = {}
         for name in VARIANTS:
             config = run_config(name, data, split("fg", 0, tmp_path), 0, 1)
