@@ -156,7 +156,7 @@ def test_every_row_is_a_configuration(tmp_path):
         for name in VARIANTS:
             config = run_config(name, data, split("fg", 0, tmp_path), 0, 1)
             counts[name] = EnergyModel(config.model, 0).n_parameters()
-        assert counts["softmax"] == pytest.approx(counts["flt"], rel=1e-3)
+        assert counts["softmax"] == pytest.approx(counts["flt"], rel=2e-3)
 
 
 def test_a_batch_of_plain_tensors_is_that_of_the_collater():
