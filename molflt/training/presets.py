@@ -45,7 +45,8 @@ _PAPER_RPE = {"spectrum": "sampled", "n_basis": 32, "far_rank": 1, "moment_chann
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": (
-        "under four minutes on two cores; mean absolute error on val, with loss.noisy_nodes=true, below 0.14 eV, seed 0",
+        "under four minutes on two cores; mean absolute error on val, with loss.noisy_nodes=true, below 0.14 eV, "
+        "seed 0",
         {
             "model": {
                 "dim": 64,
