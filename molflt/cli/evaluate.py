@@ -47,7 +47,7 @@ def evaluate_command(
 
     A report with plots and the structures of the largest errors is written beside the model.
 
-    Example: molflt evaluate runs/tiny data/adsorption/test.lmdb
+    Example: molflt evaluate runs/tiny data/fg/val.lmdb
     """
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members

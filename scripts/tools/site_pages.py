@@ -22,7 +22,7 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "data/adsorption/README.md": "data/adsorption.md",
+    "data/fg/README.md": "data/fg.md",
     "molflt/pretrained/adsorption-small.md": "models/adsorption-small.md",
     "molflt/pretrained/qm7-small.md": "models/qm7-small.md",
 }
