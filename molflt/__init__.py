@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
+    from molflt.adsorption.adsorb import adsorb
     from molflt.prediction.model import Model, load
 
 __version__ = "0.1.0"
-__all__ = ["InputError", "Model", "__version__", "load"]
+__all__ = ["InputError", "Model", "__version__", "adsorb", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from molflt.prediction import model
 
         return getattr(model, name)
+    if name == "adsorb":
+        from molflt.adsorption.adsorb import adsorb
+
+        return adsorb
     raise AttributeError(f"module 'molflt' has no attribute '{name}'")
 
 

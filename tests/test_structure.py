@@ -13,7 +13,7 @@ FLOORS = (
     ("attention", "data"),
     ("model", "literature"),
     ("prediction", "invariance"),
-    ("training",),
+    ("training", "adsorption"),
     ("calculator", "report"),
     ("cli",),
     ("__main__",),

@@ -43,11 +43,12 @@ class Page:
     """A page in the making; it keeps the content of figures until it is written.
 
     Args:
-        template: name of a template that extends ``page.html``, without its suffix; its script has the same name.
+        template: name of a template that extends ``page.html``, without its suffix.
+        script: its script, without its suffix; None: of the same name.
     """
 
-    def __init__(self, template: str) -> None:
-        self._template = template
+    def __init__(self, template: str, script: str | None = None) -> None:
+        self._template, self._script = template, script or template
         self._held: dict[str, Markup] = {}
 
     def hold(self, key: str, content: str) -> None:
@@ -68,7 +69,7 @@ class Page:
         """Render the template with its variables and write the file, atomically."""
         # As a browser reads it, which matters for the hash.
         plotly = get_plotlyjs().replace("\r\n", "\n").replace("\r", "\n")
-        scripts = [plotly, _source(f"{self._template}.js")]
+        scripts = [plotly, _source(f"{self._script}.js")]
         text = _TEMPLATES.get_template(f"{self._template}.html").render(
             **content,
             held=self._held,
