@@ -42,4 +42,3 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
             "monoxide is [C-]#[O+])"
         )
     return [to_atoms(data) for data in conformers(mol, smiles, MOST_CONFORMERS, seed)]
-

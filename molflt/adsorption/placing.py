@@ -1,4 +1,4 @@
-"""Guesses of where a molecule sits on a surface: sites, orientations and heights as in the FG set, without clashes."""
+"""Guesses of where a molecule sits on a surface: sites, orientations and heights as in the FG set, no clashes."""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ def adsorb_command(
     from molflt.report.adsorption_page import HEAD, rows, write_adsorption
 
     loaded = load(model, device)
-    results = adsorb(molecule, METALS if on is None else on, loaded, n_guesses=guesses, seed=seed, max_atoms=max_atoms)
+    results = adsorb(
+        molecule, METALS if on is None else on, loaded, n_guesses=guesses, seed=seed, max_atoms=max_atoms
+    )
     if out is not None:
         write_adsorption(out, results, loaded)
     answer(f"{molecule}: lowest adsorption energy on each surface")
