@@ -24,8 +24,8 @@ ELEVATION = (0.1, 1.6, 6.3, 14.5, 31.5)
 """Angle between the molecule's longest axis and the surface, in degrees."""
 ROLL = (0.1, 2.8, 11.6, 29.5, 81.5)
 """Turn about the longest axis out of the position in which the second lies along the surface, in degrees."""
-IMAGES_APART = 2.0
-"""Å between the molecule and its periodic images: closer in one of a hundred structures of the set."""
+IMAGES_APART = 2.4
+"""Å between the molecule and its periodic images: a contact of two hydrogens, by their van der Waals radii."""
 HIGHEST = 15.0
 """Å: z of the molecule's highest atom, 5 Å under the next slab; higher in none of the set."""
 _LOW = 0.5

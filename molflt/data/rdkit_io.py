@@ -215,7 +215,8 @@ def conformers(mol: Chem.Mol, name: str, most: int, seed: int = 0) -> list[Data]
     Raises:
         InputError: no conformer found.
     """
-    mol, energies = _embedded(mol, name, seed, _PER_CONFORMER * most)
+    # RDKit multiplies the seed by the number of the conformer: with 0 all would be the same.
+    mol, energies = _embedded(mol, name, seed + 1, _PER_CONFORMER * most)
     chosen: list[int] = []
     for k in np.argsort(energies, kind="stable").tolist():
         if len(chosen) < most and not (chosen and energies[k] - energies[chosen[-1]] < _SAME):
