@@ -135,7 +135,7 @@ def adsorb_conformers(
         spread = np.full(len(structures), error_on_validation(model))
     ends = np.cumsum([len(some) for some in placed])[:-1]
     parts = zip(surfaces, placed, np.split(prediction.energies, ends), np.split(spread, ends), strict=True)
-    return [Adsorption(name, one.metal, one.face, *rest) for one, *rest in parts]
+    return [Adsorption(name, one.metal, one.face, some, energies, spreads) for one, some, energies, spreads in parts]
 
 
 def meaning_of_uncertainty(model: Model) -> str:
