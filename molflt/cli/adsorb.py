@@ -56,11 +56,12 @@ def adsorb_command(
         write_adsorption(out, results, loaded)
     answer(f"{molecule}: lowest adsorption energy on each surface")
     table = Table(*HEAD)
-    for column in (table.columns[1], table.columns[2], table.columns[4]):
+    for column in (*table.columns[1:4], table.columns[5]):
         column.justify = "right"
     for row in rows(results, minus="-"):
         table.add_row(*row)
     output.print(table)
-    errors.print(f"±: {meaning_of_uncertainty(loaded)}", markup=False)
+    meaning = meaning_of_uncertainty(loaded)
+    errors.print(f"±: {meaning}; 10 %: a tenth of the guesses are below this", markup=False)
     if out is not None:
         say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

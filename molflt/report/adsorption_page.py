@@ -33,9 +33,12 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
     with atomic_file(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as handle:
         if path.suffix.lower() == ".csv":
             writer = csv.writer(handle)
-            writer.writerow(("molecule", "metal", "surface", "y_relaxed_eV", "uncertainty_eV", "site", "guesses"))
+            writer.writerow(
+                ("molecule", "metal", "surface", "y_relaxed_eV", "uncertainty_eV", "tenth_eV", "site", "guesses")
+            )
             writer.writerows(
-                (a.molecule, a.metal, a.face, a.energy, a.uncertainty, a.guess.site, len(a.guesses)) for a in results
+                (a.molecule, a.metal, a.face, a.energy, a.uncertainty, a.tenth, a.guess.site, len(a.guesses))
+                for a in results
             )
         else:
             for one in results:
@@ -52,12 +55,13 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
 
 
 def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, ...]]:
-    """Cells of a table: surface, energy, uncertainty, site, number of guesses."""
+    """Cells of a table: surface, lowest energy, uncertainty, lowest tenth, site, number of guesses."""
     return [
         (
             f"{one.metal}{one.face[3:]}",
             f"{one.energy:.3f}".replace("-", minus),
             f"{one.uncertainty:.3f}",
+            f"{one.tenth:.3f}".replace("-", minus),
             one.guess.site,
             f"{len(one.guesses):,}",
         )
@@ -65,7 +69,7 @@ def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, .
     ]
 
 
-HEAD = ("surface", "E / eV", "± / eV", "site", "guesses")
+HEAD = ("surface", "E / eV", "± / eV", "10 % / eV", "site", "guesses")
 
 
 def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None:

@@ -51,6 +51,7 @@ def test_the_lowest_of_all_guesses(untrained):
         assert np.ptp(energies) > 1e-4
         assert one.best == int(np.argmin(energies))
         assert one.energy == pytest.approx(min(energies), abs=1e-5)
+        assert one.tenth == pytest.approx(np.quantile(energies, 0.1), abs=1e-5)
         assert {int(guess.structure.tags.max()) for guess in one.guesses} == {2}
         assert one.uncertainty == model.metadata.validation["val/energy_rmse"]
     assert meaning_of_uncertainty(model).startswith("root mean square error")
@@ -116,7 +117,8 @@ def test_command(molflt, untrained, tmp_path):
         assert result.status == 0, result
         assert result.out.endswith(f"2 surfaces in {tmp_path / name}\n")
         assert "Fe(110)" in result.out
-        assert result.err == "±: root mean square error of the model on its validation data\n"
+        assert result.err.startswith("±: root mean square error of the model on its validation data; 10 %: ")
+        assert result.err.count("\n") == 1
     with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
         table = list(csv.DictReader(handle))
     structures = read(tmp_path / "a.extxyz", index=":")
