@@ -29,6 +29,10 @@ _MAX_STEPS = 2000
 _MAX_EMBEDDINGS = 50
 _MAX_ATOMS = 2000
 """With hydrogens; the time of an embedding grows with their square or cube."""
+_PER_CONFORMER = 5
+"""Embeddings for each conformer that is wanted: many relax into the same one."""
+_SAME = 0.01
+"""kcal/mol between conformers that are the same."""
 _GAP = 3.0
 """Å between the parts of a structure that is not connected."""
 
@@ -50,7 +54,7 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0) -> Data:
         InputError: not a SMILES, no atoms, or no conformer found.
     """
     name = smiles if name is None else name
-    return from_mol(_with_conformer(_parse(smiles, name), name, seed), name)
+    return from_mol(_with_conformer(parse_smiles(smiles, name), name, seed), name)
 
 
 def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0) -> Data:
@@ -190,7 +194,7 @@ def read_smiles_file(
         with noting(found, index, _named(name, row.own_name), row.columns):
             if row.problem:
                 raise InputError(f"{name}: {row.problem}")
-            mols[index] = _parse(row.molecule, name)
+            mols[index] = parse_smiles(row.molecule, name)
     if bad is None:
         # Before the time that conformers take.
         refuse(found, len(rows), str(file))
@@ -208,7 +212,12 @@ def read_smiles_file(
     return structures
 
 
-def _parse(smiles: str, name: str) -> Chem.Mol:
+def parse_smiles(smiles: str, name: str) -> Chem.Mol:
+    """A molecule as a graph from its SMILES or InChI, without positions; ``name`` is for messages.
+
+    Raises:
+        InputError: neither, or no atoms.
+    """
     kind = "InChI" if smiles.startswith("InChI=") else "SMILES"
     with _captured() as said:
         try:
@@ -225,6 +234,37 @@ def _parse(smiles: str, name: str) -> Chem.Mol:
 
 
 def _with_conformer(mol: Chem.Mol, name: str, seed: int) -> Chem.Mol:
+    mol, _ = _embedded(mol, name, seed, 1)
+    _lay_side_by_side(mol)
+    return mol
+
+
+def conformers(mol: Chem.Mol, name: str, most: int, seed: int = 0) -> list[Data]:
+    """Different conformers of a connected molecule, each as ``from_smiles`` makes one, the most stable first.
+
+    Two of the same force-field energy count as one: they are the same, or mirror images.
+
+    Args:
+        mol: a molecule as a graph; hydrogens are added.
+        name: of the structures.
+        most: how many at most.
+        seed: of the conformers.
+
+    Raises:
+        InputError: no conformer found.
+    """
+    # RDKit multiplies the seed by the number of the conformer: with 0 all would be the same.
+    mol, energies = _embedded(mol, name, seed + 1, _PER_CONFORMER * most)
+    chosen: list[int] = []
+    for k in np.argsort(energies, kind="stable").tolist():
+        if len(chosen) < most and not (chosen and energies[k] - energies[chosen[-1]] < _SAME):
+            chosen.append(k)
+    ids = [conformer.GetId() for conformer in mol.GetConformers()]
+    return [from_mol(Chem.Mol(mol, confId=ids[k]), name) for k in chosen]
+
+
+def _embedded(mol: Chem.Mol, name: str, seed: int, n: int) -> tuple[Chem.Mol, list[float]]:
+    """With hydrogens, up to ``n`` conformers, and the force-field energy of each in kcal/mol, or 0 without one."""
     mol = Chem.AddHs(mol)
     if mol.GetNumAtoms() > _MAX_ATOMS:
         raise InputError(
@@ -236,23 +276,23 @@ def _with_conformer(mol: Chem.Mol, name: str, seed: int) -> Chem.Mol:
     parameters.maxIterations = _MAX_EMBEDDINGS
     with _captured() as said:
         try:
-            failed = rdDistGeom.EmbedMolecule(mol, parameters) != 0
-            if failed:
+            found = rdDistGeom.EmbedMultipleConfs(mol, n, parameters)
+            if not found:
                 # cages and large rings: starting from random coordinates often succeeds
                 parameters.useRandomCoords = True
-                failed = rdDistGeom.EmbedMolecule(mol, parameters) != 0
-            if failed:
+                found = rdDistGeom.EmbedMultipleConfs(mol, n, parameters)
+            if not found:
                 raise InputError(f"{name}: RDKit found no conformer{_because(said())}")
+            results = [(0, 0.0)] * len(found)
             if rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol):
-                rdForceFieldHelpers.MMFFOptimizeMolecule(mol, maxIters=_MAX_STEPS)
+                results = rdForceFieldHelpers.MMFFOptimizeMoleculeConfs(mol, maxIters=_MAX_STEPS)
             elif rdForceFieldHelpers.UFFHasAllMoleculeParams(mol):
-                rdForceFieldHelpers.UFFOptimizeMolecule(mol, maxIters=_MAX_STEPS)
+                results = rdForceFieldHelpers.UFFOptimizeMoleculeConfs(mol, maxIters=_MAX_STEPS)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{name}: RDKit could not build a geometry: {error}") from error
-    _lay_side_by_side(mol)
-    return mol
+    return mol, [energy for _, energy in results]
 
 
 def _lay_side_by_side(mol: Chem.Mol) -> None:
