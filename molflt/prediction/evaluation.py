@@ -14,7 +14,7 @@ from ase import Atoms
 from ase.data import chemical_symbols
 
 from molflt.bundled import resolve_path
-from molflt.choices import EnergyUnit, OnError, Per
+from molflt.choices import EnergyUnit, OnError, Per, TagConvention
 from molflt.data.screening import Screening
 from molflt.data.sources import ConcatDataset, StructureDataset, SubsetDataset, open_dataset, structures_of
 from molflt.errors import InputError, OnBad
@@ -176,6 +176,7 @@ def evaluate(
     device: torch.device | str = "auto",
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_bad: OnBad = "stop",
+    tags: TagConvention = "auto",
 ) -> Evaluation:
     """Predict a labelled set, and set the predictions beside the labels.
 
@@ -191,6 +192,7 @@ def evaluate(
         device: where to compute, unless the model says so itself: auto, cpu or cuda.
         max_atoms: atoms per batch; bounds memory, changes no result.
         on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
+        tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
 
     Raises:
         InputError: the data cannot be read, structures have no label, or none is left to evaluate.
@@ -201,11 +203,11 @@ def evaluate(
     spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
     if isinstance(data, str | os.PathLike):
         path = resolve_path(os.fspath(data))
-        source, dataset = os.fspath(data), open_dataset(path, labels=spec, on_bad=on_bad)
+        source, dataset = os.fspath(data), open_dataset(path, tags, spec, on_bad)
         name = name or path.stem
     else:
         entries = [data] if isinstance(data, Atoms) else list(data)
-        dataset = ConcatDataset([structures_of(e, f"entry {k}", labels=spec) for k, e in enumerate(entries)])
+        dataset = ConcatDataset([structures_of(e, f"entry {k}", tags, labels=spec) for k, e in enumerate(entries)])
         name = name or "data"
         source = name
     if forces is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ class Prediction:
         std: (n_structures,) eV: standard deviation over the members (n − 1 in the denominator); None for one model.
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
+        info: what each structure's file says of it, such as the columns of a table; also of those that failed.
         atomic_energies: (n_atoms,) eV of each structure: the terms that, with a mean per structure where the model
             has one, add up to its energy; None when they were not asked for.
         embeddings: (n_atoms, dim) of each structure, what the encoder makes of its atoms; None likewise.
@@ -58,6 +60,7 @@ class Prediction:
     std: np.ndarray | None = None
     failures: dict[int, str] = field(default_factory=dict)
     forces: list[np.ndarray] | None = None
+    info: list[Mapping[str, Any]] = field(default_factory=list)
     atomic_energies: list[np.ndarray] | None = None
     embeddings: list[np.ndarray] | None = None
     ids: list[str] = field(default_factory=list)
@@ -82,6 +85,7 @@ class Prediction:
             names=[self.names[k] for k in places],
             std=None if self.std is None else self.std[places],
             failures={},
+            info=[self.info[k] for k in places],
             ids=[self.ids[k] for k in places],
             **{name: [values[k] for k in places] for name, values in self.by_atom.items()},  # type: ignore[arg-type]
         )
@@ -95,6 +99,7 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.failures.update({len(whole.names) + i: reason for i, reason in part.failures.items()})
         whole.names += part.names
         whole.ids += part.ids
+        whole.info += part.info
         whole.contractions += part.contractions
         whole.elements |= part.elements
         whole.n_in_parts += part.n_in_parts
@@ -247,6 +252,7 @@ def _predict_batch(
 ) -> Prediction:
     energies = np.full((len(models), len(indices)), np.nan)
     found = Prediction(energies[0], [""] * len(indices), Counter(), ids=[""] * len(indices))
+    found.info = [{} for _ in indices]
     shapes = {"forces": (3,), "atomic_energies": (), "embeddings": (models[0].config.dim,)}
     for name in wanted:
         setattr(found, name, [np.full((int(n), *shapes[name]), np.nan) for n in dataset.n_atoms[list(indices)]])
@@ -254,6 +260,8 @@ def _predict_batch(
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
             raise error
+        found.names[position] = found.names[position] or printable(error.record)
+        found.info[position] = found.info[position] or error.info
         found.failures[position] = printable(str(error), keep="\n\t")
 
     config = models[0].config
@@ -262,6 +270,7 @@ def _predict_batch(
         try:
             data = unlabelled(dataset[index])
             found.names[position], found.ids[position] = printable(data.name), system_id(data)
+            found.info[position] = data.get("info") or {}
             data = attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
             usable.append((position, data))
         except InputError as error:
