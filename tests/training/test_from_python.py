@@ -64,8 +64,6 @@ def test_configurations(values, tmp_path):
         make_config(values, {"trainer": {"max_epoch": 3}})
     with pytest.raises(InputError, match="data: is missing"):
         make_config({}, {})
-    with pytest.raises(InputError, match=r"seed\.deeper: cannot be set"):
-        make_config(values, {"seed.deeper": 1})
     with pytest.raises(InputError, match="seed: cannot stand in a configuration"):
         make_config(values, {"seed": object()})
 
