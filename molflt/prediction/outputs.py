@@ -143,7 +143,7 @@ def _no_formula(text: str) -> str:
 
 def _with_prediction(structure: Data, prediction: Prediction, i: int, target: str) -> Atoms:
     atoms = to_atoms(structure)
-    atoms.info.setdefault("name", prediction.names[i])
+    atoms.info["name"] = (structure.get("info") or {}).get("name") or prediction.names[i]
     atoms.info[f"predicted_{target}"] = float(prediction.energies[i])
     if prediction.std is not None:
         atoms.info[f"predicted_{target}_std"] = float(prediction.std[i])
