@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.choices import EnergyUnit, MethodName, OnError, Per
-from molflt.cli.options import DEVICE, FREQUENCIES, JSON, MAX_ATOMS, ON_ERROR, claim_new_file
+from molflt.choices import EnergyUnit, MethodName, OnError, Per, TagConvention
+from molflt.cli.options import DEVICE, FREQUENCIES, JSON, MAX_ATOMS, ON_ERROR, TAGS, claim_new_file
 from molflt.cli.terminal import answer, answer_json, command_line, say, warn, warn_skipped
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def evaluate_command(
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --report."),
     as_json: bool = JSON,
     on_error: OnError = ON_ERROR,
+    tags: TagConvention = TAGS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
     frequencies: MethodName = FREQUENCIES,
@@ -64,6 +65,7 @@ def evaluate_command(
         device=choose_device(device),
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
+        tags=tags,
     )
     if found.skipped:
         warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from molflt.choices import TagConvention
+from molflt.cli.options import TAGS
 from molflt.cli.terminal import answer
 
 
@@ -19,6 +21,7 @@ def info_command(
         show_default=False,
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+    tags: TagConvention = TAGS,
 ) -> None:
     """Describe a model or a data set.
 
@@ -32,7 +35,7 @@ def info_command(
         members = [_model_info(member) for member in member_paths(path)]
         content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
     else:
-        content = _data_info(path)
+        content = _data_info(path, tags)
     if as_json:
         typer.echo(json.dumps(content))
         return
@@ -54,7 +57,7 @@ def _model_info(path: Path) -> dict[str, Any]:
     return {"model": str(path), **card, **sizes, "elements": symbols, **metadata}
 
 
-def _data_info(path: str) -> dict[str, Any]:
+def _data_info(path: str, tags: TagConvention) -> dict[str, Any]:
     import numpy as np
     from ase.data import chemical_symbols
 
@@ -63,7 +66,7 @@ def _data_info(path: str) -> dict[str, Any]:
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    dataset = open_dataset(resolve_path(path))
+    dataset = open_dataset(resolve_path(path), tags)
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()
     values: dict[str, list[float]] = {target: [] for target in TARGETS}

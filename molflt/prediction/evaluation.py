@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.data import chemical_symbols
 
 from molflt.bundled import resolve_path
-from molflt.choices import OnError
+from molflt.choices import OnError, TagConvention
 from molflt.data.labels import LabelSpec
 from molflt.data.screening import Screening
 from molflt.data.sources import StructureDataset, SubsetDataset, open_dataset
@@ -146,6 +146,7 @@ def evaluate(
     device: torch.device | str = "cpu",
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_bad: OnBad = "stop",
+    tags: TagConvention = "auto",
 ) -> Evaluation:
     """Predict a labelled set, and set the predictions beside the labels.
 
@@ -158,6 +159,7 @@ def evaluate(
         device: where to compute.
         max_atoms: atoms per batch; bounds memory, changes no result.
         on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
+        tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
 
     Raises:
         InputError: the data cannot be read, structures have no label, or none is left to evaluate.
@@ -166,7 +168,7 @@ def evaluate(
     metadata = members[0].metadata
     spec = metadata.label_spec if spec is None else spec
     path = resolve_path(data)
-    dataset = open_dataset(path, labels=spec, on_bad=on_bad)
+    dataset = open_dataset(path, tags, spec, on_bad)
     if forces is None:
         forces = any(key.endswith("force_mae") for key in metadata.validation) and _has_forces(dataset)
     screening = Screening(dataset, spec, data, forces, on_bad)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ class Prediction:
         std: (n_structures,) eV: standard deviation over the members (n − 1 in the denominator); None for one model.
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
+        info: what each structure's file says of it, such as the columns of a table; also of those that failed.
         ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
         elements: atomic numbers seen.
         n_in_parts: batches that did not fit into memory and were computed in parts.
@@ -50,6 +52,7 @@ class Prediction:
     std: np.ndarray | None = None
     failures: dict[int, str] = field(default_factory=dict)
     forces: list[np.ndarray] | None = None
+    info: list[Mapping[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
     n_in_parts: int = 0
@@ -68,6 +71,7 @@ class Prediction:
             std=None if self.std is None else self.std[places],
             failures={},
             forces=None if self.forces is None else [self.forces[k] for k in places],
+            info=[self.info[k] for k in places],
             ids=[self.ids[k] for k in places],
         )
 
@@ -80,6 +84,7 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.failures.update({len(whole.names) + i: reason for i, reason in part.failures.items()})
         whole.names += part.names
         whole.ids += part.ids
+        whole.info += part.info
         whole.contractions += part.contractions
         whole.elements |= part.elements
         whole.n_in_parts += part.n_in_parts
@@ -219,12 +224,15 @@ def _predict_batch(
 ) -> Prediction:
     energies = np.full((len(models), len(indices)), np.nan)
     found = Prediction(energies[0], [""] * len(indices), Counter(), ids=[""] * len(indices))
+    found.info = [{} for _ in indices]
     if forces:
         found.forces = [np.full((int(n), 3), np.nan) for n in dataset.n_atoms[list(indices)]]
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
             raise error
+        found.names[position] = found.names[position] or printable(error.record)
+        found.info[position] = found.info[position] or error.info
         found.failures[position] = printable(str(error), keep="\n\t")
 
     config = models[0].config
@@ -233,6 +241,7 @@ def _predict_batch(
         try:
             data = unlabelled(dataset[index])
             found.names[position], found.ids[position] = printable(data.name), system_id(data)
+            found.info[position] = data.get("info") or {}
             data = attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
             usable.append((position, data))
         except InputError as error:

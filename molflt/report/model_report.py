@@ -50,7 +50,7 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
     sets = [
-        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad)
+        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, tags=config.data.tags)
         for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"
