@@ -16,10 +16,11 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from molflt.data.sources import StructureDataset
+from molflt.data.ase_io import from_atoms
 from molflt.report.explain_page import write_page
 from molflt.report.explanation import explain
 from molflt.vocabulary import TAG_ADSORBATE
+from tests.report.conftest import slab
 from tests.report.test_explanation import make_loaded
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -182,12 +183,10 @@ def test_the_menu_shows_another_layer(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("attention", ["molflt", pytest.param("softmax", marks=pytest.mark.slow)])
-def test_an_explanation_draws_and_answers(
-    attention: str, browser: Any, val_set: StructureDataset, tmp_path: Path
-) -> None:
+def test_an_explanation_draws_and_answers(attention: str, browser: Any, tmp_path: Path) -> None:
     """Every ball has the colour of its atom's weight, letters say what it is, and all rows are there."""
     loaded = make_loaded(attention)
-    found = explain(loaded, val_set[0], 2)
+    found = explain(loaded, from_atoms(slab("Cu"), name="slab", tags="oc20"), 2)
     write_page(tmp_path / "page.html", found, loaded, [])
     opened = Opened(browser, tmp_path / "page.html")
     page = opened.page
