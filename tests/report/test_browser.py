@@ -204,7 +204,8 @@ def test_an_explanation_draws_and_answers(attention: str, browser: Any, tmp_path
     assert sorted(page.locator("tbody tr td:first-child").all_inner_texts()) == sorted(rows)
     letters = page.evaluate(f"{view}.letters.map(letter => letter.text)")
     assert letters == [f"{symbol} 2" if i == 2 else symbol for i, symbol in enumerate(symbols)]
-    # A letter is hidden where another ball is in front of its own; a slab has such.
+    # A letter is hidden where another ball is in front of its own, as the oxygen is seen from above.
+    page.evaluate(f"(v => v.setView([...v.getView().slice(0, 4), 0, 0, 0, 1]))({view}.viewer)")
     looked = f"[{view}.letters.map(letter => letter.sprite.visible), {view}.viewer.getView()]"
     seen, seen_from = page.evaluate(looked)
     places = found.structure.positions.numpy().astype(float)
