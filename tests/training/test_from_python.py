@@ -37,7 +37,7 @@ def test_train(values, tiny_run, tmp_path):
     values["trainer"]["max_epochs"] = 9
     run = molflt.train(values, tmp_path / "run", say=quiet, trainer={"max_epochs": 2})
     assert_same_run(run.folder, tiny_run)
-    assert [record["epoch"] for record in run.records] == [0, 1]
+    assert [record["epoch"] for record in run.records] == [1, 2]
     assert run.best == min(record["val/energy_mae"] for record in run.records)
     assert run.model.predict("O") == pytest.approx(molflt.load(tiny_run).predict("O"))
     # It goes on where it stood, for longer.
