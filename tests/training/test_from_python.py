@@ -42,7 +42,7 @@ def test_train(values, tiny_run, tmp_path):
     assert run.model.predict("O") == pytest.approx(molflt.load(tiny_run).predict("O"))
     # It goes on where it stood, for longer.
     longer = molflt.train(values, run.folder, resume=True, say=quiet, **{"trainer.max_epochs": 3})
-    assert [record["epoch"] for record in longer.records] == [0, 1, 2]
+    assert [record["epoch"] for record in longer.records] == [1, 2, 3]
     members = molflt.train(values, tmp_path / "two", say=quiet, ensemble=2, trainer={"max_epochs": 1})
     assert len(members.model.members) == 2
     assert len(members.records) == 2
