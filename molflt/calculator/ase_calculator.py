@@ -31,9 +31,10 @@ from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.near import local_neighbourhood
 from molflt.choices import TagConvention
-from molflt.data.ase_io import from_atoms, refuse_charges, refuse_initial_charges
+from molflt.data.ase_io import from_atoms, refuse_charges
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.reading import Reading
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
@@ -71,8 +72,8 @@ class MolFLTCalculator(Calculator):
     move, so that the energy is one smooth function. Where that method is the mesh (large structures), forces are the
     derivative of the energy and add up to zero to the model's tolerance only.
 
-    A charge or spin in ``atoms.info``, or initial charges with a sum that is not zero, are refused, also when they
-    are set after a calculation: see :mod:`molflt.data.ase_io`. Initial magnetic moments play no part.
+    Ions and open shells are refused, also when a charge or moment is set after a calculation: see
+    :func:`molflt.data.ase_io.refuse_charges`.
 
     Args:
         model: a model file, a run directory, the directory of an ensemble, a list of these, a
@@ -80,6 +81,7 @@ class MolFLTCalculator(Calculator):
         device: auto (a GPU where there is one; for a ``molflt.Model``, where it is), cpu or cuda.
         dtype: precision to compute in, "float32", "float64" or the same of torch; None: as trained.
         tags: how to read the tags of atoms, see :func:`molflt.data.ase_io.from_atoms`.
+        allow_charged: take ions and open shells as if they were neutral and closed-shell.
 
     Attributes:
         model: the model in use; one that was given is left as it was.
@@ -93,7 +95,7 @@ class MolFLTCalculator(Calculator):
     """
 
     name = "molflt"
-    # Moments are not used, and charges are looked at on every request.
+    # Both are looked at on every request, and neither is used.
     ignored_changes = {"initial_magmoms", "initial_charges"}  # noqa: RUF012 (as ASE declares it)
 
     def __init__(
@@ -102,10 +104,12 @@ class MolFLTCalculator(Calculator):
         device: str = "auto",
         dtype: str | torch.dtype | None = None,
         tags: TagConvention = "auto",
+        allow_charged: bool = False,
     ) -> None:
         super().__init__()
         self.model = _as_model(model, device, _as_dtype(dtype))
         self.tags = tags
+        self._how = Reading(allow_charged)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
@@ -132,8 +136,7 @@ class MolFLTCalculator(Calculator):
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """What has changed since the last calculation; tags, which ASE leaves out, are part of a structure here."""
-        refuse_charges(atoms, _name_of(atoms))
-        refuse_initial_charges(atoms, _name_of(atoms))
+        refuse_charges(atoms, _name_of(atoms), self._how)
         changes: list[str] = super().check_state(atoms, tol)
         if self.atoms is not None and not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
             changes.append("tags")
@@ -180,8 +183,7 @@ class MolFLTCalculator(Calculator):
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:
         """One structure on the model's device, with the neighbour list of the atoms where they are."""
-        refuse_charges(atoms, name)
-        refuse_initial_charges(atoms, name)
+        refuse_charges(atoms, name, self._how)
         # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
         bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
         bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
@@ -189,9 +191,9 @@ class MolFLTCalculator(Calculator):
         given = (atoms.numbers.tobytes(), atoms.get_tags().tobytes())
         if given == self._tags_seen:
             bare.set_tags(self._tags_meant)
-            data = from_atoms(bare, name, "oc20")
+            data = from_atoms(bare, name, "oc20", how=self._how)
         else:
-            data = from_atoms(bare, name, self.tags)
+            data = from_atoms(bare, name, self.tags, how=self._how)
             self._tags_seen, self._tags_meant = given, data.tags.numpy()
         self._warn_of_unknown(set(data.atomic_numbers.tolist()))
         config = self.model.members[0].model.config

@@ -36,6 +36,7 @@ def check_invariance_command(
 
     Example: molflt check-invariance runs/tiny/best.safetensors data/adsorption/test.lmdb
     """
+    from molflt.data.reading import Reading
     from molflt.data.sources import resolve_inputs
     from molflt.invariance.energies import far_share, has_far_field
     from molflt.invariance.harness import run_suite
@@ -45,7 +46,7 @@ def check_invariance_command(
 
     loaded = load_member(model, frequencies)
     if inputs:
-        dataset = resolve_inputs(inputs)
+        dataset = resolve_inputs(inputs, how=Reading(allow_charged=True, conformers=1))
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
     else:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import EnergyUnit, MethodName, OnError, Per
-from molflt.cli.options import DEVICE, FREQUENCIES, JSON, MAX_ATOMS, ON_ERROR, claim_new_file
+from molflt.cli.options import (
+    ALLOW_CHARGED,
+    CONFORMERS,
+    DEVICE,
+    FREQUENCIES,
+    JSON,
+    MAX_ATOMS,
+    ON_ERROR,
+    claim_new_file,
+)
 from molflt.cli.terminal import answer, answer_json, command_line, say, warn, warn_skipped
 
 if TYPE_CHECKING:
@@ -36,6 +45,8 @@ def evaluate_command(
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --report."),
     as_json: bool = JSON,
     on_error: OnError = ON_ERROR,
+    allow_charged: bool = ALLOW_CHARGED,
+    conformers: int = CONFORMERS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
     frequencies: MethodName = FREQUENCIES,
@@ -46,6 +57,7 @@ def evaluate_command(
 
     Example: molflt evaluate runs/tiny data/adsorption/test.lmdb
     """
+    from molflt.data.reading import Reading
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
     from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, unknown_elements
@@ -64,12 +76,17 @@ def evaluate_command(
         device=choose_device(device),
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
+        how=Reading(allow_charged, conformers),
     )
     if found.skipped:
         warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)
     unknown = unknown_elements(members[0], found.prediction.elements)
     if unknown:
         warn(not_trained_on(unknown))
+    if line := found.prediction.of_conformers():
+        say(line)
+    if lines := found.prediction.of_warnings():
+        warn(lines)
     if found.prediction.n_in_parts:
         warn(in_parts(found.prediction.n_in_parts))
     if report is not None:

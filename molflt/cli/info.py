@@ -60,10 +60,11 @@ def _data_info(path: str) -> dict[str, Any]:
 
     from molflt.bundled import resolve_path
     from molflt.data.progress import track
+    from molflt.data.reading import Reading
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    dataset = open_dataset(resolve_path(path))
+    dataset = open_dataset(resolve_path(path), how=Reading(allow_charged=True, conformers=1))
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()
     values: dict[str, list[float]] = {target: [] for target in TARGETS}

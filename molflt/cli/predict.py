@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
-from molflt.cli.options import DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
+from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
 from molflt.cli.terminal import detail, errors, say, warn, warn_skipped
 from molflt.errors import InputError
 from molflt.printable import printable
@@ -31,6 +31,8 @@ def predict_command(
         None, "--out", "-o", help="Write to NAME.csv, NAME.extxyz or NAME.npz.", show_default=False
     ),
     on_error: OnError = ON_ERROR,
+    allow_charged: bool = ALLOW_CHARGED,
+    conformers: int = CONFORMERS,
     forces: bool = typer.Option(False, "--forces", help="Predict forces as well; needs -o NAME.extxyz."),
     calibrate: str = typer.Option(
         None, help="Labelled structures; scales an ensemble's uncertainties to its errors.", show_default=False
@@ -57,6 +59,7 @@ def predict_command(
 
     Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
+    from molflt.data.reading import Reading
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import load_members
     from molflt.prediction.outputs import check_output, write_predictions
@@ -67,13 +70,13 @@ def predict_command(
         claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
     if forces and (out is None or out.suffix != ".extxyz"):
         raise InputError("--forces: forces are written with their structures; give -o NAME.extxyz")
-    skip = on_error == "skip"
+    skip, how = on_error == "skip", Reading(allow_charged, conformers)
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
     if calibrate is not None and len(members) == 1:
         raise InputError(f"--calibrate: {model} is a single model; uncertainties need an ensemble (ensemble=4)")
-    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop")
+    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
     shard_result = None
@@ -83,12 +86,16 @@ def predict_command(
         from molflt.prediction.shards import predict_shard
 
         shard_result = predict_shard(
-            members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite
+            members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite, how
         )
         prediction = shard_result.prediction
     unknown = unknown_elements(members[0], prediction.elements)
     if unknown:
         warn(not_trained_on(unknown))
+    if line := prediction.of_conformers():
+        say(line)
+    if lines := prediction.of_warnings():
+        warn(lines)
     if prediction.n_in_parts:
         warn(in_parts(prediction.n_in_parts))
     if prediction.failures:

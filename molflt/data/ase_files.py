@@ -24,6 +24,7 @@ from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
+from molflt.data.reading import DEFAULT, Reading
 from molflt.errors import InputError, noting, ordinary_file
 
 _PATTERNS: dict[str, str] = {
@@ -74,6 +75,7 @@ def read_ase(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     bad: dict[int, InputError] | None = None,
+    how: Reading = DEFAULT,
 ) -> list[Data]:
     """Read every frame of a file.
 
@@ -83,6 +85,7 @@ def read_ase(
         tags: see ``from_atoms``.
         labels: see ``from_atoms``.
         bad: gets what is wrong with frames that cannot be used, by their places; None: they are refused.
+        how: whether ions and radicals are taken.
 
     Returns:
         The structures, named ``PATH#FRAME``.
@@ -118,7 +121,7 @@ def read_ase(
         if atoms is None:
             break
         with noting(bad, index):
-            structures.append(from_atoms(atoms, name, tags, labels))
+            structures.append(from_atoms(atoms, name, tags, labels, how))
     if not structures and not bad:
         raise InputError(f"{file}: holds no structures")
     return structures

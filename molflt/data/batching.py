@@ -160,7 +160,8 @@ def collate(structures: Sequence[Data]) -> Batch:
     """Put structures into one batch.
 
     Per-atom fields are concatenated, per-structure fields stacked, ``edge_index`` counts through the batch;
-    ``name`` and other text become lists. Text and sids that only some structures have are left out.
+    ``name`` and other text become lists. Text and sids that only some structures have are left out, as are further
+    conformers.
 
     Args:
         structures: under the vocabulary, all with neighbour lists or none.
@@ -180,7 +181,7 @@ def collate(structures: Sequence[Data]) -> Batch:
                 f"'{field}' is given for some structures of a batch but not for {without.get('name', 'others')}; "
                 "complete the data or drop the field"
             )
-    return Batch.from_data_list(list(structures), exclude_keys=sorted(partial))
+    return Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"conformers"}))
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:

@@ -14,6 +14,7 @@ from ase.data import chemical_symbols
 from molflt.bundled import resolve_path
 from molflt.choices import OnError
 from molflt.data.labels import LabelSpec
+from molflt.data.reading import DEFAULT, Reading
 from molflt.data.screening import Screening
 from molflt.data.sources import StructureDataset, SubsetDataset, open_dataset
 from molflt.errors import InputError, OnBad
@@ -146,6 +147,7 @@ def evaluate(
     device: torch.device | str = "cpu",
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_bad: OnBad = "stop",
+    how: Reading = DEFAULT,
 ) -> Evaluation:
     """Predict a labelled set, and set the predictions beside the labels.
 
@@ -158,6 +160,7 @@ def evaluate(
         device: where to compute.
         max_atoms: atoms per batch; bounds memory, changes no result.
         on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
+        how: whether ions and radicals are taken, and how many conformers are made of molecules without positions.
 
     Raises:
         InputError: the data cannot be read, structures have no label, or none is left to evaluate.
@@ -166,7 +169,7 @@ def evaluate(
     metadata = members[0].metadata
     spec = metadata.label_spec if spec is None else spec
     path = resolve_path(data)
-    dataset = open_dataset(path, labels=spec, on_bad=on_bad)
+    dataset = open_dataset(path, labels=spec, on_bad=on_bad, how=how)
     if forces is None:
         forces = any(key.endswith("force_mae") for key in metadata.validation) and _has_forces(dataset)
     screening = Screening(dataset, spec, data, forces, on_bad)

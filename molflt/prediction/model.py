@@ -14,6 +14,7 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt.choices import MethodName, OnError, TagConvention
+from molflt.data.reading import CONFORMERS, Reading
 from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
@@ -85,6 +86,8 @@ class Model:
         return_std: Literal[False] = ...,
         max_atoms: int = ...,
         tags: TagConvention = ...,
+        allow_charged: bool = ...,
+        conformers: int = ...,
     ) -> np.ndarray: ...
     @overload
     def predict(
@@ -95,6 +98,8 @@ class Model:
         return_std: Literal[True],
         max_atoms: int = ...,
         tags: TagConvention = ...,
+        allow_charged: bool = ...,
+        conformers: int = ...,
     ) -> tuple[np.ndarray, np.ndarray]: ...
 
     def predict(
@@ -105,6 +110,8 @@ class Model:
         return_std: bool = False,
         max_atoms: int = DEFAULT_MAX_ATOMS,
         tags: TagConvention = "auto",
+        allow_charged: bool = False,
+        conformers: int = CONFORMERS,
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Energies, in the order of the entries.
 
@@ -115,6 +122,9 @@ class Model:
             return_std: give the standard deviation over the members of an ensemble as well.
             max_atoms: atoms per batch; bounds memory, changes no result.
             tags: how to read tags of Atoms and files, see :func:`molflt.data.ase_io.from_atoms`.
+            allow_charged: take ions and radicals as if they were neutral and closed-shell.
+            conformers: how many to make of a molecule without positions. The energy of a molecule with several
+                conformers is that of the lowest.
 
         Returns:
             (n_structures,) eV, float64; with ``return_std`` a pair of those.
@@ -127,11 +137,12 @@ class Model:
         if return_std and len(self.members) == 1:
             raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
         entries = [structures] if _is_one(structures) else list(structures)
+        how = Reading(allow_charged, conformers)
         failures: dict[int, str] = {}
         datasets: list[tuple[int, StructureDataset]] = []
         for index, entry in enumerate(entries):
             try:
-                datasets.append((index, structures_of(entry, f"entry {index}", tags, on_bad="skip")))
+                datasets.append((index, structures_of(entry, f"entry {index}", tags, on_bad="skip", how=how)))
             except InputError as error:
                 failures[index] = str(error)
         # The entry of every structure, and where its energy goes: a bad entry keeps one place.
@@ -149,6 +160,8 @@ class Model:
             if prediction.std is not None:
                 std[readable] = prediction.std
             self._warn_of_unknown(elements)
+            if doubtful := prediction.of_warnings():
+                warnings.warn(doubtful, stacklevel=2)
             if prediction.n_in_parts:
                 warnings.warn(in_parts(prediction.n_in_parts), stacklevel=2)
         if failures:

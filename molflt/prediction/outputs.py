@@ -20,7 +20,7 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.files import atomic_file, sole_writer
-from molflt.prediction.predictor import Prediction, system_id
+from molflt.prediction.predictor import Prediction, conformers_of, system_id
 from molflt.printable import printable
 
 FORMATS = (".csv", ".extxyz", ".npz")
@@ -91,6 +91,8 @@ def write_predictions(
             arrays = {"name": np.asarray(prediction.names), "energy": prediction.energies}
             if prediction.std is not None:
                 arrays["std"] = prediction.std
+            if prediction.warnings:
+                arrays["warning"] = np.asarray([prediction.warnings.get(i, "") for i in range(len(prediction.names))])
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
         else:
             others = _load_npz(path) if path.exists() else {}
@@ -109,8 +111,16 @@ def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
     }
     if prediction.std is not None:
         columns["std_eV"] = [repr(s) for s in prediction.std.tolist()]
+    places = range(len(prediction.names))
+    if prediction.conformers:
+        columns["conformers"] = [str(c.n) if (c := prediction.conformers.get(i)) else "1" for i in places]
+        columns["conformer_spread_eV"] = [
+            repr(c.spread) if (c := prediction.conformers.get(i)) else "" for i in places
+        ]
+    if prediction.warnings:
+        columns["warning"] = [_no_formula(prediction.warnings.get(i, "")) for i in places]
     if prediction.failures:
-        columns["error"] = [_no_formula(prediction.failures.get(i, "")) for i in range(len(prediction.names))]
+        columns["error"] = [_no_formula(prediction.failures.get(i, "")) for i in places]
     return columns
 
 
@@ -121,7 +131,13 @@ def _no_formula(text: str) -> str:
 
 
 def _with_prediction(structure: Data, prediction: Prediction, i: int, target: str) -> Atoms:
+    if (conformers := prediction.conformers.get(i)) is not None:
+        structure = conformers_of(structure)[conformers.lowest]
     atoms = to_atoms(structure)
+    if conformers is not None:
+        atoms.info |= {"conformers": conformers.n, "conformer_spread": conformers.spread}
+    if i in prediction.warnings:
+        atoms.info["warning"] = prediction.warnings[i]
     atoms.info.update({"name": prediction.names[i], f"predicted_{target}": float(prediction.energies[i])})
     if prediction.std is not None:
         atoms.info[f"predicted_{target}_std"] = float(prediction.std[i])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ase.data import chemical_symbols
 
+from molflt.data.reading import Reading
 from molflt.errors import InputError
 from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
@@ -50,8 +51,9 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
     """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path."""
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
+    how = Reading(config.data.allow_charged)
     sets = [
-        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad)
+        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how)
         for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"

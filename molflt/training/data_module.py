@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data
 from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.reading import Reading
 from molflt.data.screening import Screening, labels
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
 from molflt.errors import InputError
@@ -135,7 +136,9 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            structures = open_dataset(resolve_path(path), labels=spec, on_bad=data.on_bad)
+            structures = open_dataset(
+                resolve_path(path), labels=spec, on_bad=data.on_bad, how=Reading(data.allow_charged)
+            )
             return Screening(structures, spec, path, self.forces, data.on_bad)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}
