@@ -33,6 +33,7 @@ from molflt.attention.near import local_neighbourhood
 from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms, refuse_charges
 from molflt.data.batching import collate
+from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.reading import Reading
 from molflt.errors import InputError
@@ -41,7 +42,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, unknown_elements, why_no_forces
+from molflt.prediction.predictor import choose_device, outside, why_no_forces
 from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -160,6 +161,8 @@ class MolFLTCalculator(Calculator):
                 "vectors; set pbc and the cell, or relax positions only"
             )
         batch = self._batch(self.atoms, name)
+        if stress or "forces" in properties:
+            self._warn_of_forces()
         found = []
         for member, held in zip(self.model.members, self._held, strict=True):
             with held.applied(member.model, batch):
@@ -195,21 +198,31 @@ class MolFLTCalculator(Calculator):
         else:
             data = from_atoms(bare, name, self.tags, how=self._how)
             self._tags_seen, self._tags_meant = given, data.tags.numpy()
-        self._warn_of_unknown(set(data.atomic_numbers.tolist()))
+        for reason in outside(self.model.members[0], data):
+            # Elements are few, and each is named.
+            self._warn_once(Reason(reason.text, reason.text) if reason.rule == "elements" else reason)
         config = self.model.members[0].model.config
         attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
         return collate([data]).to(self.model.device)
 
-    def _warn_of_unknown(self, elements: set[int]) -> None:
-        unknown = [
-            symbol for symbol in unknown_elements(self.model.members[0], elements) if symbol not in self._warned_of
-        ]
-        if unknown:
-            self._warned_of.update(unknown)
-            warnings.warn(
-                f"the model was not trained on {', '.join(unknown)}; its results for them mean little",
-                stacklevel=2,
+    def _warn_once(self, reason: Reason) -> None:
+        """Each part of the rule speaks once: in a run of dynamics it would at every step."""
+        if reason.rule not in self._warned_of:
+            self._warned_of.add(reason.rule)
+            warnings.warn(f"{reason.text}; the results may mean little", stacklevel=4)
+
+    def _warn_of_forces(self) -> None:
+        """Say that forces are no more than a derivative, where energies were learnt at minima only."""
+        domain = self.model.metadata.domain
+        trained = any(key.endswith("force_mae") for key in self.model.metadata.validation)
+        if not trained and (domain is None or not domain.knows_displaced):
+            text = (
+                "this model was trained without forces, and on no structure in many geometries: its energy away from "
+                "its training structures is a guess, and a relaxation or dynamics leads nowhere. Train with forces "
+                "(loss.force_weight=1) or on displaced geometries; meanwhile relax by another method, and predict "
+                "the energy of the result"
             )
+            self._warn_once(Reason("forces", text))
 
 
 def _evaluate(model: EnergyModel, batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:

@@ -60,7 +60,7 @@ def evaluate_command(
     from molflt.data.reading import Reading
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
-    from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, unknown_elements
+    from molflt.prediction.predictor import choose_device, in_parts, unknown_elements
     from molflt.report.model_report import evaluation_report
 
     if report is not None:
@@ -81,8 +81,6 @@ def evaluate_command(
     if found.skipped:
         warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)
     unknown = unknown_elements(members[0], found.prediction.elements)
-    if unknown:
-        warn(not_trained_on(unknown))
     if line := found.prediction.of_conformers():
         say(line)
     if lines := found.prediction.of_warnings():

@@ -52,7 +52,7 @@ def explain_command(
         claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.data.reading import Reading
     from molflt.prediction.members import load_member
-    from molflt.prediction.predictor import choose_device, unknown_elements
+    from molflt.prediction.predictor import choose_device, outside, unknown_elements
     from molflt.report.explain_page import as_json as content
     from molflt.report.explain_page import write_csv, write_page
     from molflt.report.explanation import explain
@@ -61,9 +61,9 @@ def explain_command(
     loaded = load_member(model)
     data = _one_structure(structure, index, tags, Reading(allow_charged, conformers))
     unknown = unknown_elements(loaded, set(data.atomic_numbers.tolist()))
-    if unknown:
-        warn(f"the model was not trained on {', '.join(unknown)}; what it says of them means little")
     explanation = explain(loaded, data, atom, target_device)
+    if reasons := [reason.text for reason in outside(loaded, explanation.structure)]:
+        warn(f"outside the model's domain, what it says may mean little: {'; '.join(reasons)}")
     if out is not None:
         if out.suffix.lower() == ".csv":
             write_csv(out, explanation)

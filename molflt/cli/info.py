@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from molflt.cli.terminal import answer
+
+if TYPE_CHECKING:
+    from molflt.data.domain import Domain
 
 
 def info_command(
@@ -46,12 +49,31 @@ def _model_info(path: Path) -> dict[str, Any]:
 
     loaded = load_model(path)
     metadata = loaded.metadata.model_dump(mode="json")
+    metadata.pop("domain")
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
     card = {"card": str(path.with_suffix(".md"))} if path.with_suffix(".md").exists() else {}
     rpe = getattr(loaded.model.positions, "rpe", None)
     reach = {} if rpe is None else {"widest_member": f"{float(rpe.widths.detach().max()):.3g} Å"}
     sizes = {"parameters": loaded.model.n_parameters(), **reach}
-    return {"model": str(path), **card, **sizes, "elements": symbols, **metadata}
+    return {
+        "model": str(path),
+        **card,
+        **sizes,
+        "elements": symbols,
+        "domain": _domain(loaded.metadata.domain),
+        **metadata,
+    }
+
+
+def _domain(domain: Domain | None) -> Any:
+    if domain is None:
+        return "not recorded (written before molflt looked at more than the elements)"
+    content = domain.model_dump(mode="json")
+    content["distances"] = {
+        pair: ", ".join(f"{low:.2f}–{high:.2f} Å" for low, high in ranges)
+        for pair, ranges in content["distances"].items()
+    }
+    return content
 
 
 def _data_info(path: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def predict_command(
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import load_members
     from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, predict, unknown_elements
+    from molflt.prediction.predictor import choose_device, in_parts, predict
 
     part = None if shard is None else _shard(shard, out, forces, calibrate, oc20_split)
     if out is not None and part is None:
@@ -89,9 +89,6 @@ def predict_command(
             members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite, how
         )
         prediction = shard_result.prediction
-    unknown = unknown_elements(members[0], prediction.elements)
-    if unknown:
-        warn(not_trained_on(unknown))
     if line := prediction.of_conformers():
         say(line)
     if lines := prediction.of_warnings():

@@ -23,9 +23,7 @@ from molflt.prediction.predictor import (
     DEFAULT_MAX_ATOMS,
     choose_device,
     in_parts,
-    not_trained_on,
     predict,
-    unknown_elements,
 )
 
 _SHOWN = 5
@@ -152,14 +150,13 @@ class Model:
         energies, std = np.full(len(entry_of), np.nan), np.full(len(entry_of), np.nan)
         if readable.any():
             together = ConcatDataset([dataset for _, dataset in datasets])
-            prediction, elements = predict(self.members, together, self.device, max_atoms, on_error="skip")
+            prediction, _ = predict(self.members, together, self.device, max_atoms, on_error="skip")
             for place, reason in prediction.failures.items():
                 index = int(entry_of[readable][place])
                 failures[index] = "; ".join(filter(None, [failures.get(index), reason]))
             energies[readable] = prediction.energies
             if prediction.std is not None:
                 std[readable] = prediction.std
-            self._warn_of_unknown(elements)
             if doubtful := prediction.of_warnings():
                 warnings.warn(doubtful, stacklevel=2)
             if prediction.n_in_parts:
@@ -167,11 +164,6 @@ class Model:
         if failures:
             _report(failures, len(entries), on_error)
         return (energies, std) if return_std else energies
-
-    def _warn_of_unknown(self, elements: set[int]) -> None:
-        unknown = unknown_elements(self.members[0], elements)
-        if unknown:
-            warnings.warn(not_trained_on(unknown), stacklevel=3)
 
 
 def load(

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler, collate
+from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.sources import ListDataset, StructureDataset
@@ -178,14 +179,16 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
     return [chemical_symbols[z] for z in sorted(atomic_numbers - set(loaded.metadata.elements))]
 
 
-def not_trained_on(unknown: list[str]) -> str:
-    """The warning about energies of such elements."""
-    return f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little"
+def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
+    """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.domain`.
 
-
-def domain_warnings(loaded: LoadedModel, data: Data) -> list[str]:
-    """Why a structure is outside the domain that the model's file states; empty: it is inside, or none is stated."""
-    return []
+    Empty: it is inside. Files from before schema 9 state the elements alone.
+    """
+    domain, unknown = loaded.metadata.domain, unknown_elements(loaded, set(data.atomic_numbers.tolist()))
+    if unknown:
+        # Nothing else is known of them.
+        return [Reason("elements", f"the model was not trained on {', '.join(unknown)}")]
+    return [] if domain is None else domain.reasons(data)
 
 
 def in_parts(n: int) -> str:
@@ -290,7 +293,10 @@ def _predict_batch(
                 attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated)
                 for shape in conformers_of(data)
             ]
-            if reasons := [*domain_warnings(loaded, data), *filter(None, [data.get("remark")])]:
+            if reasons := [
+                *(reason.text for reason in outside(loaded, shapes[position][0])),
+                *filter(None, [data.get("remark")]),
+            ]:
                 found.warnings[position] = printable("; ".join(reasons))
         except InputError as error:
             shapes.pop(position, None)

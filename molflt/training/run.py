@@ -173,6 +173,7 @@ def _model(
         standardiser=asdict(found.statistics),
         labels=config.data.labels(),
         training_data=training_data,
+        domain=found.domain,
         validation={},
         epoch=-1,
     )
