@@ -237,7 +237,7 @@ class _Geometry(NamedTuple):
         return cls(np.sort(numbers[np.stack([i[near], j[near]])], axis=0), distances[near], counts, bonds)
 
     def graph(self, atomic_numbers: np.ndarray) -> bytes:
-        """The same for every order of the atoms and every geometry with the same neighbours (Weisfeiler and Leman)."""
+        """The same for every order of the atoms and every geometry of the same graph (Weisfeiler and Leman)."""
         colours = _mixed(atomic_numbers.astype(np.uint64))
         for _ in range(_ROUNDS):
             around = np.zeros_like(colours)

@@ -326,7 +326,7 @@ def _predict_batch(
                 energies[position][:, k] = some[:, column]
                 if forces:
                     all_forces[position, k] = parts[column]
-            found.contractions.update(how for (_, k), how in zip(part, contractions, strict=True) if k == 0)
+            found.contractions.update(how for (_, k), how in zip(part, contractions, strict=False) if k == 0)
             found.elements.update(*(data.atomic_numbers.tolist() for data in structures))
     std = np.full(len(indices), np.nan)
     for position, each in energies.items():
