@@ -209,7 +209,7 @@ class MolFLTCalculator(Calculator):
         """Each part of the rule speaks once: in a run of dynamics it would at every step."""
         if reason.rule not in self._warned_of:
             self._warned_of.add(reason.rule)
-            warnings.warn(f"{reason.text}; the results may mean little", stacklevel=4)
+            warnings.warn(f"outside the model's domain: {reason.text}", stacklevel=4)
 
     def _warn_of_forces(self) -> None:
         """Say that forces are no more than a derivative, where energies were learnt at minima only."""

@@ -7,11 +7,12 @@ The rule is geometric and costs a neighbour list. A structure is outside when on
 * it is larger: more atoms than any isolated structure, more adsorbate atoms than any surface carries;
 * two atoms are at a distance, short enough to matter to both, at which these two elements do not occur, within a
   margin;
-* an atom has more or fewer neighbours than any atom of its element.
+* an atom has more or fewer neighbours than any atom of its element;
+* a part lies further from the rest than any part of any structure, as when a molecule leaves a surface.
 
-The margin is found by cross-validation, for each pair of elements: of five parts of the training set each is measured
-against the others, and of the structures that have such a pair one in five hundred may miss what the others have by
-more than the margin, which is between 0.03 and 0.3 Å. Frequent pairs get a small one, rare pairs a large one.
+The margin is found by cross-validation, for each pair of elements. Of five parts of the training set each is measured
+against the others; the margin is 1.5 times what all but one in five hundred structures with such a pair stay within,
+at least 0.1 and at most 0.4 Å. Of fewer than a hundred structures only the kinds are learnt.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from ase.data import chemical_symbols, covalent_radii
 from pydantic import BaseModel, ConfigDict, Field
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import minimum_spanning_tree
 from torch_geometric.data import Data
 
 from molflt.data.neighbours import neighbour_list
@@ -38,11 +41,12 @@ _BIN = 0.02
 """Å."""
 _MOST = 20_000
 """Structures of a training set whose geometry is looked at."""
-_FOLDS, _SHARE, _SAFETY = 5, 0.998, 1.5
+_FEWEST, _FOLDS, _SHARE, _SAFETY = 100, 5, 0.998, 1.5
 _MARGINS = (0.1, 0.4)
 """Å, the least and the largest."""
 _PAIR, _ELEMENT = 1000, 1000
 _FAR = 1 << 60
+_UNLIMITED = 1e9
 _ROUNDS = 4
 """Bonds over which the graphs of two molecules are told apart."""
 
@@ -66,7 +70,10 @@ class Domain(BaseModel):
         description="Å, ranges by pair of elements, as C-H, margin included"
     )
     neighbours: dict[str, tuple[int, int]] = Field(description="fewest and most, by element")
-    held_out: float | None = Field(description="share of the training set outside when left out of it; None: too few")
+    widest_gap: float = Field(ge=0, description="Å, between a part of a structure and the rest, margin included")
+    held_out: float | None = Field(
+        description="share of the training set outside when left out of it; None: too few to judge more than kinds"
+    )
     forces: bool = Field(description="whether forces were learnt")
     geometries: float = Field(description="structures for each graph of neighbours: 1, no molecule occurs twice")
 
@@ -88,9 +95,11 @@ class Domain(BaseModel):
         kind, n_atoms, n_adsorbate = _kind(data)
         if kind not in self.kinds:
             found.append(Reason("kind", f"{_a(kind)}, and the model knows {' and '.join(map(_plural, self.kinds))}"))
-        elif kind == ISOLATED and n_atoms > self.most_atoms:
+        if self.held_out is None:
+            return found
+        if kind == ISOLATED and self.most_atoms and n_atoms > self.most_atoms:
             found.append(Reason("size", f"{n_atoms:,} atoms, and at most {self.most_atoms} in training"))
-        elif kind == ON_SURFACE and n_adsorbate > self.most_adsorbate_atoms:
+        if kind == ON_SURFACE and self.most_adsorbate_atoms and n_adsorbate > self.most_adsorbate_atoms:
             text = f"{n_adsorbate} adsorbate atoms, and at most {self.most_adsorbate_atoms} in training"
             found.append(Reason("size", text))
         geometry = _Geometry.of(data)
@@ -110,6 +119,11 @@ class Domain(BaseModel):
                 text = f"{chemical_symbols[element]} with {count} neighbours, and {some} in training"
                 found.append(Reason("neighbours", text))
                 break
+        if geometry.gap > self.widest_gap:
+            far = f"{geometry.gap:.1f}" if math.isfinite(geometry.gap) else f"more than {_FURTHEST:g}"
+            found.append(
+                Reason("gap", f"a part {far} Å from the rest, and at most {self.widest_gap:.1f} in training")
+            )
         return found
 
 
@@ -129,6 +143,7 @@ class DomainFit:
         self._every, self._forces, self._n = max(1, math.ceil(n / _MOST)), forces, 0
         self._kinds: set[str] = set()
         self._most_atoms = self._most_adsorbate = 0
+        self._gap = 0.0
         self._distances: list[np.ndarray] = []
         self._neighbours: list[np.ndarray] = []
         self._graphs: set[bytes] = set()
@@ -148,12 +163,14 @@ class DomainFit:
             counted = data.atomic_numbers.numpy() * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)
             self._graphs.add(geometry.graph(data.atomic_numbers.numpy()))
             self._neighbours.append(np.unique(counted))
+            self._gap = max(self._gap, geometry.gap)
 
     def domain(self) -> Domain:
         """What was learnt."""
-        margins, held_out = self._cross_validated()
+        judged = self._n >= _FEWEST
+        margins, held_out = self._cross_validated() if judged else ({}, None)
         ranges: dict[str, list[tuple[float, float]]] = {}
-        for code in _union(self._distances).tolist():
+        for code in _union(self._distances if judged else ()).tolist():
             pair, place = divmod(code, _PAIR)
             margin = margins.get(pair, _MARGINS[1])
             low, high = place * _BIN - margin, (place + 1) * _BIN + margin
@@ -166,17 +183,19 @@ class DomainFit:
             most_atoms=self._most_atoms,
             most_adsorbate_atoms=self._most_adsorbate,
             distances=ranges,
-            neighbours={chemical_symbols[z]: limits for z, limits in _limits(self._neighbours).items()},
+            neighbours={
+                chemical_symbols[z]: limits for z, limits in _limits(self._neighbours if judged else ()).items()
+            },
+            # Where parts are out of sight of each other in training, nothing is too far.
+            widest_gap=round(min(self._gap + _MARGINS[0], _UNLIMITED), 2),
             held_out=held_out,
             forces=self._forces,
             geometries=round(len(self._neighbours) / max(1, len(self._graphs)), 2),
         )
 
-    def _cross_validated(self) -> tuple[dict[int, float], float | None]:
+    def _cross_validated(self) -> tuple[dict[int, float], float]:
         """Å, the margin of each pair of elements; and the share of structures that is outside with it."""
         n = len(self._distances)
-        if n < 2 * _FOLDS:
-            return {}, None
         misses: list[dict[int, float]] = [{} for _ in range(n)]
         outside = np.zeros(n, dtype=bool)
         by_pair: dict[int, list[float]] = {}
@@ -215,12 +234,14 @@ class _Geometry(NamedTuple):
         distances: (n_pairs,) Å.
         counts: (n_atoms,) int64, neighbours of each atom.
         bonds: (2, n_bonds) int64, neighbours in either order.
+        gap: Å, the largest distance between a part of the structure and the rest; infinite beyond 4 Å.
     """
 
     elements: np.ndarray
     distances: np.ndarray
     counts: np.ndarray
     bonds: np.ndarray
+    gap: float
 
     @classmethod
     def of(cls, data: Data) -> _Geometry:
@@ -233,8 +254,16 @@ class _Geometry(NamedTuple):
         both = radii[i] + radii[j]
         bonds = edges.numpy()[:, distances < _BOND * both]
         counts = np.bincount(bonds[0], minlength=len(numbers))
+        # Of several images the nearest; an atom is in no need of its own.
+        order = np.lexsort((distances, i * len(numbers) + j))
+        order = order[i[order] != j[order]]
+        i_j = i[order] * len(numbers) + j[order]
+        first = order[np.diff(i_j, prepend=-1) != 0]
+        shape = (len(numbers), len(numbers))
+        tree = minimum_spanning_tree(csr_array((distances[first], (i[first], j[first])), shape=shape)).data
+        gap = float(tree.max(initial=0.0)) if len(tree) == len(numbers) - 1 else math.inf
         near = (i <= j) & (distances < np.minimum(_NEAR * both + _BEYOND, _FURTHEST))
-        return cls(np.sort(numbers[np.stack([i[near], j[near]])], axis=0), distances[near], counts, bonds)
+        return cls(np.sort(numbers[np.stack([i[near], j[near]])], axis=0), distances[near], counts, bonds, gap)
 
     def graph(self, atomic_numbers: np.ndarray) -> bytes:
         """The same for every order of the atoms and every geometry of the same graph (Weisfeiler and Leman)."""

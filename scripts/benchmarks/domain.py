@@ -47,15 +47,26 @@ def row(data: str, training: Sequence[Data], what: str, asked: Sequence[Data]) -
         rules = {reason.rule for reason in domain.reasons(structure)}
         unknown = not elements.issuperset(structure.atomic_numbers.tolist())
         outside += bool(rules) or unknown
-        rest += bool(rules & {"distance", "neighbours"}) and not unknown
+        rest += bool(rules & {"distance", "neighbours", "gap"}) and not unknown
     n = len(asked)
     found = {"outside": f"{outside / n:.1%}", "by the rest": f"{rest / n:.1%}"}
     return {"set": data, "training": str(len(training)), "asked": what, "n": str(n), **found}
 
 
+def bare(structure: Data) -> Data:
+    """The surface alone."""
+    chosen = structure.tags != TAG_ADSORBATE
+    part = _of(structure, chosen)
+    part.cell, part.pbc = structure.cell, structure.pbc
+    return part
+
+
 def in_vacuum(structure: Data) -> Data:
     """The adsorbate alone, as a molecule."""
-    chosen = structure.tags == TAG_ADSORBATE
+    return _of(structure, structure.tags == TAG_ADSORBATE)
+
+
+def _of(structure: Data, chosen: torch.Tensor) -> Data:
     zero = torch.zeros_like
     return Data(
         atomic_numbers=structure.atomic_numbers[chosen],
@@ -98,6 +109,7 @@ def of_fg(folder: Path) -> Rows:
     for noise in (0.02, 0.05, 0.1, 0.2):
         rows.append(row("FG", training, f"noise of {noise} Å", list(map(scrambled(noise), held_out))))
     rows.append(row("FG", training, "adsorbate lifted by 3 Å", list(map(lifted, held_out))))
+    rows.append(row("FG", training, "surface without a molecule", list(map(bare, held_out))))
     rows.append(row("FG", training, "molecule in vacuum", list(map(in_vacuum, held_out))))
     for metal in _METALS:
         parts = _parts(everything, lambda s, z=atomic_numbers[metal]: z in s.atomic_numbers)  # type: ignore[misc]

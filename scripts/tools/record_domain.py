@@ -1,4 +1,4 @@
-"""Write into a model file what its training structures look like, for files that molflt wrote before it recorded that.
+"""Write into a model file what its training structures look like, for files from before molflt recorded that.
 
     python -m scripts.tools.record_domain MODEL.safetensors TRAINING_STRUCTURES
 
