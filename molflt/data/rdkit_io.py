@@ -275,10 +275,11 @@ def _canonical(mol: Chem.Mol) -> tuple[Chem.Mol, list[int], bool]:
     image = Chem.Mol(bare)
     for atom in image.GetAtoms():
         atom.InvertChirality()
-    found = [_written(bare), _written(image)]
-    if None in found:
+    own, mirror = _written(bare), _written(image)
+    if own is None or mirror is None:
         return unchanged
-    (_, graph, origins), mirrored = min(zip(found, (False, True), strict=True), key=lambda each: each[0][0])
+    mirrored = mirror[0] < own[0]
+    _, graph, origins = mirror if mirrored else own
     heavy = {origin: place for place, origin in enumerate(origins)}
     graph = Chem.AddHs(graph)
     free = {
@@ -301,7 +302,7 @@ def _canonical(mol: Chem.Mol) -> tuple[Chem.Mol, list[int], bool]:
 def _written(mol: Chem.Mol) -> tuple[str, Chem.Mol, list[int]] | None:
     """The canonical SMILES, the molecule read from it, and where its atoms were; None: RDKit cannot read it."""
     Chem.AssignStereochemistry(mol, cleanIt=True, force=True)
-    reading = Chem.SmilesParserParams()
+    reading: Any = Chem.SmilesParserParams()
     reading.removeHs = False
     origins = [atom.GetIntProp(_PLACE) for atom in mol.GetAtoms()]
     smiles = ""
@@ -337,7 +338,7 @@ def _embed(mol: Chem.Mol, name: str, seed: int, wanted: int) -> tuple[dict[int, 
     parameters: Any = rdDistGeom.ETKDGv3()
     parameters.maxIterations = _MAX_EMBEDDINGS
     parameters.clearConfs = False
-    energies = {}
+    energies: dict[int, float] = {}
     for k in track(range(n), f"conformers of {name}", n):
         # With seed 0 RDKit makes every conformer the same.
         parameters.randomSeed = (_STRIDE * seed + k + 1) % (1 << 31)

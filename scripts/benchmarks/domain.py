@@ -100,9 +100,15 @@ def lifted(structure: Data) -> Data:
     return moved
 
 
+def read(file: Path) -> list[Data]:
+    """All structures of a file."""
+    found = open_dataset(file)
+    return [found[k] for k in range(len(found))]
+
+
 def of_fg(folder: Path) -> Rows:
     """Rows of the FG set: learnt from slices 2 to 4, asked about slice 1."""
-    slices = {k: list(open_dataset(folder / f"slice{k}.extxyz.gz")) for k in range(1, 5)}
+    slices = {k: read(folder / f"slice{k}.extxyz.gz") for k in range(1, 5)}
     training, held_out = slices[2] + slices[3] + slices[4], slices[1]
     everything = training + held_out
     rows = [row("FG", training, "held out (slice 1)", held_out)]
@@ -121,7 +127,7 @@ def of_fg(folder: Path) -> Rows:
 
 def of_qm7(file: Path) -> Rows:
     """Rows of QM7: learnt from molecules of up to 15 atoms, asked about others and about larger ones."""
-    small, large = _parts(list(open_dataset(file)), lambda s: int(s.num_nodes) > _LARGEST_MOLECULE)
+    small, large = _parts(read(file), lambda s: int(s.num_nodes) > _LARGEST_MOLECULE)
     training = [s for k, s in enumerate(small) if k % _HELD_OUT]
     held_out = small[::_HELD_OUT]
     rows = [row("QM7", training, f"held out (up to {_LARGEST_MOLECULE} atoms)", held_out)]
