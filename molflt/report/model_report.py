@@ -109,6 +109,7 @@ def write_report(
         "key_numbers": [_key_numbers(s) for s in sets],
         "sources": [(f"data of {s.name}", s.source) for s in sets],
         "left_out": ", ".join(f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped),
+        "doubtful": [(s.name, s.prediction.of_warnings()) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
         "curves": [page.figure(page_figure([[curves_panel(found, q)]], 380)) for found, q in curves if found],
     }
