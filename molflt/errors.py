@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
+
+MOST_REASONS = 10
+"""Bad records that a message names; it counts the others."""
 
 
 class InputError(ValueError):
@@ -14,7 +18,20 @@ class InputError(ValueError):
 
     The message names the file, the record where there is one, and the remedy. The command line prints it
     without a traceback and exits with status 2; in Python it is an ordinary ``ValueError``.
+
+    Attributes:
+        record: name of the record that cannot be used; empty where none is meant.
+        info: what the file says of that record.
     """
+
+    record: str = ""
+    info: Mapping[str, Any] = MappingProxyType({})
+
+    def again(self) -> InputError:
+        """The same, to be raised once more."""
+        error = InputError(str(self))
+        error.record, error.info = self.record, self.info
+        return error
 
 
 @contextmanager
@@ -57,14 +74,34 @@ def ordinary_file(path: Path, remedy: str = "") -> Path:
 
 
 @contextmanager
-def noting(bad: dict[int, InputError] | None, place: int) -> Iterator[None]:
-    """Write down what is wrong with one structure of many; None: it is raised."""
+def noting(bad: dict[int, InputError], place: int, record: str, info: Mapping[str, Any]) -> Iterator[None]:
+    """Write down what is wrong with one structure of many, with its name and what the file says of it."""
     try:
         yield
     except InputError as error:
-        if bad is None:
-            raise
+        error.record, error.info = error.record or record, error.info or info
         bad[place] = error
+
+
+def refuse(bad: Mapping[int, InputError], n: int, where: str, what: str = "structures") -> None:
+    """Refuse what was found to be bad, all at once.
+
+    Args:
+        bad: what is wrong, by the places among all.
+        n: how many there are in all.
+        where: what holds them.
+        what: they are.
+
+    Raises:
+        InputError: anything is bad; one reason stands for itself, of more the first ten are given.
+    """
+    reasons = [str(bad[place]) for place in sorted(bad)]
+    if len(reasons) == 1:
+        raise next(iter(bad.values()))
+    if reasons:
+        more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
+        count = f"{where}: {len(reasons)} of {n} {what} cannot be used"
+        raise InputError("\n  ".join([count, *reasons[:MOST_REASONS], *more]))
 
 
 OnBad = Literal["stop", "skip"]

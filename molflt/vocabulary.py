@@ -54,7 +54,7 @@ FIELDS: dict[str, Field] = {
     "forces": Field(("n_atoms", 3), torch.float64, "eV/Å", "forces on the given geometry, −∂energy/∂r_i"),
     "sid": Field((1,), torch.int64, "", "system id, as in OC20"),
     "edge_index": Field((2, "n_edges"), torch.int64, "", "(i, j): atom j sends to atom i"),
-    "cell_offsets": Field(("n_edges", 3), torch.int64, "", "lattice translation of the sender's image"),
+    "cell_offsets": Field(("n_edges", 3), torch.int32, "", "lattice translation of the sender's image"),
 }
 """The tensors of a structure. A structure also carries ``num_nodes`` (int) and ``name`` (str: where it came from)."""
 

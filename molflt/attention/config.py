@@ -16,7 +16,7 @@ from pydantic import (
 
 from molflt.choices import MethodName
 
-OrderKind = Literal["auto", "quadratic", "linear"]
+OrderKind = Literal["auto", "quadratic", "mixed", "linear"]
 FarRank = Literal[0, 1, "m"]
 SpectrumName = Literal["gaussians", "sampled", "both"]
 """Members of f: Gaussians, damped waves, or half of each."""
@@ -171,7 +171,8 @@ class LayerKeys(MechanismConfig):
 
     order: OrderKind = Field(
         "auto",
-        description="quadratic: on all pairs; linear: without pairs; auto: for each structure whichever is faster",
+        description="quadratic: on all pairs; linear: without pairs; mixed: only the far field on pairs; "
+        "auto: for each structure whichever is fastest",
     )
     moment_channels: int = Field(
         32,

@@ -32,8 +32,8 @@ class Part:
         geometry: of the part.
         neighbourhood: radial features of its neighbour list.
         far_basis: quadratic order: (n_weights, n_structures, n_max, n_max) basis of f̂; None without a far field.
-        operators: linear order: f̂ of every structure; empty without a far field.
-        quadratic: the order.
+        operators: linear and mixed order: f̂ of every structure; empty without a far field.
+        quadratic: whether that is the order.
     """
 
     geometry: Geometry
@@ -111,16 +111,16 @@ class FourierPositions(SharedPositions):
         """See :class:`SharedPositions`."""
         basis = None if self.rpe is None else self.rpe()
         contractions = self.contractions(geometry, neighbourhood, basis)
-        linear = [b for b, contraction in enumerate(contractions) if contraction.order == "linear"]
         on_pairs = [b for b, contraction in enumerate(contractions) if contraction.order == "quadratic"]
+        on_edges = [b for b, contraction in enumerate(contractions) if contraction.order != "quadratic"]
         groups = [[on_pairs[b] for b in group] for group in similar_sizes([geometry.sizes[b] for b in on_pairs])]
-        groups += [linear] if linear else []
+        groups += [on_edges] if on_edges else []
         order = None
         found = [(geometry, neighbourhood)]
         if len(groups) > 1:
             found, order = split(geometry, neighbourhood, groups)
         parts = [
-            _part(*of_group, [contractions[b].method for b in group], basis, group is not linear)
+            _part(*of_group, [contractions[b] for b in group], basis)
             for of_group, group in zip(found, groups, strict=True)
         ]
         moments = NeighbourMoments(geometry, neighbourhood) if self.moments else None
@@ -150,19 +150,25 @@ class FourierPositions(SharedPositions):
 def _part(
     geometry: Geometry,
     neighbourhood: Neighbourhood,
-    methods: list[FrequencyMethod | None],
+    contractions: list[Contraction],
     basis: GaussianBasis | None,
-    quadratic: bool,
 ) -> Part:
-    part = Part(geometry, neighbourhood, None, [], quadratic)
-    if basis is not None and quadratic:
-        part.far_basis = _pair_basis(geometry, methods, basis)
+    part = Part(geometry, neighbourhood, None, [], contractions[0].order == "quadratic")
+    if basis is not None and part.quadratic:
+        part.far_basis = _pair_basis(geometry, [contraction.method for contraction in contractions], basis)
     elif basis is not None:
-        for b, method in enumerate(methods):
-            operator = None if method is None else method.operator(geometry, b, basis)
-            assert operator is not None
-            part.operators.append(operator)
+        part.operators = [_operator(geometry, b, basis, of_b) for b, of_b in enumerate(contractions)]
     return part
+
+
+def _operator(geometry: Geometry, b: int, basis: GaussianBasis, contraction: Contraction) -> FarOperator:
+    method = contraction.method
+    assert method is not None
+    if contraction.order == "mixed":
+        return method.pairs_operator(geometry, b, basis)
+    operator = method.operator(geometry, b, basis)
+    assert operator is not None
+    return operator
 
 
 def _pair_basis(geometry: Geometry, methods: list[FrequencyMethod | None], basis: GaussianBasis) -> Tensor:

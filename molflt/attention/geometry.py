@@ -147,6 +147,23 @@ class Geometry:
         start = self.starts[b]
         return self.positions[start : start + self.sizes[b]]
 
+    def of_structure(self, b: int) -> Geometry:
+        """Structure ``b`` alone, without its neighbour list."""
+        atoms, one = slice(self.starts[b], self.starts[b] + self.sizes[b]), slice(b, b + 1)
+        return Geometry(
+            positions=self.positions[atoms],
+            centroids=self.centroids[one],
+            atomic_numbers=self.atomic_numbers[atoms],
+            structure=torch.zeros_like(self.structure[atoms]),
+            sizes=[self.sizes[b]],
+            cell=self.cell[one],
+            pbc=[self.pbc[b]],
+            edge_index=self.edge_index[:, :0],
+            edge_displacements=self.edge_displacements[:0],
+            dtype=self.dtype,
+            n_max=self.sizes[b],
+        )
+
     def is_periodic(self, b: int) -> bool:
         """Whether structure ``b`` repeats along any axis."""
         return any(self.pbc[b])

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from molflt.choices import MethodName
+from molflt.choices import MethodName, TagConvention
+from molflt.cli.options import TAGS
 from molflt.cli.terminal import answer, output, warn
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def check_invariance_command(
     limit: int = typer.Option(32, min=1, help="Structures at most, evenly from those given."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     frequencies: MethodName = typer.Option(None, help="Evaluate the far field by this method."),
+    tags: TagConvention = TAGS,
 ) -> None:
     """Measure the invariances of a trained model: rotation, translation, atom order, images, cell, batch.
 
@@ -46,7 +48,7 @@ def check_invariance_command(
 
     loaded = load_member(model, frequencies)
     if inputs:
-        dataset = resolve_inputs(inputs, how=Reading(allow_charged=True, conformers=1))
+        dataset = resolve_inputs(inputs, tags, how=Reading(allow_charged=True, conformers=1))
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
     else:

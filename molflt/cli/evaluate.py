@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.choices import EnergyUnit, MethodName, OnError, Per
+from molflt.choices import EnergyUnit, MethodName, OnError, Per, TagConvention
 from molflt.cli.options import (
     ALLOW_CHARGED,
     CONFORMERS,
@@ -16,6 +16,7 @@ from molflt.cli.options import (
     JSON,
     MAX_ATOMS,
     ON_ERROR,
+    TAGS,
     claim_new_file,
 )
 from molflt.cli.terminal import answer, answer_json, command_line, say, warn, warn_skipped
@@ -47,6 +48,7 @@ def evaluate_command(
     on_error: OnError = ON_ERROR,
     allow_charged: bool = ALLOW_CHARGED,
     conformers: int = CONFORMERS,
+    tags: TagConvention = TAGS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
     frequencies: MethodName = FREQUENCIES,
@@ -77,6 +79,7 @@ def evaluate_command(
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
         how=Reading(allow_charged, conformers),
+        tags=tags,
     )
     if found.skipped:
         warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)

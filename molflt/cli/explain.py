@@ -92,7 +92,7 @@ def _one_structure(text: str, index: int | None, tags: TagConvention, how: Readi
 def _print_table(explanation: Explanation) -> None:
     from rich.table import Table
 
-    from molflt.report.explain_page import atom_rows, largest
+    from molflt.report.explain_page import adsorbate_first, atom_rows
 
     answer(f"{explanation.name}: {explanation.target} {explanation.energy:.6f} eV")
     referenced = bool(explanation.reference.any())
@@ -105,7 +105,7 @@ def _print_table(explanation: Explanation) -> None:
     for column in table.columns[3:]:
         column.justify = "right"
     rows = list(atom_rows(explanation))
-    shown = largest(explanation, _ROWS)
+    shown = adsorbate_first(explanation, _ROWS)
     for i in shown:
         row = rows[i]
         keys = ("contribution_eV", "reference_eV", "learnt_eV") if referenced else ("contribution_eV",)
@@ -114,5 +114,6 @@ def _print_table(explanation: Explanation) -> None:
         table.add_row(f"{i}{mark}", row["element"], row["tag"], *energies, f"{row['share']:.1%}")
     output.print(table)
     if len(shown) < len(rows):
-        say(f"the {_ROWS} largest of {len(rows):,} atoms; -o NAME.csv writes all")
+        with_adsorbate = "adsorbate and the " if any(row["tag"] == "adsorbate" for row in rows) else ""
+        say(f"the {with_adsorbate}largest parts, {len(shown)} of {len(rows):,} atoms; -o NAME.csv writes all")
     say(f"← the atom whose attention is given: {explanation.atom}, counted from 0")

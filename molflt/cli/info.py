@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from molflt.choices import TagConvention
+from molflt.cli.options import TAGS
 from molflt.cli.terminal import answer
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ def info_command(
         show_default=False,
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+    tags: TagConvention = TAGS,
 ) -> None:
     """Describe a model or a data set.
 
@@ -35,7 +38,7 @@ def info_command(
         members = [_model_info(member) for member in member_paths(path)]
         content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
     else:
-        content = _data_info(path)
+        content = _data_info(path, tags)
     if as_json:
         typer.echo(json.dumps(content))
         return
@@ -76,7 +79,7 @@ def _domain(domain: Domain | None) -> Any:
     return content
 
 
-def _data_info(path: str) -> dict[str, Any]:
+def _data_info(path: str, tags: TagConvention) -> dict[str, Any]:
     import numpy as np
     from ase.data import chemical_symbols
 
@@ -86,7 +89,7 @@ def _data_info(path: str) -> dict[str, Any]:
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    dataset = open_dataset(resolve_path(path), how=Reading(allow_charged=True, conformers=1))
+    dataset = open_dataset(resolve_path(path), tags, how=Reading(allow_charged=True, conformers=1))
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()
     values: dict[str, list[float]] = {target: [] for target in TARGETS}

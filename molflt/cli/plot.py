@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from molflt.choices import Figure
-from molflt.cli.options import DEVICE, MAX_ATOMS, claim_new_file
+from molflt.choices import Figure, TagConvention
+from molflt.cli.options import DEVICE, MAX_ATOMS, TAGS, claim_new_file
 from molflt.cli.terminal import say
 
 
@@ -25,6 +25,7 @@ def plot_command(
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing figure."),
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
+    tags: TagConvention = TAGS,
 ) -> None:
     """Make one figure of a report as PNG, SVG or PDF.
 
@@ -39,5 +40,5 @@ def plot_command(
     from molflt.prediction.predictor import choose_device
     from molflt.report.pictures import draw
 
-    draw(kind, model, data, out, choose_device(device), max_atoms)
+    draw(kind, model, data, out, choose_device(device), max_atoms, tags)
     say(str(out))

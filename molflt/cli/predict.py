@@ -102,7 +102,7 @@ def predict_command(
         say(_shard_line(shard_result))
         return
     if calibrate is not None:
-        _scale_spread(prediction, members, calibrate, max_atoms)
+        _scale_spread(prediction, members, calibrate, max_atoms, tags)
     target = members[0].metadata.target
     if out is not None:
         write_predictions(out, prediction, structures, target, oc20_split)
@@ -139,10 +139,12 @@ def _shard_line(result: ShardResult) -> str:
     return f"{n} structures{there} in {result.path}"
 
 
-def _scale_spread(prediction: Prediction, members: list[LoadedModel], path: str, max_atoms: int) -> None:
+def _scale_spread(
+    prediction: Prediction, members: list[LoadedModel], path: str, max_atoms: int, tags: TagConvention
+) -> None:
     from molflt.prediction.evaluation import evaluate
 
-    known = evaluate(members, path, device=members[0].model.device, max_atoms=max_atoms)
+    known = evaluate(members, path, device=members[0].model.device, max_atoms=max_atoms, tags=tags)
     assert prediction.std is not None
     calibration = known.calibration()
     assert calibration is not None

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from molflt import __version__
 from molflt.data import progress
+from molflt.errors import MOST_REASONS
 from molflt.printable import printable
 
 
@@ -75,8 +76,6 @@ def prepare_streams() -> None:
 
 _MOST_OF_A_DEFECT = 300
 """Characters of the text of an error that nobody thought of."""
-_REASONS = 5
-"""Structures that could not be used, of which a warning gives the reason."""
 
 # Names of files are printed as they are, without markup and without :emoji:.
 errors = Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -103,8 +102,8 @@ def warn(message: str) -> None:
 
 def warn_skipped(what: str, reasons: Sequence[str]) -> None:
     """A warning that structures could not be used, with the first few reasons."""
-    more = [f"and {len(reasons) - _REASONS} more"] if len(reasons) > _REASONS else []
-    warn("\n  ".join([what, *reasons[:_REASONS], *more]))
+    more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
+    warn("\n  ".join([what, *reasons[:MOST_REASONS], *more]))
 
 
 def answer(message: str) -> None:

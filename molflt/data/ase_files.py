@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sqlite3
@@ -17,15 +18,18 @@ from urllib.parse import quote
 import ase.db
 import ase.io
 from ase import Atoms
-from ase.io.formats import get_ioformat, open_with_compression
+from ase.io.formats import get_ioformat
 from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase_io import from_atoms, kept_info
+from molflt.data.compression import COMPRESSED, bare_name, content
 from molflt.data.labels import LabelSpec
+from molflt.data.ligands import has_crystal, pdb_molecules
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
-from molflt.errors import InputError, noting, ordinary_file
+from molflt.errors import InputError, noting, ordinary_file, refuse
+from molflt.printable import printable
 
 _PATTERNS: dict[str, str] = {
     "*.extxyz": "extxyz",
@@ -41,6 +45,7 @@ _PATTERNS: dict[str, str] = {
     "*outcar*": "vasp-out",
     "*vasprun*.xml": "vasp-xml",
     "*.pdb": "proteindatabank",
+    "*.ent": "proteindatabank",
     "*.gen": "gen",
     "*.xsf": "xsf",
     "*.cube": "cube",
@@ -49,25 +54,17 @@ _PATTERNS: dict[str, str] = {
 """Formats by lower-case file name. Only readers that parse and nothing else: others of ASE's unpickle, run
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
 _BINARY = ("traj", "db")
-_BLOCK = 1 << 20
-_ALWAYS_ALLOWED = 64 << 20
-_MOST_RATIO = 200
-"""Structures shrink to a third or a twentieth; what shrinks a thousand times is empty."""
 _MOST_COLUMNS = 1000
 _MOST_LINE = 1 << 20
 _MOST_DIGITS = 12
 _COLUMNS = re.compile(r"properties\s*=\s*[\"']?([^\s\"']+)", re.IGNORECASE)
-COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 def ase_format(path: Path) -> str | None:
     """The ASE format of a file by its name, or None where molflt does not read it through ASE."""
-    file_name = path.name.lower()
-    for ending in COMPRESSED:
-        if file_name.endswith(ending):
-            found = _match(file_name.removesuffix(ending))
-            return None if found in _BINARY else found
-    return _match(file_name)
+    found = _match(bare_name(path))
+    compressed = path.name.lower().endswith(COMPRESSED)
+    return None if compressed and found in _BINARY else found
 
 
 def read_ase(
@@ -94,6 +91,30 @@ def read_ase(
         InputError: a format that is not on the list, a file that cannot be read, or a frame that cannot be used.
     """
     file = Path(path)
+    structures: list[Data] = []
+    found: dict[int, InputError] = {} if bad is None else bad
+    for index, atoms in enumerate(track(_checked_frames(file), f"reading {file.name}")):
+        name = f"{file}#{index}"
+        record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
+        with noting(found, index, record, kept_info(atoms)):
+            structure = from_atoms(atoms, name, tags, labels, how)
+            structure.name = printable(record)
+            structures.append(structure)
+    if bad is None:
+        refuse(found, len(structures) + len(found), str(file))
+    return structures
+
+
+def read_frames(file: Path) -> list[Atoms]:
+    """Every frame of a file as it is.
+
+    Raises:
+        InputError: a format that is not on the list, or a file that cannot be read or is empty.
+    """
+    return list(_checked_frames(file))
+
+
+def _checked_frames(file: Path) -> Iterator[Atoms]:
     form = ase_format(file)
     if form is None:
         known = ", ".join(sorted(_PATTERNS))
@@ -103,10 +124,8 @@ def read_ase(
         )
     if ordinary_file(file).stat().st_size == 0:
         raise InputError(f"{file}: the file is empty")
-    structures: list[Data] = []
-    frames = track(_frames(file, form), f"reading {file.name}")
+    frames = _frames(file, form)
     for index in count():
-        name = f"{file}#{index}"
         try:
             with warnings.catch_warnings():
                 # remarks on details of a format; what matters here is checked below
@@ -117,14 +136,12 @@ def read_ase(
         # a damaged file makes ASE raise almost anything
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{name}: cannot be read as {form}: {reason[:400]}") from error
+            raise InputError(f"{file}#{index}: cannot be read as {form}: {reason[:400]}") from error
         if atoms is None:
-            break
-        with noting(bad, index):
-            structures.append(from_atoms(atoms, name, tags, labels, how))
-    if not structures and not bad:
-        raise InputError(f"{file}: holds no structures")
-    return structures
+            if index == 0:
+                raise InputError(f"{file}: holds no structures")
+            return
+        yield atoms
 
 
 def _match(file_name: str) -> str | None:
@@ -137,16 +154,19 @@ def _frames(file: Path, form: str) -> Iterator[Atoms]:
         return
     # Readers go back a little at every frame, and in a compressed stream that means from its start: unpack all of it.
     compressed = file.name.lower().endswith(COMPRESSED)
-    with io.BytesIO(_unpacked(file)) if compressed else file.open("rb") as raw:
-        content: IO[Any] = raw if get_ioformat(form).isbinary else io.TextIOWrapper(raw, encoding="utf-8")
-        if form == "xyz" and _has_keys(content):
+    with io.BytesIO(content(file)) if compressed else file.open("rb") as raw:
+        stream: IO[Any] = raw if get_ioformat(form).isbinary else io.TextIOWrapper(raw, encoding="utf-8")
+        if form == "xyz" and _has_keys(stream):
             form = "extxyz"
         if form == "extxyz":
-            for refuse in (refuse_columns, refuse_counts):
-                content.seek(0)
-                refuse(content, str(file))
-        content.seek(0)
-        yield from ase.io.iread(content, index=":", format=form, do_not_split_by_at_sign=True)
+            for check in (refuse_columns, refuse_counts):
+                stream.seek(0)
+                check(stream, str(file))
+        if form == "proteindatabank" and not has_crystal(text := stream.read()):
+            yield from pdb_molecules(text, str(file))
+            return
+        stream.seek(0)
+        yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
 
 
 def _has_keys(lines: IO[str]) -> bool:
@@ -161,29 +181,46 @@ def _database_rows(file: Path) -> Iterator[Atoms]:
         query = "SELECT 1 FROM sqlite_master WHERE type='table' AND name='systems'"
         if connection.execute(query).fetchone() is None:
             raise InputError(f"{file}: not an ASE database")
+        reactions = _adsorptions(connection)
     connection.close()
     with ase.db.connect(str(file.absolute()), type="db", serial=True, use_lock_file=False) as database:
         for row in database.select():
-            atoms = row.toatoms()
-            atoms.info.update(row.key_value_pairs)
-            yield atoms
+            adsorptions = reactions.get(row.get("unique_id"), [{}])
+            for adsorption in adsorptions if reactions else [{}]:
+                atoms = row.toatoms()
+                atoms.info.update({**row.key_value_pairs, **adsorption})
+                if not reactions or adsorption:
+                    yield atoms
 
 
-def _unpacked(file: Path) -> bytes:
-    """Content of a ``.gz``, ``.bz2`` or ``.xz`` file.
+_CATHUB = """SELECT system.ase_id, system.name, reaction.reactants, reaction.products, reaction.reaction_energy,
+    reaction.surface_composition, reaction.facet, reaction.sites, reaction.dft_functional
+    FROM reaction JOIN reaction_system AS system ON reaction.id = system.id"""
 
-    Raises:
-        InputError: it unpacks to hundreds of times its size.
+
+def _adsorptions(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
+    """What a database of Catalysis-Hub says of adsorbed products, by their ``unique_id``; empty for other databases.
+
+    Its energies are of reactions (CatHub's tables ``reaction`` and ``reaction_system``): those from gases and the
+    empty surface, ``star``, to one adsorbed species are adsorption energies of that species' structure.
     """
-    most = max(_ALWAYS_ALLOWED, _MOST_RATIO * file.stat().st_size)
-    blocks, n_bytes = [], 0
-    with open_with_compression(str(file), "rb") as stream:
-        while block := stream.read(_BLOCK):
-            blocks.append(block)
-            n_bytes += len(block)
-            if n_bytes > most:
-                raise InputError(f"{file}: refused, it unpacks to more than {_MOST_RATIO} times its size; unpack it")
-    return b"".join(blocks)
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+    found: dict[str, list[dict[str, Any]]] = {}
+    if not {"reaction", "reaction_system"} <= tables:
+        return found
+    for ase_id, name, reactants, products, energy, surface, facet, sites, functional in connection.execute(_CATHUB):
+        before, after = (
+            {species for species in json.loads(side or "{}") if species.endswith("star") and species != "star"}
+            for side in (reactants, products)
+        )
+        if not before and after == {name}:
+            kept = {"surface_composition": surface, "facet": facet, "sites": sites, "dft_functional": functional}
+            adsorption = {"reaction_energy": energy, "adsorbate": name.removesuffix("star"), **kept}
+            adsorption |= {"reactants": reactants, "products": products}
+            found.setdefault(ase_id, []).append(
+                {key: value for key, value in adsorption.items() if value is not None}
+            )
+    return found
 
 
 def refuse_columns(lines: Iterable[str], where: str) -> None:

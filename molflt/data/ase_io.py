@@ -16,9 +16,10 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec, force_array, one_number
-from molflt.data.neighbours import nearest_image
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
+from molflt.data.relaxations import relaxed_positions
+from molflt.data.surface_tags import tags_of_slab
 from molflt.errors import InputError
 
 KNOWN_VALUES: dict[str, tuple[float, ...]] = {
@@ -32,6 +33,9 @@ KNOWN_VALUES: dict[str, tuple[float, ...]] = {
     "spin_multiplicity": (1,),
 }
 """Entries of ``atoms.info``, in any case of letters, and the values that mean neutral and closed-shell."""
+
+_SHORT = 9
+"""Numbers of an array in ``info`` that is carried along, as long as a tensor."""
 
 
 def from_atoms(
@@ -54,7 +58,8 @@ def from_atoms(
     Args:
         atoms: the structure; lengths in Å, energies in eV.
         name: where it came from; kept as ``data.name`` and used in messages.
-        tags: "oc20": as they are; "layers": 0 becomes adsorbate, 1 surface, all else sub-surface; "auto".
+        tags: "oc20": as they are; "layers": 0 becomes adsorbate, 1 surface, all else sub-surface, and a slab without
+            tags gets those of :func:`molflt.data.surface_tags.tags_of_slab`; "auto".
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
         how: whether ions and radicals are taken.
 
@@ -77,14 +82,14 @@ def from_atoms(
         "positions": atoms.positions,
         "cell": cell[None],
         "pbc": pbc[None],
-        "tags": _tags(atoms, name, tags),
+        "tags": _tags(atoms, fixed, name, tags),
         "fixed": fixed,
     }
     for key in ("positions_relaxed", "pos_relaxed"):
         if key in atoms.arrays:
             relaxed = np.asarray(atoms.arrays[key], dtype=np.float64)
-            fields["positions_relaxed"] = nearest_image(atoms.positions, relaxed, cell, pbc, name)
-    results = _at_hand(atoms)
+            fields["positions_relaxed"] = relaxed_positions(atoms.numbers, atoms.positions, relaxed, cell, pbc, name)
+    results = results_at_hand(atoms)
     for label in (*ENERGIES, "sid"):
         value = results.get("energy") if label == "energy" and "energy" in results else atoms.info.get(label)
         if value is not None:
@@ -94,11 +99,37 @@ def from_atoms(
     if (forces := results.get("forces", atoms.arrays.get("forces"))) is not None:
         fields["forces"] = force_array(forces, len(atoms), "forces", name)
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
+    if (
+        tags == "auto"
+        and pbc.any()
+        and not fields["tags"].any()
+        and {"positions_relaxed", "y_relaxed"} & fields.keys()
+    ):
+        raise InputError(
+            f"{name}: has a relaxation but no tags, so the adsorbate cannot be told from the surface. Read with "
+            "tags='layers' (--tags layers, in training data.tags=layers) to take non-metals on a metal as the "
+            "adsorbate, or set the tags in the file: 0 sub-surface, 1 surface, 2 adsorbate"
+        )
     if labels is not None:
         stored = {**atoms.arrays, **results, **atoms.info}
         own = ("numbers", "positions", "tags")
         texts |= labels.apply(fields, stored.get, (key for key in stored if key not in own), name)
-    return make_data(fields, name, name, texts)
+    data = make_data(fields, name, name, texts)
+    data.info = kept_info(atoms)
+    return data
+
+
+def kept_info(atoms: Atoms) -> dict[str, Any]:
+    """What ``info`` says of a structure, to be kept with it: numbers, words and short arrays of numbers."""
+    found = {}
+    for key, value in atoms.info.items():
+        if isinstance(value, np.ndarray | list | tuple):
+            value = np.asarray(value) if np.size(value) <= _SHORT else None
+            if value is None or value.dtype.kind not in "biuf":
+                continue
+        if isinstance(key, str) and isinstance(value, str | bool | int | float | np.generic | np.ndarray):
+            found[key] = value
+    return found
 
 
 def to_atoms(data: Data) -> Atoms:
@@ -122,6 +153,10 @@ def to_atoms(data: Data) -> Atoms:
         atoms.set_constraint(FixAtoms(mask=data.fixed.numpy()))
     if "positions_relaxed" in data:
         atoms.set_array("positions_relaxed", data.positions_relaxed.numpy())
+    read = (*ENERGIES, *TEXTS, "sid")
+    atoms.info.update(
+        {key: value for key, value in (data.get("info") or {}).items() if key not in read or key == "name"}
+    )
     for label in ("y_init", "y_relaxed"):
         if label in data:
             atoms.info[label] = float(data[label])
@@ -179,8 +214,8 @@ def _is_one_of(value: object, allowed: tuple[float, ...]) -> bool:
     return bool(np.isin(numbers, allowed).all())
 
 
-def _at_hand(atoms: Atoms) -> dict[str, Any]:
-    """Results of a calculator that are those of the atoms as they are now."""
+def results_at_hand(atoms: Atoms) -> dict[str, Any]:
+    """Results of a calculator, by their names, that are those of the atoms as they are now."""
     get = getattr(atoms.calc, "get_property", None)
     if get is None:
         return {}
@@ -204,11 +239,13 @@ def _refuse_disorder(atoms: Atoms, name: str) -> None:
             )
 
 
-def _tags(atoms: Atoms, name: str, convention: TagConvention) -> np.ndarray:
+def _tags(atoms: Atoms, fixed: np.ndarray, name: str, convention: TagConvention) -> np.ndarray:
     tags = np.asarray(atoms.arrays.get("tags", np.zeros(len(atoms))))
     if tags.dtype.kind not in "iuf" or not (np.isfinite(tags) & (tags == np.floor(tags))).all():
         raise InputError(f"{name}: tags must be whole numbers")
     tags = tags.astype(np.int64)
+    if convention == "layers" and not tags.any():
+        return tags_of_slab(atoms, fixed, name)
     if convention == "layers":
         table = {0: vocabulary.TAG_ADSORBATE, 1: vocabulary.TAG_SURFACE}
         return np.array([table.get(tag, vocabulary.TAG_SUBSURFACE) for tag in tags.tolist()], dtype=np.int64)
@@ -217,8 +254,9 @@ def _tags(atoms: Atoms, name: str, convention: TagConvention) -> np.ndarray:
         found = ", ".join(map(str, np.unique(tags)))
         raise InputError(
             f"{name}: tags {found} look like ASE's layer numbers (1 the top layer, 0 the adsorbate), but molflt "
-            "uses OC20's: 0 sub-surface, 1 surface, 2 adsorbate. Read with tags='layers' (--tags layers) to "
-            "translate them, with tags='oc20' to take them as they are, or set the tags in the file"
+            "uses OC20's: 0 sub-surface, 1 surface, 2 adsorbate. Read with tags='layers' (--tags layers, "
+            "in training data.tags=layers) to translate them, with tags='oc20' to take them as they are, or set the "
+            "tags in the file"
         )
     return tags
 

@@ -65,7 +65,7 @@ class LmdbDataset:
         if not 0 <= position < len(self):
             raise IndexError(f"{self.path}: index {index} is out of range for {len(self)} structures")
         where, raw = self._raw(position)
-        return to_data(load_record(raw, where, only=self._wanted), where, self._labels)
+        return self._structure(raw, where)
 
     def __iter__(self) -> Iterator[Data]:
         return (self[index] for index in range(len(self)))
@@ -85,6 +85,9 @@ class LmdbDataset:
                 if keep:
                     self._keep_sizes(self._n_atoms)
         return self._n_atoms
+
+    def _structure(self, raw: bytes, where: str) -> Data:
+        return to_data(load_record(raw, where, only=self._wanted), where, self._labels)
 
     def _counted_sizes(self) -> np.ndarray:
         label = f"sizes of the structures in {self.path.name}"

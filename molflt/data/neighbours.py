@@ -37,7 +37,7 @@ def neighbour_list(
 
     Returns:
         edge_index: (2, n_edges) int64; (i, j): atom j sends to atom i.
-        cell_offsets: (n_edges, 3) int64; Δ_ij = r_i − r_j − cell_offsets @ cell.
+        cell_offsets: (n_edges, 3) int32; Δ_ij = r_i − r_j − cell_offsets @ cell.
 
     Raises:
         InputError: a number is not finite, two atoms coincide, the periodic lattice vectors are dependent, or the
@@ -51,7 +51,7 @@ def neighbour_list(
     if len(bad := np.flatnonzero(~np.isfinite(points).all(axis=1))):
         raise InputError(f"atom {bad[0]} has a position that is not finite: {points[bad[0]]}")
     if len(points) == 0:
-        return torch.zeros((2, 0), dtype=torch.int64), torch.zeros((0, 3), dtype=torch.int64)
+        return torch.zeros((2, 0), dtype=torch.int64), torch.zeros((0, 3), dtype=torch.int32)
     check_extents(points, lattice, periodic)
     # far from the origin, digits that the distances need would be lost
     points = points - points.mean(axis=0)
@@ -69,7 +69,9 @@ def neighbour_list(
         raise InputError(f"atoms {i} and {j} coincide (distance {distances[first]:.1e} Å); remove one of them")
     edge_index, shifts = pairs.T.astype(np.int64, order="C"), shifts.astype(np.int64)
     order = _order(edge_index, shifts, len(points))
-    return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(shifts.take(order, axis=0))
+    # There are many edges, and translations by small numbers.
+    offsets = shifts.astype(np.int32).take(order, axis=0)
+    return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(offsets)
 
 
 def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -145,7 +147,7 @@ def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = F
     try:
         if all_pairs_if_isolated and not bool(data.pbc.any()):
             edge_index = _all_pairs(data.positions)
-            offsets = torch.zeros((edge_index.shape[1], 3), dtype=torch.int64)
+            offsets = torch.zeros((edge_index.shape[1], 3), dtype=torch.int32)
         else:
             edge_index, offsets = neighbour_list(data.positions, data.cell, data.pbc, cutoff)
     except InputError as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
+import io
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,15 @@ from rdkit.Chem import rdDepictor, rdDistGeom, rdForceFieldHelpers
 from scipy.spatial.distance import pdist
 from torch_geometric.data import Data
 
+from molflt.data.compression import bare_suffix, content
 from molflt.data.labels import LabelSpec, one_number
+from molflt.data.ligands import mol2_blocks
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, make_data
-from molflt.errors import InputError, noting, ordinary_file
+from molflt.data.smiles_tables import read_rows
+from molflt.errors import InputError, noting, refuse
+from molflt.printable import printable
 
 _MAX_STEPS = 2000
 """Force-field iterations; a molecule that needs more is taken as far as it got."""
@@ -47,7 +51,7 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Readin
     molecules can be wrong by 0.2 Å.
 
     Args:
-        smiles: the molecule; the parts of one that is not connected are laid side by side.
+        smiles: the molecule, or its InChI; the parts of one that is not connected are laid side by side.
         name: kept as ``data.name``; the SMILES by default.
         seed: of the conformers; the same seed gives the same positions.
         how: the number of conformers, and whether ions and radicals are taken.
@@ -136,26 +140,51 @@ def read_sdf(
     bad: dict[int, InputError] | None = None,
     how: Reading = DEFAULT,
 ) -> list[Data]:
-    """Read every molecule of an SDF or MOL file, with the positions it has, named ``PATH#INDEX``.
+    """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
 
     ``bad`` gets what is wrong with molecules that cannot be used, by their places; None: they are refused.
 
     Raises:
         InputError: no such file, no molecules, or a molecule that cannot be read.
     """
-    file = ordinary_file(Path(path))
+    file = Path(path)
     structures: list[Data] = []
-    with _captured() as said, file.open("rb") as stream:
-        supplier = Chem.ForwardSDMolSupplier(stream, sanitize=False, removeHs=False)
-        for index, mol in enumerate(supplier):
+    found: dict[int, InputError] = {} if bad is None else bad
+    with _captured() as said:
+        if bare_suffix(file) == ".mol2":
+            mols = mol2_blocks(file)
+        else:
+            mols = Chem.ForwardSDMolSupplier(io.BytesIO(content(file)), sanitize=False, removeHs=False)
+        for index, mol in enumerate(mols):
             name = f"{file}#{index}"
-            with noting(bad, index):
+            info = {} if mol is None else _properties(mol)
+            with noting(found, index, _named(name, info.get("name", "")), info):
                 if mol is None:
                     raise InputError(f"{name}: not a readable molecule block{_because(said())}")
-                structures.append(from_mol(mol, name, labels, how))
-    if not structures and not bad:
+                structure = from_mol(mol, name, labels, how)
+                structure.name, structure.info = _named(name, info.get("name", "")), info
+                structures.append(structure)
+    if bad is None:
+        refuse(found, len(structures) + len(found), str(file))
+    if not structures and not found:
         raise InputError(f"{file}: holds no molecules")
     return structures
+
+
+def _properties(mol: Chem.Mol) -> dict[str, Any]:
+    """The title and the properties of a molecule of an SDF file; those that are no text are passed over."""
+    found: dict[str, Any] = {}
+    # from_mol says what is wrong with properties.
+    with suppress(UnicodeDecodeError, RuntimeError):
+        if mol.HasProp("_Name") and (title := mol.GetProp("_Name").strip()):
+            found["name"] = title
+        found |= mol.GetPropsAsDict(includePrivate=False, includeComputed=False)
+    return {key: value for key, value in found.items() if isinstance(value, str | int | float)}
+
+
+def _named(where: str, own: str) -> str:
+    """File and record, with the record's own name."""
+    return printable(f"{where} ({own})") if own else where
 
 
 def read_smiles_file(
@@ -165,45 +194,54 @@ def read_smiles_file(
     bad: dict[int, InputError] | None = None,
     how: Reading = DEFAULT,
 ) -> list[Data]:
-    """Read a ``.smi`` file (a SMILES and perhaps a title on each line) or a ``.csv`` with a column ``smiles``.
+    """Read a list or a table of SMILES or InChI, see :func:`molflt.data.smiles_tables.read_rows`.
 
     Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels, or the one that ``labels`` names.
-    Structures are named ``PATH#INDEX``. ``bad`` gets what is wrong with molecules that cannot be used, by their
-    places; None: they are refused.
+    Structures are named ``PATH#INDEX (NAME)``, after their SMILES where they have no name. ``bad`` gets what is wrong
+    with molecules that cannot be used, by their places; None: they are refused.
 
     Raises:
         InputError: no such file, no such column, no molecules, or a line that is not a SMILES.
     """
-    file = ordinary_file(Path(path))
-    try:
-        rows = list(_csv_rows(file) if file.suffix.lower() == ".csv" else _smi_rows(file))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not a readable text file: {error}") from error
-    if not rows:
-        raise InputError(f"{file}: holds no molecules")
+    file = Path(path)
+    rows = read_rows(file)
     structures = []
-    for index, (smiles, columns, problem) in enumerate(track(rows, f"conformers of {file.name}", total=len(rows))):
+    found: dict[int, InputError] = {} if bad is None else bad
+    mols: dict[int, Chem.Mol] = {}
+    for index, row in enumerate(rows):
         name = f"{file}#{index}"
-        with noting(bad, index):
-            if problem:
-                raise InputError(f"{name}: {problem}")
-            mol = _parse(smiles, name)
-            for column, text in columns.items():
+        with noting(found, index, _named(name, row.own_name), row.columns):
+            if row.problem:
+                raise InputError(f"{name}: {row.problem}")
+            mols[index] = _parse(row.molecule, name)
+            _refuse_state(mols[index], name, how)
+    if bad is None:
+        # Before the time that conformers take.
+        refuse(found, len(rows), str(file))
+    for index, mol in track(mols.items(), f"conformers of {file.name}", total=len(mols)):
+        name, row = f"{file}#{index}", rows[index]
+        with noting(found, index, _named(name, row.own_name), row.columns):
+            for column, text in row.labels.items():
                 mol.SetProp(column, text)
-            structures.append(_made(mol, name, seed, how, labels))
+            structure = _made(mol, name, seed, how, labels)
+            structure.name, structure.info = _named(name, row.own_name), row.columns
+            structures.append(structure)
+    if bad is None:
+        refuse(found, len(rows), str(file))
     return structures
 
 
 def _parse(smiles: str, name: str) -> Chem.Mol:
+    kind = "InChI" if smiles.startswith("InChI=") else "SMILES"
     with _captured() as said:
         try:
-            mol = Chem.MolFromSmiles(smiles)
+            mol = (Chem.MolFromInchi if kind == "InChI" else Chem.MolFromSmiles)(smiles)
         except UnicodeEncodeError:
             # half of a surrogate pair, as Python makes of file names that are no text
             mol = None
         messages = said()
     if mol is None:
-        raise InputError(f"{name}: '{smiles:.200}' is not a valid SMILES{_because(messages)}")
+        raise InputError(f"{name}: '{smiles:.200}' is not a valid {kind}{_because(messages)}")
     if mol.GetNumAtoms() == 0:
         raise InputError(f"{name}: the SMILES is empty")
     return mol
@@ -417,49 +455,6 @@ def _side_by_side(mol: Chem.Mol, positions: np.ndarray) -> np.ndarray:
         positions[part, 1:] -= positions[part, 1:].mean(axis=0)
         edge = positions[part, 0].max() + _GAP
     return positions
-
-
-def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str], str]]:
-    """Of every row the SMILES, the filled columns, and what is wrong with it, if anything is."""
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream, strict=True)
-        begin = 1
-        try:
-            columns = {column.strip().lower(): column for column in reader.fieldnames or () if column}
-            if "smiles" not in columns:
-                raise InputError(f"{file}: no column 'smiles'; found: {', '.join(columns) or 'none'}")
-            begin = reader.line_num + 1
-            for row in reader:
-                # Cells without a column stand under None, columns without a cell hold None: empty ones.
-                texts = {column.strip(): text.strip() for column, text in row.items() if column and text}
-                # Names under which labels are looked for may be written in any case.
-                texts |= {name: texts.get(columns[name].strip(), "") for name in ENERGIES if name in columns}
-                smiles = (row[columns["smiles"]] or "").strip()
-                # RDKit takes names with an underscore for notes of its own.
-                filled = {column: text for column, text in texts.items() if text and not column.startswith("_")}
-                yield smiles, filled, _wrong_with(row, smiles, begin, len(columns))
-                begin = reader.line_num + 1
-        except csv.Error as error:
-            raise InputError(
-                f"{file}: cannot be read from line {begin} on ({error}); is a quotation mark there not closed?"
-            ) from error
-
-
-def _wrong_with(row: Mapping[Any, Any], smiles: str, line: int, n_columns: int) -> str:
-    if "\n" in smiles:
-        return f"the SMILES goes on over several lines from line {line} on; is a quotation mark not closed?"
-    if any(text.strip() for text in row.get(None) or ()):
-        return (
-            f"line {line} has more cells than the {n_columns} columns of the header; put text with commas in quotes"
-        )
-    return ""
-
-
-def _smi_rows(file: Path) -> Iterator[tuple[str, dict[str, str], str]]:
-    for line in file.read_text(encoding="utf-8-sig").splitlines():
-        words = line.split()
-        if words and not words[0].startswith("#"):
-            yield words[0], {}, ""
 
 
 class _Said:

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.data.extents import check_extents
 from molflt.data.labels import LabelSpec, any_array, force_array
-from molflt.data.neighbours import nearest_image
+from molflt.data.relaxations import relaxed_positions
 from molflt.errors import InputError
 from molflt.printable import printable
 
@@ -76,7 +76,9 @@ def to_data(record: Mapping[str, Any], where: str, labels: LabelSpec | None = No
         relaxed = _numbers(record, "pos_relaxed", where)
         if relaxed.shape != positions.shape:
             raise InputError(f"{where}: 'pos_relaxed' has shape {relaxed.shape}, expected {positions.shape}")
-        fields["positions_relaxed"] = nearest_image(positions, relaxed, cell, pbc, where)
+        fields["positions_relaxed"] = relaxed_positions(
+            fields["atomic_numbers"], positions, relaxed, cell, pbc, where
+        )
     for label in ENERGIES:
         if label in record:
             value = _numbers(record, label, where)

@@ -14,7 +14,7 @@ from molflt.data.labels import STORED, LabelSpec
 from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, SubsetDataset
-from molflt.errors import InputError, OnBad
+from molflt.errors import InputError, OnBad, refuse
 from molflt.files import atomic_file
 
 SKIPPED = "skipped.csv"
@@ -69,6 +69,7 @@ class Screening:
         self.skipped = []
         unlabelled: list[str] = []
         forceless: list[str] = []
+        bad: dict[int, InputError] = {}
         stored = ""
         n = len(self.structures)
         for index in track(range(n), "reading labels", n):
@@ -78,9 +79,8 @@ class Screening:
                 name = str(data.name)
                 check_geometry(data)
             except InputError as error:
-                if self.on_bad == "stop":
-                    raise
-                self.skipped.append(Skipped(index, name, str(error)))
+                bad[index] = error
+                self.skipped.append(Skipped(index, name or error.record, str(error)))
                 continue
             if self.labels.target not in data:
                 if not unlabelled and data.get(STORED):
@@ -93,6 +93,7 @@ class Screening:
             else:
                 yield data
         if self.on_bad == "stop":
+            refuse(bad, n, self.source)
             self._refuse(unlabelled, stored, forceless)
         elif len(self.skipped) == n:
             raise InputError(

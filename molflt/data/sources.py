@@ -6,11 +6,11 @@ import glob
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,16 +22,20 @@ from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_ase
 from molflt.data.ase_io import from_atoms
+from molflt.data.aselmdb import AseLmdbDataset
+from molflt.data.calculations import find_calculations, pair_calculations, pair_of, read_calculations
+from molflt.data.compression import bare_suffix
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smiles_file
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import check_structure
-from molflt.errors import InputError, OnBad
+from molflt.data.smiles_tables import LISTS, TABLES
+from molflt.errors import InputError, OnBad, noting, refuse
 from molflt.files import standard_input
 from molflt.printable import printable
 
-_SDF, _SMILES = (".sdf", ".mol"), (".smi", ".csv")
+_SDF, _SMILES = (".sdf", ".mol", ".mol2"), (*LISTS, *TABLES)
 STANDARD_INPUT = "-"
 _WHOLE, _END = 64 << 20, 1 << 20
 """Bytes up to which a file is hashed whole, and bytes hashed at either end of a longer one."""
@@ -77,7 +81,7 @@ class ListDataset:
     def __getitem__(self, index: int) -> Data:
         structure = self._structures[index]
         if isinstance(structure, InputError):
-            raise InputError(str(structure)) from structure
+            raise structure.again() from structure
         return structure
 
     def __iter__(self) -> Iterator[Data]:
@@ -152,9 +156,10 @@ def open_dataset(
     """Open whatever a path holds.
 
     Args:
-        path: an LMDB file or folder (of shards), a file ASE reads, SDF or MOL, SMILES (.smi, or .csv with a
-            column ``smiles``), or a folder of structure files (in the order of their names); ``-``: standard input,
-            (extended) xyz or lines of SMILES.
+        path: an LMDB or aselmdb file or folder (of shards), a file ASE reads, SDF, MOL or mol2, SMILES or InChI
+            (.smi, or .csv or .tsv with a column ``smiles`` or ``inchi``), all of text also compressed, or a folder of
+            structures (in the order of their names), of VASP runs or of initial and relaxed geometries; ``-``:
+            standard input, (extended) xyz or lines of SMILES.
         tags: how to understand the tags of files read through ASE, see ``ase_io.from_atoms``.
         labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
         on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
@@ -175,13 +180,19 @@ def open_dataset(
             return LmdbDataset(source, labels, strict=on_bad == "stop")
         if shards := sorted(source.glob("*.lmdb")):
             return ConcatDataset([LmdbDataset(shard, labels, strict=on_bad == "stop") for shard in shards])
+        if shards := sorted(source.glob("*.aselmdb")):
+            return ConcatDataset([AseLmdbDataset(shard, tags, labels, on_bad == "stop") for shard in shards])
+        if calculations := find_calculations(source):
+            return ListDataset(read_calculations(calculations, source, tags, labels, bad, how=how), bad)
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
         if not files:
             raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
-        return ConcatDataset([open_dataset(file, tags, labels, on_bad, how) for file in files])
-    suffix = source.suffix.lower()
+        return ConcatDataset(_all(files, lambda file: open_dataset(file, tags, labels, on_bad, how), str(source)))
+    suffix = bare_suffix(source)
     if suffix in (".lmdb", ".mdb"):
         return LmdbDataset(source, labels, strict=on_bad == "stop")
+    if suffix == ".aselmdb":
+        return AseLmdbDataset(source, tags, labels, strict=on_bad == "stop", how=how)
     if suffix in _SDF:
         return ListDataset(read_sdf(source, labels, bad, how), bad)
     if suffix in _SMILES:
@@ -215,20 +226,38 @@ def resolve_inputs(
     """
     if not inputs:
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
-    datasets: list[StructureDataset] = []
-    for text in inputs:
+    if pair := pair_of(inputs):
+        bad: dict[int, InputError] | None = {} if on_bad == "skip" else None
+        found = read_calculations(pair_calculations(*pair), pair[0].parent, tags, labels, bad, False, how)
+        return ListDataset(found, bad)
+
+    def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:
-            datasets.append(open_dataset(text, tags, labels, on_bad, how))
-        elif matches := sorted(glob.glob(text, recursive=True)):
-            datasets.extend(open_dataset(match, tags, labels, on_bad, how) for match in matches)
-        else:
-            try:
-                datasets.append(ListDataset([from_smiles(text, how=how)]))
-            except InputError as error:
-                raise InputError(
-                    f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
-                ) from error
-    return ConcatDataset(datasets)
+            return open_dataset(text, tags, labels, on_bad, how)
+        if matches := sorted(glob.glob(text, recursive=True)):
+            return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad, how), text))
+        try:
+            return ListDataset([from_smiles(text, how=how)])
+        except InputError as error:
+            raise InputError(
+                f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
+            ) from error
+
+    return ConcatDataset(_all(inputs, opened, "the inputs"))
+
+
+_Item = TypeVar("_Item")
+
+
+def _all(items: Sequence[_Item], opened: Callable[[_Item], StructureDataset], where: str) -> list[StructureDataset]:
+    """Open every one, and refuse all of those that cannot be opened at once."""
+    found: list[StructureDataset] = []
+    bad: dict[int, InputError] = {}
+    for place, item in enumerate(items):
+        with noting(bad, place, str(item), {}):
+            found.append(opened(item))
+    refuse(bad, len(items), where, "inputs")
+    return found
 
 
 def structures_of(
@@ -313,6 +342,8 @@ def _checked(data: Data, name: str) -> Data:
     structure = Data(**fields)
     structure.num_nodes = int(fields["atomic_numbers"].shape[0])
     structure.name = printable(data["name"] if isinstance(data.get("name"), str) else name)
+    if isinstance(data.get("info"), dict):
+        structure.info = data["info"]
     return structure
 
 
@@ -335,16 +366,18 @@ def _read_standard_input(
             else:
                 structures = read_smiles_file(file, labels, bad=bad, how=how)
         except InputError as error:
-            raise InputError(_of_standard_input(error, file)) from error
+            raise _of_standard_input(error, file) from error
     for structure in structures:
         structure.name = structure.name.replace(str(file), STANDARD_INPUT)
     for place, reason in (bad or {}).items():
-        (bad or {})[place] = InputError(_of_standard_input(reason, file))
+        (bad or {})[place] = _of_standard_input(reason, file)
     return structures
 
 
-def _of_standard_input(error: InputError, file: Path) -> str:
-    return str(error).replace(f"{file}#", "standard input #").replace(str(file), "standard input")
+def _of_standard_input(error: InputError, file: Path) -> InputError:
+    renamed = InputError(str(error).replace(f"{file}#", "standard input #").replace(str(file), "standard input"))
+    renamed.record, renamed.info = error.record.replace(str(file), STANDARD_INPUT), error.info
+    return renamed
 
 
 def _is_companion(file: Path) -> bool:
@@ -352,4 +385,4 @@ def _is_companion(file: Path) -> bool:
 
 
 def _is_known(file: Path) -> bool:
-    return file.suffix.lower() in (*_SDF, *_SMILES) or ase_format(file) is not None
+    return bare_suffix(file) in (*_SDF, *_SMILES) or ase_format(file) is not None

@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.data import chemical_symbols
 
 from molflt.bundled import resolve_path
-from molflt.choices import OnError
+from molflt.choices import OnError, TagConvention
 from molflt.data.labels import LabelSpec
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.screening import Screening
@@ -148,6 +148,7 @@ def evaluate(
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_bad: OnBad = "stop",
     how: Reading = DEFAULT,
+    tags: TagConvention = "auto",
 ) -> Evaluation:
     """Predict a labelled set, and set the predictions beside the labels.
 
@@ -161,6 +162,7 @@ def evaluate(
         max_atoms: atoms per batch; bounds memory, changes no result.
         on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
         how: whether ions and radicals are taken, and how many conformers are made of molecules without positions.
+        tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
 
     Raises:
         InputError: the data cannot be read, structures have no label, or none is left to evaluate.
@@ -169,7 +171,7 @@ def evaluate(
     metadata = members[0].metadata
     spec = metadata.label_spec if spec is None else spec
     path = resolve_path(data)
-    dataset = open_dataset(path, labels=spec, on_bad=on_bad, how=how)
+    dataset = open_dataset(path, tags, spec, on_bad, how)
     if forces is None:
         forces = any(key.endswith("force_mae") for key in metadata.validation) and _has_forces(dataset)
     screening = Screening(dataset, spec, data, forces, on_bad)

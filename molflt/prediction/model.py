@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from molflt.choices import MethodName, OnError, TagConvention
 from molflt.data.reading import CONFORMERS, Reading
 from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
-from molflt.errors import InputError
+from molflt.errors import MOST_REASONS, InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members
 from molflt.prediction.predictor import (
@@ -25,9 +25,6 @@ from molflt.prediction.predictor import (
     in_parts,
     predict,
 )
-
-_SHOWN = 5
-"""Bad entries that a message names in full."""
 
 
 class Model:
@@ -196,9 +193,9 @@ def _report(failures: dict[int, str], n_entries: int, on_error: OnError) -> None
     lines = [
         f"entry {index}: {reason.removeprefix(f'entry {index}: ')}" for index, reason in sorted(failures.items())
     ]
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
     summary = f"{len(failures)} of {n_entries} entries cannot be used"
-    message = "\n  ".join([summary, *lines[:_SHOWN], *more])
+    message = "\n  ".join([summary, *lines[:MOST_REASONS], *more])
     if on_error == "raise":
         raise InputError(f"{message}\nCorrect them, or give on_error='skip'")
     warnings.warn(f"{message}\nTheir energies are NaN", stacklevel=3)

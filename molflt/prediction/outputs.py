@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from contextlib import nullcontext
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import ase.io
 import numpy as np
@@ -24,7 +24,7 @@ from molflt.prediction.predictor import Prediction, conformers_of, system_id
 from molflt.printable import printable
 
 FORMATS = (".csv", ".extxyz", ".npz")
-_STANDARD_INPUT = re.compile(r"-#\d+")
+_STANDARD_INPUT = re.compile(r"-#\d+( \([^|!]*\))?")
 """Names of structures from standard input, which no spreadsheet can compute."""
 
 
@@ -59,7 +59,8 @@ def write_predictions(
     """Write predictions, atomically; the suffix decides the format.
 
     Args:
-        path: ``.csv`` (name, energy; an apostrophe before names that a spreadsheet would compute), ``.extxyz`` (the
+        path: ``.csv`` (name, energy, and every column or property of the inputs, ``input_NAME`` where the name is
+            taken; an apostrophe before text that a spreadsheet would compute), ``.extxyz`` (the
             structures, the energy in ``info``), or ``.npz``.
         prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
             are left out of extxyz.
@@ -104,9 +105,13 @@ def write_predictions(
 
 
 def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
-    """Of the CSV file, by their names."""
+    """Of the CSV file, by their names: what is predicted, then what the structures' files say of them."""
+    n = len(prediction.names)
+    # Predictions of elsewhere have no such columns.
+    info = prediction.info or [{}] * n
+    own = [str(given.get("name") or "") for given in info]
     columns = {
-        "name": [_no_formula(name) for name in prediction.names],
+        "name": [_no_formula(name or record) for name, record in zip(own, prediction.names, strict=True)],
         f"{target}_eV": [repr(e) for e in prediction.energies.tolist()],
     }
     if prediction.std is not None:
@@ -121,7 +126,23 @@ def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
         columns["warning"] = [_no_formula(prediction.warnings.get(i, "")) for i in places]
     if prediction.failures:
         columns["error"] = [_no_formula(prediction.failures.get(i, "")) for i in places]
+    if any(own):
+        columns["record"] = [_no_formula(record) for record in prediction.names]
+    for key in dict.fromkeys(key for given in info for key in given if key != "name"):
+        column = f"input_{key}" if key in columns else key
+        columns[_no_formula(column)] = [_cell(given.get(key, "")) for given in info]
     return columns
+
+
+def _cell(value: Any) -> str:
+    """A number as it is, other text such that no spreadsheet computes it; nothing for arrays."""
+    if np.ndim(value):
+        return ""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return _no_formula(str(value))
+    return str(value)
 
 
 def _no_formula(text: str) -> str:
@@ -138,7 +159,8 @@ def _with_prediction(structure: Data, prediction: Prediction, i: int, target: st
         atoms.info |= {"conformers": conformers.n, "conformer_spread": conformers.spread}
     if i in prediction.warnings:
         atoms.info["warning"] = prediction.warnings[i]
-    atoms.info.update({"name": prediction.names[i], f"predicted_{target}": float(prediction.energies[i])})
+    atoms.info.setdefault("name", prediction.names[i])
+    atoms.info[f"predicted_{target}"] = float(prediction.energies[i])
     if prediction.std is not None:
         atoms.info[f"predicted_{target}_std"] = float(prediction.std[i])
     if prediction.forces is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class Prediction:
         std: (n_structures,) eV: standard deviation over the members (n − 1 in the denominator); None for one model.
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
+        info: what each structure's file says of it, such as the columns of a table; also of those that failed.
         ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
         elements: atomic numbers seen.
         n_in_parts: batches that did not fit into memory and were computed in parts.
@@ -68,6 +69,7 @@ class Prediction:
     std: np.ndarray | None = None
     failures: dict[int, str] = field(default_factory=dict)
     forces: list[np.ndarray] | None = None
+    info: list[Mapping[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
     n_in_parts: int = 0
@@ -88,6 +90,7 @@ class Prediction:
             std=None if self.std is None else self.std[places],
             failures={},
             forces=None if self.forces is None else [self.forces[k] for k in places],
+            info=[self.info[k] for k in places],
             ids=[self.ids[k] for k in places],
             conformers={i: self.conformers[k] for i, k in enumerate(places) if k in self.conformers},
             warnings={i: self.warnings[k] for i, k in enumerate(places) if k in self.warnings},
@@ -128,6 +131,7 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.warnings.update({before + i: reason for i, reason in part.warnings.items()})
         whole.names += part.names
         whole.ids += part.ids
+        whole.info += part.info
         whole.contractions += part.contractions
         whole.elements |= part.elements
         whole.n_in_parts += part.n_in_parts
@@ -274,12 +278,15 @@ def _predict_batch(
     forces: bool,
 ) -> Prediction:
     found = Prediction(np.full(len(indices), np.nan), [""] * len(indices), Counter(), ids=[""] * len(indices))
+    found.info = [{} for _ in indices]
     if forces:
         found.forces = [np.full((int(n), 3), np.nan) for n in dataset.n_atoms[list(indices)]]
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
             raise error
+        found.names[position] = found.names[position] or printable(error.record)
+        found.info[position] = found.info[position] or error.info
         found.failures[position] = printable(str(error), keep="\n\t")
 
     config = models[0].config
@@ -289,6 +296,7 @@ def _predict_batch(
         try:
             data = unlabelled(dataset[index])
             found.names[position], found.ids[position] = printable(data.name), system_id(data)
+            found.info[position] = data.get("info") or {}
             shapes[position] = [
                 attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated)
                 for shape in conformers_of(data)

@@ -13,12 +13,12 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from molflt.errors import InputError, naming
 from molflt.files import lock
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Conformers, Prediction, joined, predict_batches
+from molflt.printable import printable
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 MOST_SHARDS = 1_000_000
@@ -77,7 +78,7 @@ class ShardHeader(BaseModel):
     shard: int = Field(ge=1)
     first: int = Field(ge=0)
     end: int = Field(ge=0)
-    format: Literal["molflt shard 1"] = "molflt shard 1"
+    format: Literal["molflt shard 2"] = "molflt shard 2"
     n_shards: int = Field(ge=1, le=MOST_SHARDS)
     model: str
     inputs: str
@@ -338,6 +339,7 @@ class _Part(BaseModel):
     energies: list[FiniteFloat | None]
     std: list[FiniteFloat | None] | None
     failures: dict[int, str]
+    info: list[dict[str, str]]
     elements: list[Annotated[int, Field(ge=1, le=MAX_ATOMIC_NUMBER)]]
     contractions: dict[str, int]
     conformers: dict[int, Conformers] = Field(default_factory=dict)
@@ -346,7 +348,7 @@ class _Part(BaseModel):
     @model_validator(mode="after")
     def _of_one_length(self) -> _Part:
         n = len(self.names)
-        lengths = {n, len(self.ids), len(self.energies), n if self.std is None else len(self.std)}
+        lengths = {n, len(self.info), len(self.ids), len(self.energies), n if self.std is None else len(self.std)}
         if len(lengths) > 1 or not all(0 <= i < n for i in (*self.failures, *self.conformers, *self.warnings)):
             raise ValueError("columns of different lengths")
         return self
@@ -359,6 +361,7 @@ class _Part(BaseModel):
             energies=_numbers(part.energies),
             std=None if part.std is None else _numbers(part.std),
             failures=part.failures,
+            info=[_words(info) for info in part.info],
             elements=sorted(part.elements),
             contractions=dict(part.contractions),
             conformers=part.conformers,
@@ -372,11 +375,16 @@ class _Part(BaseModel):
             Counter(self.contractions),
             None if self.std is None else np.array(self.std, dtype=np.float64),
             self.failures,
+            info=list(self.info),
             ids=self.ids,
             elements=set(self.elements),
             conformers=self.conformers,
             warnings=self.warnings,
         )
+
+
+def _words(info: Mapping[str, Any]) -> dict[str, str]:
+    return {printable(key): printable(str(value)) for key, value in info.items() if np.ndim(value) == 0}
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

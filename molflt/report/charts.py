@@ -169,7 +169,8 @@ def parity_panels(sets: Sequence[Evaluation], target: str) -> tuple[Panel, Panel
     mae = "; ".join(f"{s.name}: {len(s):,} structures, MAE {s.metrics.energy_mae:.4f} eV" for s in sets)
     x = f"expected {target} / eV"
     return (
-        Panel(above, x, f"predicted {target} / eV", title=mae, x_range=ends, y_range=ends, square=True),
+        # One scale for both axes, so one unit.
+        Panel(above, x, "predicted", title=mae, x_range=ends, y_range=ends, square=True),
         Panel(below, x, "error / eV", title=count, x_range=ends, zero=True),
     )
 

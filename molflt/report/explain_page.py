@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from ase.data import chemical_symbols
 
 from molflt.files import atomic_file
 from molflt.model.model_file import LoadedModel
 from molflt.report.explanation import Explanation
 from molflt.report.html import Page, energy
-from molflt.report.structure_view import structure_figure
-from molflt.vocabulary import TAG_ADSORBATE, TAG_SUBSURFACE, TAG_SURFACE
+from molflt.report.viewer import TAG_NAMES, structure_view
+from molflt.vocabulary import TAG_ADSORBATE
 
-TAG_NAMES = {TAG_SUBSURFACE: "sub-surface", TAG_SURFACE: "surface", TAG_ADSORBATE: "adsorbate"}
-_MOST_ROWS = 500
+_MOST_ROWS = 5000
 """Atoms in the page's table."""
 _MOST_POINTS = 20_000
 """Points that a plot of vector graphics is still quick with."""
@@ -50,13 +48,18 @@ def atom_rows(explanation: Explanation) -> Iterator[dict[str, Any]]:
         }
 
 
-def largest(explanation: Explanation, n: int) -> list[int]:
-    """All atoms in order, or the ``n`` with the largest learnt parts, largest first, and the one that attends."""
-    n_atoms = len(explanation.learnt)
-    if n_atoms <= n:
-        return list(range(n_atoms))
-    found = [int(i) for i in np.argsort(-np.abs(explanation.learnt), kind="stable")[:n]]
-    return found if explanation.atom in found else [*found, explanation.atom]
+def adsorbate_first(explanation: Explanation, n: int) -> list[int]:
+    """Atoms for a table: the adsorbate, the surface, what is below, each in order.
+
+    Of more than ``n`` atoms the whole adsorbate, the atom that attends and the largest learnt parts, largest first.
+    """
+    tags = explanation.structure.tags.numpy()
+    if len(tags) <= n:
+        return [int(i) for i in np.argsort(-tags, kind="stable")]
+    first = [int(i) for i in np.flatnonzero(tags == TAG_ADSORBATE)]
+    first += [] if explanation.atom in first else [explanation.atom]
+    others = [int(i) for i in np.argsort(-np.abs(explanation.learnt), kind="stable") if i not in first]
+    return first + others[: max(0, n - len(first))]
 
 
 def write_csv(path: Path, explanation: Explanation) -> None:
@@ -96,9 +99,26 @@ def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, unknow
     n_layers, n_heads, n_atoms = explanation.attention.shape
     referenced = bool(explanation.reference.any())
     constant = explanation.mean + float(explanation.reference.sum())
-    shown = largest(explanation, _MOST_ROWS)
-    page = Page("explain")
-    page.hold("explanation", json.dumps(_content(explanation, signed)))
+    shown = adsorbate_first(explanation, _MOST_ROWS)
+    page = Page("explain.html")
+    page.need("plotly.min.js")
+    page.hold("explanation", json.dumps(_content(explanation)))
+    common: dict[str, Any] = {"page": page, "data": explanation.structure, "highlight": explanation.atom}
+    views = {
+        "structure": structure_view(**common, height=420),
+        "energies": structure_view(
+            **common, height=400, values=explanation.learnt, value_name="learnt part / eV", key="energy-view"
+        ),
+        "weights": structure_view(
+            **common,
+            height=400,
+            values=explanation.attention[-1].mean(axis=0),
+            value_name="weight",
+            scale="signed" if signed else "weight",
+            key="attention-view",
+        ),
+    }
+    page.need("explain.js")
     page.write(
         path,
         title=explanation.name,
@@ -114,61 +134,23 @@ def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, unknow
         n_heads=n_heads,
         n_atoms=n_atoms,
         n_rows=len(shown),
+        adsorbate=bool((explanation.structure.tags == TAG_ADSORBATE).any()),
+        **views,
         table=_table(explanation, shown, referenced),
     )
 
 
-def _content(explanation: Explanation, signed: bool) -> dict[str, Any]:
-    """What the script needs. Texts among it are either escaped already or symbols of elements."""
-    structure = explanation.structure
-    energies = structure_figure(
-        structure, explanation.learnt, value_name="learnt part / eV", highlight=explanation.atom
-    )
-    attention = structure_figure(
-        structure, explanation.attention[-1].mean(axis=0), value_name="weight", highlight=explanation.atom
-    )
-    # White is no weight in every layer and head, so that they compare.
-    attention.update_layout(coloraxis={"colorscale": "RdBu_r" if signed else "Reds"})
-    traces = [
-        {"index": k, **_atoms_of(trace.customdata)}
-        for k, trace in enumerate(attention.data)
-        if trace.customdata is not None
-    ]
+def _content(explanation: Explanation) -> dict[str, Any]:
+    """What the script needs. Texts among it are symbols of elements."""
     _, n_heads, n_atoms = explanation.attention.shape
-    by_vertex = any(trace.type == "mesh3d" for trace in attention.data)
-    template = energies.layout.template.to_plotly_json()
-    # Once for all three plots.
-    for figure in (energies, attention):
-        # Colours are values here, so a legend of elements would show none of them.
-        figure.update_layout(template=None, showlegend=False)
     return {
-        "figures": {"energy-view": _figure(energies), "attention-view": _figure(attention)},
-        "template": template,
-        "traces": traces,
-        "colour_key": "intensity" if by_vertex else "marker.color",
-        "tags": structure.tags.tolist(),
-        "symbols": [chemical_symbols[z] for z in structure.atomic_numbers.tolist()],
+        "symbols": [chemical_symbols[z] for z in explanation.structure.atomic_numbers.tolist()],
         "atom": explanation.atom,
         "n_heads": n_heads,
         "attention": _encoded(explanation.attention),
         "distance": _encoded(explanation.distance),
-        "signed": signed,
         "all_heads": n_heads * n_atoms <= _MOST_POINTS,
     }
-
-
-def _atoms_of(customdata: np.ndarray) -> dict[str, Any]:
-    """The atoms that a trace draws, and how many points it draws of each, one atom after the other."""
-    drawn = np.asarray(customdata)[:, 0].astype(int)
-    atoms, counts = np.unique(drawn, return_counts=True)
-    repeat = int(counts[0])
-    atoms = drawn[::repeat]
-    assert np.array_equal(np.repeat(atoms, repeat), drawn)
-    return {"atoms": atoms.tolist(), "repeat": repeat}
-
-
-def _figure(figure: go.Figure) -> Any:
-    return json.loads(figure.to_json())
 
 
 def _encoded(values: np.ndarray) -> str:
@@ -179,13 +161,15 @@ def _encoded(values: np.ndarray) -> str:
 def _table(explanation: Explanation, shown: list[int], referenced: bool) -> dict[str, Any]:
     """Head and rows of the atoms that are shown."""
     parts = ["contribution / eV", "reference / eV", "learnt / eV"] if referenced else ["contribution / eV"]
-    atom = explanation.atom
-    head = ["atom", "element", "tag", *parts, "share", f"distance from {atom} / Å", f"attention of {atom}"]
+    atom, tagged = explanation.atom, bool(explanation.structure.tags.any())
+    tag_head = ["tag"] if tagged else []
+    head = ["atom", *tag_head, *parts, "share", f"distance from {atom} / Å", f"attention of {atom}"]
     rows = list(atom_rows(explanation))
     cells = []
     for i in shown:
         _, element, tag, contribution, reference, learnt, share, distance, weight = rows[i].values()
         energies = (contribution, reference, learnt) if referenced else (contribution,)
         last = (f"{share:.2%}", f"{distance:.3f}", f"{weight:.3g}".replace("-", "−"))
-        cells.append([f"{i} ←" if i == atom else str(i), element, tag, *map(energy, energies), *last])
+        name = f"{element} {i} ←" if i == atom else f"{element} {i}"
+        cells.append([name, *([tag] if tagged else []), *map(energy, energies), *last])
     return {"head": head, "rows": cells}

@@ -1,4 +1,4 @@
-"""Pages that need nothing from outside and let nothing in: plotly.js and all content are part of the file."""
+"""Pages that need nothing from outside and let nothing in: libraries and all content are part of the file."""
 
 from __future__ import annotations
 
@@ -43,38 +43,47 @@ class Page:
     """A page in the making; it keeps the content of figures until it is written.
 
     Args:
-        template: name of a template that extends ``page.html``, without its suffix; its script has the same name.
+        template: name of a template that extends ``page.html``.
     """
 
     def __init__(self, template: str) -> None:
         self._template = template
         self._held: dict[str, Markup] = {}
+        self._scripts: list[str] = []
 
-    def hold(self, key: str, content: str) -> None:
-        """Keep JSON for the script, in an element with this id."""
+    def need(self, *scripts: str) -> None:
+        """Add scripts, in this order, once each: files of ``templates``, or plotly's ``plotly.min.js``."""
+        self._scripts += [name for name in scripts if name not in self._scripts]
+
+    def part(self, template: str, **content: Any) -> Markup:
+        """A template by itself, to be put into another."""
+        return Markup(_TEMPLATES.get_template(template).render(**content))  # noqa: S704
+
+    def hold(self, key: str | None, content: str) -> str:
+        """Keep JSON for a script, in an element with this id, or an id of its own, and return the id."""
+        key = f"content-{len(self._held) + 1}" if key is None else key
         # Nothing in it can end the element.
         for character in "<>&":
             content = content.replace(character, f"\\u{ord(character):04x}")
         self._held[key] = Markup(content)  # noqa: S704
+        return key
 
-    def figure(self, figure: go.Figure, height: int | None = None) -> Markup:
-        """The place where a figure will be drawn; ``height`` in pixels unless the figure has one."""
-        key = f"content-{len(self._held) + 1}"
-        self.hold(key, figure.to_json())
-        pixels = int(figure.layout.height if height is None else height)
+    def figure(self, figure: go.Figure) -> Markup:
+        """The place where a figure will be drawn, as high as the figure unless the style sheet says otherwise."""
+        self.need("plotly.min.js", "figures.js")
+        pixels = int(figure.layout.height)
+        key = self.hold(None, go.Figure(figure).update_layout(height=None).to_json())
         return Markup('<div class="figure" data-content="{}" style="height:{}px"></div>').format(key, pixels)
 
     def write(self, path: Path, **content: Any) -> None:
         """Render the template with its variables and write the file, atomically."""
-        # As a browser reads it, which matters for the hash.
-        plotly = get_plotlyjs().replace("\r\n", "\n").replace("\r", "\n")
-        scripts = [plotly, _source(f"{self._template}.js")]
-        text = _TEMPLATES.get_template(f"{self._template}.html").render(
+        scripts = [_source(name) for name in self._scripts]
+        text = _TEMPLATES.get_template(self._template).render(
             **content,
             held=self._held,
             style=Markup(_source("style.css")),  # noqa: S704
             scripts=[Markup(script) for script in scripts],  # noqa: S704
-            # A hash lets these two scripts run and no other, whatever a name in the data may hold.
+            # A hash lets these scripts run and no other, whatever a name in the data may hold.
             hashes=Markup(" ".join(f"'sha256-{_hash(script)}'" for script in scripts)),  # noqa: S704
         )
         with atomic_file(path) as temporary:
@@ -84,9 +93,10 @@ class Page:
 
 
 def _source(name: str) -> str:
-    """A style sheet or script, which is part of the page as it stands."""
+    """A style sheet or script, which is part of the page as it stands, with the line ends that a browser hashes."""
     assert _TEMPLATES.loader is not None
-    return _TEMPLATES.loader.get_source(_TEMPLATES, name)[0]
+    text = get_plotlyjs() if name == "plotly.min.js" else _TEMPLATES.loader.get_source(_TEMPLATES, name)[0]
+    return str(text).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _hash(script: str) -> str:

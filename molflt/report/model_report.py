@@ -35,14 +35,13 @@ from molflt.report.learning_curves import learning_curves
 from molflt.report.page_figures import page_figure
 from molflt.report.provenance import configuration, provenance, summary
 from molflt.report.rpe_curves import far_curves, local_curves
-from molflt.report.structure_view import structure_figure
+from molflt.report.viewer import structure_view
 from molflt.training.run_directory import read_records
 
 if TYPE_CHECKING:
     from molflt.training.config import TrainConfig
 
 _CURVES = {"energy_mae": "MAE / eV", "force_mae": "force MAE / eV Å⁻¹"}
-_CARD_HEIGHT = 300
 _TRIED = 2
 """Structures, the smallest, on which a report measures the invariances: a sign, not what check-invariance does."""
 
@@ -53,7 +52,7 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
     how = Reading(config.data.allow_charged)
     sets = [
-        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how)
+        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how, tags=config.data.tags)
         for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"
@@ -98,7 +97,7 @@ def write_report(
         title: of the page.
         command: by which the model was trained or evaluated.
     """
-    page, metadata = Page("report"), loaded.metadata
+    page, metadata = Page("report.html"), loaded.metadata
     n_structures = sum(map(len, sets))
     curves = [(learning_curves(records, metric), quantity) for metric, quantity in _CURVES.items()]
     content: dict[str, Any] = {
@@ -111,13 +110,15 @@ def write_report(
         "left_out": ", ".join(f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped),
         "doubtful": [(s.name, s.prediction.of_warnings()) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
-        "curves": [page.figure(page_figure([[curves_panel(found, q)]], 380)) for found, q in curves if found],
+        "curves": [page.figure(page_figure([curves_panel(found, q)], 380)) for found, q in curves if found],
     }
     if sets:
         found = {"element": by_element(sets), "adsorbate": by_adsorbate(sets), "size": by_size(sets)}
+        parity, residuals = parity_panels(sets, metadata.target)
         groups = {name: errors for name, errors in found.items() if errors is not None}
         content |= {
-            "parity": page.figure(page_figure([parity_panels(sets, metadata.target)], 680, [0.68, 0.32])),
+            "parity": page.figure(page_figure([parity], 500)),
+            "residuals": page.figure(page_figure([residuals], 330)),
             "most_points": MOST_POINTS,
             "n_structures": n_structures,
             "error_bars": n_structures <= MOST_ERROR_BARS and any(s.std is not None for s in sets),
@@ -141,7 +142,7 @@ def _headings(content: dict[str, Any]) -> dict[str, str]:
     if content["curves"]:
         found["curves"] = "Learning curves"
     if content["sets"]:
-        found["parity"] = "Parity and residuals"
+        found["residuals"] = "Residuals"
         if content["uncertainty"]:
             found["uncertainty"] = "Uncertainty"
         *first, last = [group["name"] for group in content["groups"]]
@@ -175,7 +176,7 @@ def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | Non
         numbers = f"{evaluation.std.mean():.4f}", f"{found.factor:.2f}", rank
         rows.append([evaluation.name, f"{found.n:,}", *numbers, *(f"{share:.1%}" for share in found.coverage)])
     head = ["set", "structures", "mean std / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
-    figure = page.figure(page_figure([[coverage_panel(sets)]], 380))
+    figure = page.figure(page_figure([coverage_panel(sets)], 380))
     return {"figure": figure, "head": head, "rows": rows, "reasons": " ".join(reasons)}
 
 
@@ -187,7 +188,7 @@ def _group(page: Page, name: str, found: GroupErrors) -> dict[str, Any]:
                   for cell in (f"{n:,}", f"{mae:.4f}" if n else "–"))]
         for j, group in enumerate(found.groups)
     ]  # fmt: skip
-    figure = page.figure(page_figure([[groups_panel(found, axis)]], 330))
+    figure = page.figure(page_figure([groups_panel(found, axis)], 330))
     return {"name": name, "figure": figure, "head": [axis, *columns], "rows": rows}
 
 
@@ -198,7 +199,7 @@ def _card(page: Page, evaluation: Evaluation, place: int) -> dict[str, Any]:
     return {
         "name": table.names[place],
         "about": f"{table.formulas[place]}, {table.sizes[place]:,} atoms{adsorbate}",
-        "figure": page.figure(structure_figure(evaluation.structures[place]), _CARD_HEIGHT),
+        "figure": structure_view(page, evaluation.structures[place]),
         "error": evaluation.error[place],
         "expected": evaluation.expected[place],
         "predicted": evaluation.predicted[place],
@@ -211,7 +212,7 @@ def _far(page: Page, loaded: LoadedModel) -> dict[str, Any] | None:
     if curves is None:
         return None
     return {
-        "figure": page.figure(page_figure(far_panels(curves), 420)),
+        "figures": [page.figure(page_figure(panels, 420)) for panels in zip(*far_panels(curves), strict=True)],
         "n_waves": 0 if curves.nodes is None else len(curves.nodes),
         "cut": getattr(loaded.model.config.attention, "l_max", None) is not None,
         "dotted": curves.intended is not None,
@@ -228,7 +229,7 @@ def _local(page: Page, loaded: LoadedModel, sets: Sequence[Evaluation]) -> dict[
     if curves is None:
         return None
     a, b = (chemical_symbols[z] for z in curves.pair)
-    figure = page_figure([[panel] for panel in local_panels(curves)], 380)
+    figure = page_figure(local_panels(curves), 380)
     return {"a": a, "b": b, "figure": page.figure(figure)}
 
 

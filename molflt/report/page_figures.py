@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from molflt.report.charts import Panel, Series
 from molflt.report.html import for_plotly
@@ -18,43 +17,29 @@ _LONGEST = 16
 _MODES = {"line": "lines", "joined": "lines+markers", "points": "markers", "star": "markers"}
 
 
-def page_figure(choices: Sequence[Sequence[Panel]], height: int, heights: Sequence[float] | None = None) -> go.Figure:
-    """Panels side by side or, with the shares of their heights, one above the other.
+def page_figure(choices: Sequence[Panel], height: int) -> go.Figure:
+    """One panel.
 
     Args:
         choices: panels of one kind, such as those of each layer; a menu chooses among several.
         height: in pixels.
-        heights: shares of the height; the panels then share their x axis.
     """
-    n = len(choices[0])
-    rows, columns = (1, n) if heights is None else (n, 1)
-    figure = make_subplots(
-        rows=rows,
-        cols=columns,
-        shared_xaxes=heights is not None,
-        row_heights=heights,
-        vertical_spacing=0.04,
-        horizontal_spacing=0.11,
-    )
-    of_choice = []
-    for choice, panels in enumerate(choices):
-        for k, panel in enumerate(panels):
-            place = {"row": 1, "col": k + 1} if heights is None else {"row": k + 1, "col": 1}
-            for series in panel.series:
-                figure.add_trace(_trace(series, shown=choice == 0, named=k == 0 and series.legend), **place)
-                of_choice.append(choice)
-            if choice == 0:
-                last = heights is None or k == n - 1
-                figure.update_xaxes(_x_axis(panel) | ({"title": for_plotly(panel.x)} if last else {}), **place)
-                figure.update_yaxes(_y_axis(panel), **place)
+    figure, of_choice = go.Figure(), []
+    for choice, panel in enumerate(choices):
+        for series in panel.series:
+            figure.add_trace(_trace(series, shown=choice == 0, named=series.legend))
+            of_choice.append(choice)
+    figure.update_xaxes(_x_axis(choices[0]))
+    figure.update_yaxes(_y_axis(choices[0]))
     if len(choices) > 1:
         figure.update_layout(updatemenus=[_menu(of_choice, len(choices))])
     figure.update_layout(
         template="none",
         height=height,
-        margin={"l": 70, "r": 20, "t": 70 if len(choices) > 1 else 40, "b": 55},
+        margin={"l": 70, "r": 20, "t": 40, "b": 55},
         font={"family": "system-ui, sans-serif", "size": 13, "color": "#1f2933"},
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        # Where a menu is above, the legend is below: on a narrow screen one would hide the other.
+        legend={"orientation": "h", "x": 0} | ({"y": -0.2} if len(choices) > 1 else {"y": 1.02, "yanchor": "bottom"}),
         hoverlabel={"align": "left"},
         hovermode="closest",
         barmode="group",
@@ -92,7 +77,9 @@ def _trace(series: Series, shown: bool, named: bool) -> Any:
 
 
 def _x_axis(panel: Panel) -> dict[str, Any]:
-    axis: dict[str, Any] = {"range": panel.x_range}
+    axis: dict[str, Any] = {"title": for_plotly(panel.x), "range": panel.x_range}
+    if panel.square:
+        axis["constrain"] = "domain"
     if panel.whole and max(int(series.x.max()) for series in panel.series) <= 12:
         axis["dtick"] = 1
     if panel.series[0].mark == "bars":
@@ -108,6 +95,8 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
 def _y_axis(panel: Panel) -> dict[str, Any]:
     axis: dict[str, Any] = {"title": for_plotly(panel.y), "range": panel.y_range, "zeroline": panel.zero}
     axis["zerolinecolor"] = _ZERO
+    if panel.square:
+        axis |= {"scaleanchor": "x", "constrain": "domain"}
     if panel.log:
         axis["type"] = "log"
     if panel.ticks is not None:

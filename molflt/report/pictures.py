@@ -28,7 +28,13 @@ _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
 
 
 def draw(
-    kind: choices.Figure, model: Path, data: str | None, out: Path, device: torch.device | str, max_atoms: int
+    kind: choices.Figure,
+    model: Path,
+    data: str | None,
+    out: Path,
+    device: torch.device | str,
+    max_atoms: int,
+    tags: choices.TagConvention = "auto",
 ) -> None:
     """Compute a figure and write it, atomically.
 
@@ -39,6 +45,7 @@ def draw(
         out: the file; its suffix is its format.
         device: where to compute.
         max_atoms: atoms per batch; bounds memory, changes no result.
+        tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
 
     Raises:
         InputError: the model, the run or the data lack what the figure shows.
@@ -53,7 +60,7 @@ def draw(
         panels = _rpe(kind, model)
     else:
         members = load_members(model)
-        found = evaluate(members, data, device=device, max_atoms=max_atoms)
+        found = evaluate(members, data, device=device, max_atoms=max_atoms, tags=tags)
         panels = [_errors(kind, found, members[0].metadata.target)]
     with atomic_file(out) as temporary:
         picture(panels).savefig(temporary, dpi=_DPI)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from molflt.choices import EnergyUnit, Per
+from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
@@ -35,6 +35,9 @@ class DataConfig(BaseModel):
     force_label: str | None = Field(None, description="name of the forces in the data; null: forces")
     force_unit: ForceUnit | None = Field(
         None, description="unit of the stored forces, as in Hartree/bohr; null: the unit of the energies per Ang"
+    )
+    tags: TagConvention = Field(
+        "auto", description="how tags in the files are read: oc20, or layers, numbered from the top as ASE does"
     )
     standardise: Literal["auto"] | StandardiserKind = Field(
         "auto",

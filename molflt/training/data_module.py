@@ -136,9 +136,7 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            structures = open_dataset(
-                resolve_path(path), labels=spec, on_bad=data.on_bad, how=Reading(data.allow_charged)
-            )
+            structures = open_dataset(resolve_path(path), data.tags, spec, data.on_bad, Reading(data.allow_charged))
             return Screening(structures, spec, path, self.forces, data.on_bad)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}

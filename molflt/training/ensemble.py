@@ -65,8 +65,9 @@ def _train_members(
         results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
     name, path = next(iter(config.data.val.items()))
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
+    data = config.data
     metrics = evaluate(
-        load_members(run_dir), path, device=device, max_atoms=config.data.max_atoms, on_bad=config.data.on_bad
+        load_members(run_dir), path, device=device, max_atoms=data.max_atoms, on_bad=data.on_bad, tags=data.tags
     ).metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")

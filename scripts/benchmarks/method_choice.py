@@ -87,7 +87,10 @@ FIT_MOST = {
     ("isolated", "exact", "quadratic"): 2000,
     ("slab", "exact", "quadratic"): 12,
     ("bulk", "exact", "quadratic"): 0,
-    **{(kind, "lattice", "quadratic"): 700 for kind in ("slab", "bulk")},
+    ("isolated", "exact", "mixed"): 4000,
+    ("slab", "exact", "mixed"): 12,
+    ("bulk", "exact", "mixed"): 0,
+    **{(kind, "lattice", order): 700 for kind in ("slab", "bulk") for order in ("quadratic", "mixed")},
     **{(kind, "lattice", "linear"): 1500 for kind in ("slab", "bulk")},
 }
 """Up to how many atoms a way is measured for the fit; beyond it takes too long, and is no choice."""
@@ -168,7 +171,7 @@ class Stack:
             for method, order in itertools.product(self.auto.candidates(self.geometry, 0), ORDERS):
                 work = work_of(method, order, self.positions.sizes, self.geometry, 0, self.n_edges, basis)
                 # A mesh on pairs is for comparison.
-                if work is not None and (method.name, order) != ("mesh", "quadratic"):
+                if work is not None and (method.name == "mesh") <= (order == "linear"):
                     found[method.name, order] = method, work
         return found
 

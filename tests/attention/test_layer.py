@@ -86,12 +86,19 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "far_rank", "far_dim"), CASES)
-def test_both_orders_agree(method, far_rank, far_dim):
+def test_orders_agree(method, far_rank, far_dim, monkeypatch):
     keys, names = METHODS[method]
-    check_orders_agree(names, **keys, far_rank=far_rank, far_dim=far_dim)
+    # Several strips, the last of them shorter.
+    monkeypatch.setattr("molflt.attention.far.method.STRIP", 7)
+    check_orders_agree(names, ("linear", "mixed"), **keys, far_rank=far_rank, far_dim=far_dim)
 
 
-def test_both_orders_agree_without_a_far_field():
+def test_orders_agree_on_strips_of_exact_pairs(monkeypatch):
+    monkeypatch.setattr("molflt.attention.far.exact.STRIP", 7)
+    check_orders_agree([*PERIODIC, *ISOLATED], ("mixed",), frequencies="exact")
+
+
+def test_orders_agree_without_a_far_field():
     check_orders_agree(PERIODIC + ISOLATED, mechanism="local")
 
 

@@ -18,7 +18,7 @@ import torch
 from ase.build import bulk, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from molflt.data import ase_files
+from molflt.data import ase_files, compression
 from molflt.data.ase_files import ase_format, read_ase
 from molflt.errors import InputError
 from tests.data.pickles import Call
@@ -179,12 +179,12 @@ def test_a_comment_may_be_a_number_and_a_frame_have_vectors(tmp_path: Path) -> N
 def test_what_unpacks_to_hundreds_of_times_its_size(
     ending: str, pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ase_files, "_ALWAYS_ALLOWED", 1 << 20)
+    monkeypatch.setattr(compression, "_ALWAYS_ALLOWED", 1 << 20)
     file = tmp_path / f"a.xyz.{ending}"
     file.write_bytes(pack(b"1" * (3 << 20)))
     with pytest.raises(InputError, match=f"a.xyz.{ending}.*refused, it unpacks to more than 200 times"):
         read_ase(file)
-    monkeypatch.setattr(ase_files, "_ALWAYS_ALLOWED", 0)
+    monkeypatch.setattr(compression, "_ALWAYS_ALLOWED", 0)
     # an honest one passes
     ase.io.write(file, [molecule("C6H6")] * 20, format="extxyz")
     assert len(read_ase(file)) == 20

@@ -31,7 +31,7 @@ ALL_BOUNDARIES = list(product([False, True], repeat=3))
 
 def _ours(positions: Any, cell: Any, pbc: Any, cutoff: float) -> list[Pair]:
     edge_index, offsets = neighbour_list(positions, cell, pbc, cutoff)
-    assert edge_index.dtype == offsets.dtype == torch.int64
+    assert (edge_index.dtype, offsets.dtype) == (torch.int64, torch.int32)
     assert edge_index.shape == (2, len(offsets))
     return [tuple(row) for row in torch.cat([edge_index, offsets.T]).T.tolist()]  # type: ignore[misc]
 

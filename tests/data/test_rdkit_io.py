@@ -147,7 +147,10 @@ def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
 def test_smi(tmp_path: Path) -> None:
     path = tmp_path / "a.smi"
     path.write_text("# comment\nCCO ethanol\n\nO\twater\n", encoding="utf-8")
-    assert [(d.num_nodes, d.name) for d in read_smiles_file(path)] == [(9, f"{path}#0"), (3, f"{path}#1")]
+    assert [(d.num_nodes, d.name) for d in read_smiles_file(path)] == [
+        (9, f"{path}#0 (ethanol)"),
+        (3, f"{path}#1 (water)"),
+    ]
     path.write_text("CCO\nC1CC(\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"a\.smi#1: 'C1CC\('"):
         read_smiles_file(path)

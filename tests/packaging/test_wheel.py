@@ -75,6 +75,7 @@ def test_what_the_distributions_hold(distributions: tuple[Path, Path]) -> None:
         held = archive.namelist()
     data = {f"molflt/data_sets/adsorption/{name.name}" for name in (REPOSITORY / "data/adsorption").glob("*.lmdb")}
     assert len(data) == 5
+    data |= {f"molflt/report/templates/3Dmol-{name}" for name in ("min.js", "LICENSE.txt")}
     assert data | {"molflt/__main__.py", "molflt/py.typed", "molflt/pretrained/qm7-small.safetensors"} <= set(held)
     assert not [name for name in held if not name.startswith(("molflt/", f"molflt-{__version__}.dist-info/"))]
     assert wheel.stat().st_size < 10e6

@@ -109,8 +109,8 @@ def test_a_bad_record_in_a_file(model, tmp_path):
 
 
 def test_what_it_says(model):
-    with pytest.warns(UserWarning, match=r"7 of 7 entries[\s\S]*and 2 more"):
-        assert np.isnan(model.predict(["C("] * 7, on_error="skip")).all()
+    with pytest.warns(UserWarning, match=r"12 of 12 entries[\s\S]*and 2 more"):
+        assert np.isnan(model.predict(["C("] * 12, on_error="skip")).all()
     with pytest.warns(UserWarning, match="not trained on F"):
         model.predict("F")
     with pytest.raises(InputError, match="choose 'raise' or 'skip'"):

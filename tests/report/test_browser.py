@@ -10,11 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ase.data import chemical_symbols, covalent_radii
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
 from PIL import Image
+from scipy.spatial.transform import Rotation
 
 from molflt.data.sources import StructureDataset
 from molflt.report.explain_page import write_page
 from molflt.report.explanation import explain
+from molflt.vocabulary import TAG_ADSORBATE
 from tests.report.test_explanation import make_loaded
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -24,6 +29,15 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-b
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--enable-unsafe-swiftshader"]
 _TIMEOUT = 120_000
 """Milliseconds; without a graphics card every 3D scene takes a second or two."""
+WIDTHS = (400, 1024, 1920)
+HIDDEN_LEGENDS = """() => Array.from(document.querySelectorAll('.legend, .scale')).filter(legend => {
+    legend.scrollIntoView({behavior: 'instant', block: 'center'});
+    const box = legend.getBoundingClientRect();
+    const there = document.elementFromPoint(box.left + 5, box.top + box.height / 2);
+    const outside = Array.from(legend.children).some(part => part.getBoundingClientRect().right > innerWidth);
+    return outside || !legend.contains(there);
+}).map(legend => legend.textContent)"""
+"""Legends that something covers, or that leave the window."""
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +85,18 @@ class Opened:
         """No complaint, nothing that a name brought in, no way to send a chart away, and room on a narrow screen."""
         assert self.problems == []
         assert self.page.locator("img").count() == 0
-        assert self.page.evaluate("document.querySelectorAll('script:not([type])').length") == 2
+        assert self.page.evaluate("document.querySelectorAll('script:not([type])').length") == 4
         titles = self.page.evaluate(
             "Array.from(document.querySelectorAll('.modebar-btn')).map(button => button.dataset.title)"
         )
         assert titles
         assert not [title for title in titles if "Share" in title or "Cloud" in title]
-        self.page.set_viewport_size({"width": 390, "height": 800})
-        # Figures follow the window after a moment.
-        self.page.wait_for_function("() => document.documentElement.scrollWidth <= 390", timeout=20_000)
-        self.page.set_viewport_size({"width": 1200, "height": 900})
+        for width in WIDTHS:
+            self.page.set_viewport_size({"width": width, "height": 900})
+            # Figures follow the window after a moment.
+            self.page.wait_for_function(f"() => document.documentElement.scrollWidth <= {width}")
+            assert self.page.evaluate(HIDDEN_LEGENDS) == []
+        assert self.problems == []
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +115,10 @@ def n_colours(picture: Image.Image) -> int:
 def test_the_report_opens_without_network_and_without_errors(opened: Opened) -> None:
     opened.draw(0)
     assert n_colours(opened.picture(".figure")) > 20
+    square = opened.page.evaluate(
+        "(({width, height}) => [width, height])(document.querySelector('.figure .nsewdrag').getBoundingClientRect())"
+    )
+    assert square[0] == pytest.approx(square[1], abs=1)
     opened.page.evaluate("window.scrollTo({top: 0, behavior: 'instant'})")
     assert opened.picture("header").getpixel((5, 5)) == (20, 50, 77)
     opened.check()
@@ -120,21 +140,22 @@ def test_every_figure_draws_and_structures_are_coloured_balls(opened: Opened) ->
     for k in range(n_figures):
         opened.draw(k)
         assert n_colours(opened.picture(".figure", k)) > 20, k
-    assert opened.page.locator(".js-plotly-plot").count() == n_figures >= 17
-    assert opened.page.locator(".card canvas").count() >= 10
+    assert opened.page.locator(".js-plotly-plot").count() == n_figures >= 8
+    assert opened.page.locator(".card .structure").count() == 10
     for k in range(10):
-        picture = opened.picture(".card .figure", k)
-        width, height = picture.size
-        middle = picture.crop((width // 5, height // 5, 4 * width // 5, 4 * height // 5))
-        # Shaded spheres have many shades; edges and bonds alone would have few.
-        assert n_colours(middle) > 120, k
+        opened.page.evaluate("k => document.querySelectorAll('.structure')[k].scrollIntoView()", k)
+        opened.page.wait_for_function(
+            "k => document.querySelectorAll('.structure')[k].structure !== undefined", arg=k
+        )
+        # Shaded balls have many shades; edges and bonds alone would have few.
+        assert n_colours(opened.picture(".structure .scene", k)) > 120, k
     opened.check()
 
 
 @pytest.mark.slow
 def test_pointing_at_a_dot_shows_the_name_as_text(opened: Opened) -> None:
-    opened.draw(1)
-    figure = "document.querySelector('#parity .figure')"
+    opened.draw(0)
+    figure = "document.querySelector('#overview .figure')"
     opened.page.evaluate(f"{figure}.scrollIntoView()")
     opened.page.evaluate(f"Plotly.Fx.hover({figure}, [{{curveNumber: 1, pointNumber: 0}}])")
     opened.page.wait_for_timeout(300)
@@ -165,31 +186,50 @@ def test_the_menu_shows_another_layer(opened: Opened) -> None:
 def test_an_explanation_draws_and_answers(
     attention: str, browser: Any, val_set: StructureDataset, tmp_path: Path
 ) -> None:
-    """Each vertex of the view of the attention names its atom, and has that atom's weight as text and colour."""
+    """Every ball has the colour of its atom's weight, letters say what it is, and all rows are there."""
     loaded = make_loaded(attention)
     found = explain(loaded, val_set[0], 2)
     write_page(tmp_path / "page.html", found, loaded, [])
     opened = Opened(browser, tmp_path / "page.html")
     page = opened.page
     page.wait_for_function("() => document.body.dataset.shown")
-    assert page.locator("canvas").count() >= 2
+    # Drawn where they are nearly in view, this one by the script.
+    view = "document.getElementById('attention-view').structure"
+    page.wait_for_function(f"() => {view}.letters.length > 0")
     assert page.locator("#distance-plot .point").count() == 5 * len(found.learnt)
-    assert page.locator("tbody tr").count() == len(found.learnt)
+    symbols = [chemical_symbols[z] for z in found.structure.atomic_numbers.tolist()]
+    rows = page.locator("tbody tr td:first-child").all_inner_texts()
+    tags = found.structure.tags.tolist()
+    order = sorted(range(len(tags)), key=lambda i: -tags[i])
+    assert rows == [f"{symbols[i]} {i}" + (" ←" if i == 2 else "") for i in order]
+    assert tags[order[0]] == TAG_ADSORBATE
+    page.locator("thead th").nth(0).click()
+    assert sorted(page.locator("tbody tr td:first-child").all_inner_texts()) == sorted(rows)
+    letters = page.evaluate(f"{view}.letters.map(letter => letter.text)")
+    assert letters == [f"{symbol} 2" if i == 2 else symbol for i, symbol in enumerate(symbols)]
+    # A letter is hidden where another ball is in front of its own; a slab has such.
+    seen = page.evaluate(f"{view}.letters.map(letter => letter.sprite.visible)")
+    places = found.structure.positions.numpy().astype(float)
+    turn = page.evaluate(f"{view}.viewer.getView()")[4:8]
+    places = Rotation.from_quat(turn).apply(places)
+    radii = np.array([0.25 + 0.35 * covalent_radii[z] for z in found.structure.atomic_numbers.tolist()])
+    apart = np.linalg.norm(places[:, None, :2] - places[None, :, :2], axis=-1)
+    covered = ((places[None, :, 2] > places[:, None, 2] + 0.1) & (apart < radii)).any(axis=1)
+    covered[2] = False
+    assert [not shown for shown in seen] == covered.tolist()
+    assert covered.any()
+    assert n_colours(opened.picture(".scene", 0)) > 120
 
     def check(expected: np.ndarray, shown: str) -> None:
         page.wait_for_function(f"() => document.body.dataset.shown === '{shown}'")
-        known = page.evaluate(
-            """() => document.getElementById("attention-view").data.filter(t => t.type == "mesh3d")
-                .flatMap(t => t.customdata.map((row, k) => [...row, t.intensity[k]]))"""
-        )
-        index, _, weight, colour = np.asarray(known).T
-        np.testing.assert_array_equal(np.unique(index), np.arange(len(expected)))
-        np.testing.assert_allclose(weight, expected[index.astype(int)], rtol=1e-5, atol=1e-7)
-        np.testing.assert_array_equal(weight, colour)
-        axis = page.evaluate("document.getElementById('attention-view').layout.coloraxis")
-        assert axis["cmax"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
+        np.testing.assert_allclose(page.evaluate(f"{view}.values"), expected, rtol=1e-5, atol=1e-7)
+        low, high = page.evaluate(f"{view}.ends")
+        assert high == pytest.approx(np.abs(expected).max(), rel=1e-5)
         # White is no weight.
-        assert axis["cmin"] == (-axis["cmax"] if (found.attention < 0).any() else 0)
+        assert low == (-high if (found.attention < 0).any() else 0)
+        colours = colormaps["RdBu_r" if low else "Reds"]((expected - low) / (high - low))[:, :3]
+        drawn = [to_rgb(colour) for colour in page.evaluate(f"{view}.colours")]
+        np.testing.assert_allclose(drawn, colours, atol=0.06)
 
     check(found.attention[1].mean(axis=0), "1 -1 false")
     page.select_option("#head", "3")

@@ -46,9 +46,11 @@ def test_both_drawings_show_the_same_numbers() -> None:
     """The points and bars of one chart in plotly and in matplotlib, against the evaluation."""
     found = evaluated_set(n=8, std=True)
     panels = parity_panels([found], "energy")
-    interactive = page_figure([panels], 680, [0.68, 0.32])
+    interactive = [page_figure([panel], 400) for panel in panels]
+    assert [panel.x.count("eV") + panel.y.count("eV") for panel in panels] == [1, 2]
+    assert [figure.layout.yaxis.scaleanchor for figure in interactive] == ["x", None]
     for k, y in enumerate((found.predicted, found.error)):
-        trace = [t for t in interactive.data if t.mode == "markers"][k]
+        (trace,) = [t for t in interactive[k].data if t.mode == "markers"]
         (axes,) = picture([panels[k]]).axes
         points = axes.lines[-1]
         for x_drawn, y_drawn in ((trace.x, trace.y), points.get_data()):
@@ -59,7 +61,7 @@ def test_both_drawings_show_the_same_numbers() -> None:
     assert f"MAE {np.abs(found.error).mean():.4f} eV" in panels[0].title
     groups = by_element([found])
     panel = groups_panel(groups, "element")
-    assert list(page_figure([[panel]], 330).data[0].y) == pytest.approx(groups.mae[0])
+    assert list(page_figure([panel], 330).data[0].y) == pytest.approx(groups.mae[0])
     (axes,) = picture([panel]).axes
     assert [bar.get_height() for bar in axes.patches] == pytest.approx(groups.mae[0])
     assert [text.get_text() for text in axes.texts] == [str(n) for n in groups.n[0]]

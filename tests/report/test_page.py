@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 def test_sections_numbers_and_provenance(report: Path, model_path: Path) -> None:
     page = Page(report.read_text(encoding="utf-8"))
-    keys = ["overview", "curves", "parity", "uncertainty", "groups", "worst", "rpe", "invariance", "provenance"]
+    keys = ["overview", "curves", "residuals", "uncertainty", "groups", "worst", "rpe", "invariance", "provenance"]
     assert page.headings == keys
     links = [attrs["href"] for tag, attrs in page.elements if tag == "a"]
     assert links == [f"#{key}" for key in keys]
@@ -72,6 +72,18 @@ def test_sections_numbers_and_provenance(report: Path, model_path: Path) -> None
     assert f"{np.abs(error).mean():.4f}" in page.text
     assert f"{np.sqrt((error**2).mean()):.4f}" in page.text
     assert len([tag for tag, attrs in page.elements if attrs.get("class") == "card"]) == 10
+
+
+def test_the_result_comes_first(report: Path) -> None:
+    """Error, baseline and picture before anything about the model; fingerprints last."""
+    text = report.read_text(encoding="utf-8")
+    metrics = evaluated_set(std=True).metrics
+    overview, rest = text[text.index('<section id="overview">') :].split("</section>", 1)
+    assert f"<strong>{metrics.energy_mae:.4f} eV</strong>" in overview
+    assert f"{metrics.mad:.4f} eV (MAD)" in overview
+    assert overview.count('class="figure"') == 1
+    assert "fingerprint" not in overview
+    assert "fingerprint" in rest[rest.index('id="provenance"') :]
 
 
 def test_nothing_comes_from_outside(report: Path) -> None:
@@ -97,9 +109,9 @@ def test_hostile_names_stay_text(report: Path) -> None:
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
     assert EVIL in page.text
     programs = [text for attrs, text in page.scripts if attrs.get("type") != "application/json"]
-    assert len(programs) == 2
+    assert len(programs) == 4
     contents = [text for attrs, text in page.scripts if attrs.get("type") == "application/json"]
-    assert len(contents) == len([a for _, a in page.elements if a.get("class") == "figure"])
+    assert len(contents) == len([a for _, a in page.elements if a.get("class") in ("figure", "structure")])
     for text in contents:
         figure = json.loads(text)
         assert "<script" not in json.dumps(figure)
@@ -116,7 +128,7 @@ def test_a_page_has_the_sections_that_it_has_content_for(model: LoadedModel, tmp
     assert Page(path.read_text(encoding="utf-8")).headings == ["overview", "rpe", "invariance", "provenance"]
     write_report(path, model, [evaluated_set(n=1, adsorbates=False)])
     page = Page(path.read_text(encoding="utf-8"))
-    assert page.headings == ["overview", "parity", "groups", "worst", "rpe", "invariance", "provenance"]
+    assert page.headings == ["overview", "residuals", "groups", "worst", "rpe", "invariance", "provenance"]
     assert "molflt check-invariance" in page.text
     assert "By adsorbate" not in page.text
     assert [p.name for p in path.parent.iterdir()] == ["r.html"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,7 @@ from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.lattice import LatticeMethod
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.far.mesh import MeshMethod, too_large
-from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.far.method import STRIP, FrequencyMethod, strip_share
 from molflt.attention.geometry import Geometry
 from molflt.errors import InputError
 
@@ -20,8 +21,8 @@ MESH_FROM = 200
 """Up to so many atoms the mesh is not considered, so that small structures stay invariant to rounding, not to ε."""
 
 
-Order = Literal["quadratic", "linear"]
-ORDERS: tuple[Order, ...] = ("quadratic", "linear")
+Order = Literal["quadratic", "mixed", "linear"]
+ORDERS: tuple[Order, ...] = ("quadratic", "mixed", "linear")
 
 
 class AutomaticMethod(FrequencyMethod):
@@ -58,7 +59,8 @@ class Contraction:
 
     Attributes:
         method: None without a far field.
-        order: ``quadratic`` is (Q'K'ᵀ ∘ M) V on padded pairs, ``linear`` is Q'(K'ᵀV) and a neighbour list.
+        order: ``quadratic`` is (Q'K'ᵀ ∘ M) V on padded pairs, ``linear`` is Q'(K'ᵀV) and a neighbour list, and
+            ``mixed`` a neighbour list and f̂ on pairs.
         seconds: what it should take, without what is the same for all.
     """
 
@@ -128,16 +130,26 @@ def work_of(
 ) -> Work | None:
     """What one way to contract structure ``b`` takes, see :func:`choose_contraction`; None where there is none."""
     n, repeats = geometry.sizes[b], sizes.n_applications
+    on_edges = Work(
+        edge_applications=repeats,
+        edge_products=2 * repeats * (n_edges + n) * sizes.dim,
+        edge_heads=repeats * (n_edges + n) * sizes.n_heads,
+    )
     if order == "linear":
-        near = Work(
-            edge_applications=repeats,
-            edge_products=2 * repeats * (n_edges + n) * sizes.dim,
-            edge_heads=repeats * (n_edges + n) * sizes.n_heads,
-        )
         if method is None or basis is None:
-            return near
+            return on_edges
         far = method.operator_work(geometry, b, basis, sizes)
-        return None if far is None else near + far
+        return None if far is None else on_edges + far
+    if order == "mixed":
+        if method is None or basis is None:
+            return None
+        made, held = method.pairs_operator_work(geometry, b, basis), n * n * strip_share(n)
+        far = Work(
+            feature_applications=repeats * math.ceil(n / STRIP),
+            pair_mixed=repeats * held * method.n_weights(len(basis)) * sizes.n_heads,
+            pair_products=repeats * n * n * sizes.n_channels,
+        )
+        return None if made is None else made + on_edges + far
     on_pairs = Work(
         pair_layers=sizes.n_layers,
         pair_factors=sizes.n_layers * n * n * sizes.n_heads,

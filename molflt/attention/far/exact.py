@@ -11,7 +11,7 @@ from torch import Tensor
 from molflt.attention.far.costs import Work
 from molflt.attention.far.images import expected_images, squared_norm, sum_over_images
 from molflt.attention.far.members import GaussianBasis
-from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.far.method import STRIP, FrequencyMethod, PairsOperator, strip_share
 from molflt.attention.geometry import Geometry
 
 IMAGE_TOLERANCE = 1e-14
@@ -27,7 +27,8 @@ class ExactMethod(FrequencyMethod):
         """See :class:`FrequencyMethod`."""
         if not any(geometry.is_periodic(b) for b in structures):
             chosen = list(structures)
-            values = basis.on_pairs(_squared_distances(geometry.padded_positions[chosen], geometry.dtype))
+            positions = geometry.padded_positions[chosen]
+            values = basis.on_pairs(_squared_distances(positions, positions, geometry.dtype))
             if not all(geometry.sizes[b] == geometry.n_max for b in chosen):
                 values = torch.where(geometry.pair_mask[chosen], values, 0.0)
             # Contraction wants the members first, and finds them so in memory.
@@ -39,6 +40,19 @@ class ExactMethod(FrequencyMethod):
                 for b in structures
             ],
         )
+
+    def pairs_operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PairsOperator:
+        """See :class:`FrequencyMethod`."""
+        if geometry.is_periodic(b):
+            return super().pairs_operator(geometry, b, basis)
+        r, dtype = geometry.atoms_of(b), geometry.dtype
+        starts = range(0, len(r), STRIP)
+        return PairsOperator([basis.on_pairs(_squared_distances(r[a : a + STRIP], r[a:], dtype)) for a in starts])
+
+    def pairs_operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work | None:
+        """See :class:`FrequencyMethod`."""
+        whole = self.pair_work(geometry, b, basis)
+        return whole if geometry.is_periodic(b) else whole.times(strip_share(geometry.sizes[b]))
 
     def image_radius(self, basis: GaussianBasis) -> float:
         """Å beyond which no image contributes more than IMAGE_TOLERANCE."""
@@ -60,12 +74,12 @@ class ExactMethod(FrequencyMethod):
         )
 
 
-def _squared_distances(positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """|r_i − r_j|² from (n_structures, n_max, 3) float64, in ``dtype``: (n_structures, n_max, n_max) Å²."""
+def _squared_distances(receivers: Tensor, senders: Tensor, dtype: torch.dtype) -> Tensor:
+    """|r_i − r_j|² of (..., n, 3) and (..., m, 3) float64, in ``dtype``: (..., n, m) Å²."""
     total: Tensor | None = None
     # Axis by axis, for a sum over three neighbouring numbers is slow.
-    for r in positions.unbind(dim=-1):
-        delta = (r[:, :, None] - r[:, None, :]).to(dtype)
+    for a, b in zip(receivers.unbind(dim=-1), senders.unbind(dim=-1), strict=True):
+        delta = (a[..., :, None] - b[..., None, :]).to(dtype)
         total = delta.square() if total is None else total + delta.square()
     assert total is not None
     return total

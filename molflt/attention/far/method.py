@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from molflt.attention.far.costs import LayerSizes, Work
@@ -66,6 +67,16 @@ class FrequencyMethod(nn.Module):
         """What the block of structure ``b`` takes; None where it is too large."""
         raise NotImplementedError
 
+    def pairs_operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PairsOperator:
+        """f̂ of structure ``b`` on half of its pairs."""
+        alone = geometry.of_structure(b)
+        whole, n = self.blocks(alone, [0], basis)[0].movedim(-1, 0), alone.n_atoms
+        return PairsOperator([whole[:, a : a + STRIP, a:].contiguous() for a in range(0, n, STRIP)])
+
+    def pairs_operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work | None:
+        """What it takes to make that."""
+        return self.pair_work(geometry, b, basis)
+
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> FarOperator | None:
         """f̂ of structure ``b`` without pairs; None where the method only works on pairs."""
         return None
@@ -108,3 +119,41 @@ class PositionFeatures:
     def pairs(self) -> Tensor:
         """Q'K'ᵀ for each weight: (n, n, n_weights), O(n²)."""
         return (self.features[:, None, :] * self.features[None, :, :]) @ self.coefficients
+
+
+@dataclass
+class PairsOperator:
+    """f̂ of one structure on its pairs, where they are few enough; a :class:`FarOperator`.
+
+    As f̂_ij = f̂_ji, half of the pairs will do. They are held in strips of rows, each from its diagonal on, which are
+    small enough to stay in a processor's cache between the steps of their use.
+
+    Attributes:
+        strips: (n_weights, n_rows, n − first) basis functions of f̂, ``first`` being the rows of the strips before.
+    """
+
+    strips: list[Tensor]
+
+    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) v_jh, O(n²)."""
+        v, mixing = values.transpose(0, 1), weights.transpose(0, 1)
+        out, first = torch.zeros_like(v), 0
+        for strip in self.strips:
+            _, n_rows, width = strip.shape
+            end = first + n_rows
+            far = (mixing @ strip.flatten(1)).view(-1, n_rows, width)
+            out[:, first:end] += far @ v[:, first:]
+            if width > n_rows:
+                out[:, end:] += far[:, :, n_rows:].transpose(1, 2) @ v[:, first:end]
+            first = end
+        return out.transpose(0, 1)
+
+
+STRIP = 128
+"""Rows of a strip of pairs."""
+
+
+def strip_share(n: int) -> float:
+    """What part of n² pairs is held in strips."""
+    starts = range(0, n, STRIP)
+    return sum(min(STRIP, n - first) * (n - first) for first in starts) / max(1, n * n)

@@ -27,22 +27,6 @@ function chosen(layer, head) {
   return mean;
 }
 
-function colourAtoms(values) {
-  const colours = [], known = [], traces = [];
-  for (const trace of page.traces) {
-    const colour = [], rows = [];
-    for (const j of trace.atoms) {
-      const entry = [j, page.tags[j], values[j]];
-      for (let k = 0; k < trace.repeat; k++) { colour.push(values[j]); rows.push(entry); }
-    }
-    colours.push(colour); known.push(rows); traces.push(trace.index);
-  }
-  const end = values.reduce((most, w) => Math.max(most, Math.abs(w)), 0) || 1;
-  const style = {customdata: known, [page.colour_key]: colours};
-  const range = {"coloraxis.cmin": page.signed ? -end : 0, "coloraxis.cmax": end};
-  return Plotly.update("attention-view", style, range, traces);
-}
-
 function plotDistances(layer, values, name) {
   const log = logBox.checked;
   const size = w => log ? Math.abs(w) : w;
@@ -64,9 +48,9 @@ function plotDistances(layer, values, name) {
     hovertemplate: "%{text}<br>%{x:.3f} Å<br>weight %{customdata:.4g}<extra></extra>",
   });
   const layout = {
-    template: page.template, margin: {l: 76, r: 16, t: 40, b: 52}, showlegend: true,
+    margin: {l: 76, r: 16, t: 40, b: 52}, showlegend: true,
     legend: {orientation: "h", x: 0, y: 1.02, yanchor: "bottom"},
-    xaxis: {title: {text: `distance from atom ${page.atom} to the nearest image / Å`}, rangemode: "tozero"},
+    xaxis: {title: {text: `distance from atom ${page.atom} / Å`}, rangemode: "tozero"},
     yaxis: log
       ? {title: {text: "|weight|, open where negative"}, type: "log", dtick: 1, exponentformat: "power"}
       : {title: {text: "weight"}, type: "linear"},
@@ -78,14 +62,27 @@ async function show() {
   const layer = Number(layerMenu.value), head = Number(headMenu.value);
   const values = chosen(layer, head);
   const name = head < 0 ? "mean of the heads" : `head ${head}`;
-  await Promise.all([colourAtoms(values), plotDistances(layer, values, name)]);
+  Structures.draw(document.getElementById("attention-view")).colour(values);
+  await plotDistances(layer, values, name);
   document.body.dataset.shown = `${layer} ${head} ${logBox.checked}`;
 }
 
-async function start() {
-  for (const id of ["energy-view", "attention-view"])
-    await Plotly.newPlot(id, page.figures[id].data, page.figures[id].layout, config);
-  for (const control of [layerMenu, headMenu, logBox]) control.addEventListener("change", show);
-  await show();
+// Rows by a column: numbers by size, the largest first; texts by their alphabet.
+function sortable(heading, column) {
+  heading.addEventListener("click", () => {
+    const body = document.querySelector(".rows tbody"), rows = Array.from(body.rows);
+    const text = row => row.cells[column].textContent.replace("−", "-");
+    const compare = (a, b) => parseFloat(b) - parseFloat(a) || a.localeCompare(b, undefined, {numeric: true});
+    body.append(...rows.sort((a, b) => compare(text(a), text(b))));
+  });
 }
-start();
+
+// Turning one structure turns the other.
+const both = ["energy-view", "attention-view"].map(id => document.getElementById(id));
+both.forEach((place, k) => place.querySelector(".scene").addEventListener("pointerup", () => {
+  const [mine, other] = [place, both[1 - k]].map(Structures.draw);
+  if (mine.viewer && other.viewer) other.viewer.setView(mine.viewer.getView(), true);
+}));
+document.querySelectorAll(".rows th").forEach(sortable);
+for (const control of [layerMenu, headMenu, logBox]) control.addEventListener("change", show);
+show();

@@ -188,7 +188,7 @@ def test_where_no_mesh_fits_another_way_is_taken(monkeypatch):
     geometry, basis = geometry_of([water(70)]), small_rpe()()
     monkeypatch.setattr("molflt.attention.far.mesh._MOST_POINTS", 1000)
     found = choose_contraction(AutomaticMethod(1e-4), "auto", SIZES, geometry, 0, 50, basis, random_rates(0))
-    assert str(found) == "exact, quadratic"
+    assert str(found).startswith("exact")
     with pytest.raises(InputError, match="needs a mesh of more than 1,000 points; use frequencies=auto"):
         choose_contraction(MeshMethod(1e-4), "auto", SIZES, geometry, 0, 50, basis, random_rates(0))
 

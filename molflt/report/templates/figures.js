@@ -6,7 +6,6 @@
     drawn.add(place);
     const content = JSON.parse(document.getElementById(place.dataset.content).textContent);
     const settings = {responsive: true, displaylogo: false, scrollZoom: false, showSendToCloud: false};
-    if (content.data.some(trace => trace.type === 'mesh3d')) settings.displayModeBar = 'hover';
     return Plotly.newPlot(place, content.data, content.layout, settings).catch(() => {
       place.textContent = 'This figure could not be drawn; the browser may lack WebGL.';
     });

@@ -1,0 +1,170 @@
+"""ASE databases over LMDB (``.aselmdb``), as newer releases of OC20 and its successors come.
+
+Every row is JSON, compressed by zlib, under a number from 1 on; ``nextid``, ``deleted_ids`` and ``metadata`` stand
+beside them. Nothing is unpickled, and of what ASE's JSON may stand for only arrays are made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms
+from torch_geometric.data import Data
+
+from molflt.choices import TagConvention
+from molflt.data.ase_io import from_atoms, kept_info
+from molflt.data.labels import LabelSpec, any_array, force_array
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.reading import DEFAULT, Reading
+from molflt.errors import InputError
+
+_MOST_BYTES = 64 << 20
+"""Of one row; those of the largest structures in use take a thousandth."""
+
+
+class AseLmdbDataset(LmdbDataset):
+    """Structures of an ``.aselmdb`` file.
+
+    ``key_value_pairs`` and ``data`` become entries of ``info``, of which ``y_relaxed``, ``y_init`` and ``sid`` are
+    read, and arrays with a row for each atom, such as ``pos_relaxed``.
+
+    Args:
+        path: the file.
+        tags: see :func:`molflt.data.ase_io.from_atoms`.
+        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
+        strict: see :class:`molflt.data.lmdb_dataset.LmdbDataset`.
+        how: whether ions and radicals are taken.
+
+    Raises:
+        InputError: as ``LmdbDataset``; on access: a row that is no structure.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tags: TagConvention = "auto",
+        labels: LabelSpec | None = None,
+        strict: bool = True,
+        how: Reading = DEFAULT,
+    ) -> None:
+        super().__init__(path, labels, strict)
+        self._tags, self._how = tags, how
+
+    def _structure(self, raw: bytes, where: str) -> Data:
+        atoms = row_atoms(load_row(raw, where), where)
+        data = from_atoms(atoms, where, self._tags, self._labels, self._how)
+        data.info = kept_info(atoms)
+        return data
+
+    def _stored_count(self, index: int) -> int:
+        where, raw = self._raw(index)
+        return len(_numbers(load_row(raw, where), where))
+
+
+def load_row(raw: bytes, where: str) -> dict[str, Any]:
+    """Unpack a row.
+
+    Raises:
+        InputError: it is no JSON object compressed by zlib, or far larger than a structure.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(raw, _MOST_BYTES)
+        if unpacker.unconsumed_tail:
+            raise InputError(f"{where}: refused, the row unpacks to more than {_MOST_BYTES >> 20} MiB")
+        row = json.loads(text)
+    # RecursionError: lists in lists in lists
+    except (zlib.error, UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{where}: not a row of an ASE database ({error}); download the file again") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: not a row of an ASE database; download the file again")
+    return row
+
+
+def row_atoms(row: dict[str, Any], where: str) -> Atoms:
+    """The structure of a row.
+
+    Raises:
+        InputError: fields are missing, or of other shapes than a structure has.
+    """
+    numbers = _numbers(row, where)
+    n_atoms = len(numbers)
+    positions = force_array(_plain(row.get("positions"), where), n_atoms, "positions", where)
+    cell = _shaped(row.get("cell", np.zeros((3, 3))), (3, 3), "cell", where)
+    pbc = _shaped(row.get("pbc", np.zeros(3)), (3,), "pbc", where).astype(bool)
+    atoms = Atoms(numbers=numbers, positions=positions, cell=cell, pbc=pbc)
+    if row.get("tags") is not None:
+        atoms.set_tags(_shaped(row["tags"], (n_atoms,), "tags", where).astype(int))
+    if row.get("initial_charges") is not None:
+        atoms.set_initial_charges(_shaped(row["initial_charges"], (n_atoms,), "initial_charges", where))
+    fixed = [index for one in _constraints(row) for index in _fixed_by(one, n_atoms, where)]
+    if fixed:
+        atoms.set_constraint(FixAtoms(indices=sorted(set(fixed))))
+    for part in ("data", "key_value_pairs"):
+        stored = row.get(part)
+        for key, value in (stored if isinstance(stored, dict) else {}).items():
+            value = _plain(value, where)
+            if isinstance(value, list | np.ndarray):
+                value = any_array(value, f"'{key}'", where)
+                if value.ndim and len(value) == n_atoms and value.dtype.kind in "biuf" and key not in atoms.arrays:
+                    atoms.set_array(key, value)
+                    continue
+            atoms.info[key] = value
+    results = {}
+    if isinstance(row.get("energy"), int | float):
+        results["energy"] = float(row["energy"])
+    if row.get("forces") is not None:
+        results["forces"] = force_array(_plain(row["forces"], where), n_atoms, "forces", where)
+    if results:
+        atoms.calc = SinglePointCalculator(atoms, **results)
+    return atoms
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Lists as they are; arrays as ASE's own JSON has them."""
+    packed = value.get("__ndarray__") if isinstance(value, dict) else None
+    if isinstance(packed, list) and len(packed) == 3 and isinstance(packed[2], list):
+        try:
+            return any_array(packed[2], "an array", where).reshape(packed[0])
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{where}: an array does not have the shape it is said to have: {error}") from error
+    return value
+
+
+def _shaped(value: Any, shape: tuple[int, ...], key: str, where: str) -> np.ndarray:
+    array = any_array(_plain(value, where), f"'{key}'", where)
+    if array.shape != shape or array.dtype.kind not in "biuf":
+        raise InputError(f"{where}: '{key}' has shape {array.shape}, expected {shape}")
+    return array.astype(np.float64)
+
+
+def _numbers(row: dict[str, Any], where: str) -> np.ndarray:
+    value = any_array(_plain(row.get("numbers", []), where), "'numbers'", where)
+    if value.ndim != 1 or len(value) == 0 or value.dtype.kind not in "iu":
+        raise InputError(f"{where}: the row holds no atoms")
+    return value
+
+
+def _constraints(row: dict[str, Any]) -> list[Any]:
+    found = row.get("constraints") or []
+    return found if isinstance(found, list) else []
+
+
+def _fixed_by(constraint: Any, n_atoms: int, where: str) -> list[int]:
+    if not isinstance(constraint, dict) or constraint.get("name") != "FixAtoms":
+        return []
+    given = constraint.get("kwargs")
+    indices = any_array(
+        _plain(given.get("indices", []), where) if isinstance(given, dict) else [], "'constraints'", where
+    )
+    if indices.size and (indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= n_atoms):
+        raise InputError(f"{where}: 'constraints' fix atoms that are not there")
+    return [int(index) for index in indices.ravel()]

@@ -1,0 +1,257 @@
+"""Folders of calculations: runs of VASP, and pairs of an initial and a relaxed geometry, with a table of energies."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from torch_geometric.data import Data
+
+from molflt.choices import TagConvention
+from molflt.data.ase_files import ase_format, read_frames
+from molflt.data.ase_io import from_atoms, kept_info, results_at_hand
+from molflt.data.compression import bare_name, bare_suffix, content
+from molflt.data.labels import LabelSpec
+from molflt.data.progress import track
+from molflt.data.reading import DEFAULT, Reading
+from molflt.data.records import ENERGIES
+from molflt.data.relaxations import same_atoms
+from molflt.data.smiles_tables import TABLES, delimiter
+from molflt.errors import InputError, noting, refuse
+
+_OUTPUTS = ("vasprun.xml", "outcar")
+_RUN = ("poscar", "contcar", *_OUTPUTS)
+_STAGE = re.compile(r"(.*?)[-_. ]?(initial|init|unrelaxed|relaxed|final)", re.IGNORECASE)
+_INITIAL = ("initial", "init", "unrelaxed")
+_KEYS = ("name", "folder", "file", "path", "run", "id", "system", "structure")
+"""Columns, in any capitalisation, that say which calculation a row is of; without one it is the first column."""
+_CELL_CHANGE = 0.1
+"""Å by which a component of a lattice vector may differ in a pair."""
+
+
+@dataclass(frozen=True)
+class _Calculation:
+    """Where the geometries of a calculation are; the last of several frames counts."""
+
+    name: str
+    initial: Path | None
+    relaxed: Path | None
+    output: Path | None = None
+    frame: int | None = None
+
+
+def pair_of(paths: Sequence[str]) -> tuple[Path, Path] | None:
+    """Two files or folders that are called initial and relaxed, in this order; None: they are not."""
+    if len(paths) != 2 or not all(Path(path).exists() for path in paths):
+        return None
+    found = [_STAGE.fullmatch(_stem(Path(path))) for path in paths]
+    if found[0] is None or found[1] is None or found[0][1].lower() != found[1][1].lower():
+        return None
+    first, second = (match[2].lower() in _INITIAL for match in found if match is not None)
+    if first == second:
+        return None
+    return (Path(paths[0]), Path(paths[1])) if first else (Path(paths[1]), Path(paths[0]))
+
+
+def find_calculations(folder: Path) -> list[_Calculation]:
+    """Runs of VASP in folders of their own, or in this one, and pairs of files or folders; often there are none.
+
+    Raises:
+        InputError: a geometry without its counterpart, or files with other numbers of frames.
+    """
+    children = sorted(folder.iterdir())
+    stages = {path: match for path in children if (match := _STAGE.fullmatch(_stem(path))) and _is_stage(path)}
+    if stages:
+        named: dict[str, dict[bool, Path]] = {}
+        for path, match in stages.items():
+            named.setdefault(match[1].lower(), {})[match[2].lower() in _INITIAL] = path
+        if any(len(pair) == 2 for pair in named.values()):
+            return [c for name, pair in named.items() for c in _paired(pair.get(True), pair.get(False), name)]
+    if any(ase_format(path) and bare_name(path) not in _RUN for path in children if path.is_file()):
+        return []
+    return list(_runs(folder))
+
+
+def read_calculations(
+    calculations: Sequence[_Calculation],
+    folder: Path,
+    tags: TagConvention = "auto",
+    labels: LabelSpec | None = None,
+    bad: dict[int, InputError] | None = None,
+    with_table: bool = True,
+    how: Reading = DEFAULT,
+) -> list[Data]:
+    """Read what ``find_calculations`` found.
+
+    The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
+    CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
+    there is one geometry. Columns of a CSV table in the folder become entries of ``info``, among which labels are
+    looked for.
+
+    Args:
+        calculations: what to read.
+        folder: holds all, and perhaps one table.
+        tags: see :func:`molflt.data.ase_io.from_atoms`.
+        labels: which label to read and its unit.
+        bad: gets what is wrong with calculations that cannot be used, by their places; None: they are refused.
+        with_table: read the table of the folder, if there is one.
+        how: whether ions and radicals are taken.
+
+    Returns:
+        The structures, named ``FOLDER/NAME``.
+
+    Raises:
+        InputError: files that cannot be read, pairs of other atoms, or a calculation of which the table has no row.
+    """
+    table = _table(folder) if with_table else None
+    found: dict[int, InputError] = {} if bad is None else bad
+    structures = []
+    for index, calculation in enumerate(track(calculations, f"reading {folder.name}", total=len(calculations))):
+        where = str(folder / calculation.name) if calculation.name else str(folder)
+        row = None if table is None else table[1].get(_key(calculation.name or folder.name))
+        with noting(found, index, where, row or {}):
+            if table is not None and row is None:
+                raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
+            atoms = _atoms(calculation, where)
+            atoms.info.update(row or {})
+            structure = from_atoms(atoms, where, tags, labels, how)
+            structure.info = kept_info(atoms)
+            structures.append(structure)
+    if bad is None:
+        refuse(found, len(calculations), str(folder), "calculations")
+    return structures
+
+
+def _atoms(calculation: _Calculation, where: str) -> Atoms:
+    frames = [] if calculation.output is None else read_frames(calculation.output)
+    initial = frames[0] if calculation.initial is None else _frame(calculation.initial, calculation.frame)
+    relaxed = _frame(calculation.relaxed, calculation.frame) if calculation.relaxed else None
+    if relaxed is None and (len(frames) > 1 or (frames and calculation.initial)):
+        relaxed = frames[-1]
+    if relaxed is None:
+        return initial
+    same_atoms(initial.numbers, relaxed.numbers, where)
+    change = float(np.abs(np.asarray(relaxed.cell) - np.asarray(initial.cell)).max())
+    if change > _CELL_CHANGE:
+        raise InputError(
+            f"{where}: the cells of the initial and the relaxed geometry differ by {change:.2f} Å; relaxations of "
+            "the cell are not read, take the relaxed structure alone"
+        )
+    atoms: Atoms = initial.copy()
+    atoms.info = {**relaxed.info, **initial.info}
+    atoms.set_array("positions_relaxed", relaxed.positions)
+    for label, end in (
+        ("y_init", frames[0] if frames else initial),
+        ("y_relaxed", frames[-1] if frames else relaxed),
+    ):
+        energy = results_at_hand(end).get("energy")
+        if energy is not None:
+            atoms.info.setdefault(label, float(energy))
+    return atoms
+
+
+def _frame(file: Path, frame: int | None) -> Atoms:
+    atoms: Atoms = read_frames(file)[-1 if frame is None else frame]
+    # What is computed belongs to the geometry in the file.
+    if atoms.calc is not None and not isinstance(atoms.calc, SinglePointCalculator):
+        atoms.calc = None
+    return atoms
+
+
+def _runs(folder: Path) -> Iterator[_Calculation]:
+    for place in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
+        files = {bare_name(file): file for file in place.iterdir() if file.is_file() and file.stat().st_size}
+        if any(name in files for name in _RUN):
+            name = "" if place == folder else place.relative_to(folder).as_posix()
+            output = next((files[name] for name in _OUTPUTS if name in files), None)
+            initial, relaxed = files.get("poscar"), files.get("contcar")
+            if initial is None and output is None:
+                initial, relaxed = relaxed, None
+            yield _Calculation(name, initial, relaxed, output)
+
+
+def _paired(initial: Path | None, relaxed: Path | None, name: str) -> Iterator[_Calculation]:
+    if initial is None or relaxed is None:
+        there = initial or relaxed
+        raise InputError(f"{there}: has no {'relaxed' if relaxed is None else 'initial'} counterpart; add it")
+    if initial.is_dir() != relaxed.is_dir():
+        raise InputError(f"{initial} and {relaxed}: one is a folder, the other a file; give two of a kind")
+    if not initial.is_dir():
+        n, n_relaxed = len(read_frames(initial)), len(read_frames(relaxed))
+        if n != n_relaxed:
+            raise InputError(f"{initial} holds {n} structures, and {relaxed} {n_relaxed}; they must be as many")
+        if n == 1:
+            yield _Calculation(name, initial, relaxed)
+            return
+        yield from (_Calculation(f"{name}#{k}", initial, relaxed, frame=k) for k in range(n))
+        return
+    ends = [{_stem(file): file for file in sorted(end.iterdir()) if ase_format(file)} for end in (initial, relaxed)]
+    if alone := sorted(ends[0].keys() ^ ends[1].keys()):
+        raise InputError(
+            f"{initial} and {relaxed}: {len(alone)} names are in one of them only: {', '.join(alone[:10])}; add the "
+            "others, or remove these"
+        )
+    yield from (_Calculation(f"{name}/{stem}".lstrip("/"), ends[0][stem], ends[1][stem]) for stem in ends[0])
+
+
+def pair_calculations(initial: Path, relaxed: Path) -> list[_Calculation]:
+    """The pairs of two files, frame by frame, or of two folders, by the names of their files.
+
+    Raises:
+        InputError: files with other numbers of frames, or names that are in one folder only.
+    """
+    return list(_paired(initial, relaxed, ""))
+
+
+def _is_stage(path: Path) -> bool:
+    return path.is_dir() or ase_format(path) is not None
+
+
+def _stem(path: Path) -> str:
+    """Name of a file without its ending, or of a folder."""
+    return path.name if path.is_dir() else bare_name(path).removesuffix(bare_suffix(path))
+
+
+def _key(name: str) -> str:
+    return name.strip().strip("/").lower()
+
+
+def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | None:
+    """The only table of a folder, and its rows by what they are of; also by the last part of a path's name."""
+    tables = [path for path in sorted(folder.iterdir()) if bare_suffix(path) in TABLES] if folder.is_dir() else []
+    if len(tables) > 1:
+        names = ", ".join(path.name for path in tables)
+        raise InputError(f"{folder}: several tables ({names}); leave the one with the energies")
+    if not tables:
+        return None
+    (file,) = tables
+    try:
+        text = content(file).decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter(text, _KEYS))
+        lowered = {column.strip().lower(): column for column in reader.fieldnames or () if column}
+        key = next((lowered[name] for name in _KEYS if name in lowered), next(iter(lowered.values()), None))
+        rows: dict[str, dict[str, str | float]] = {}
+        for row in reader:
+            name = _key(row.pop(key) or "") if key is not None else ""
+            if name in rows:
+                raise InputError(f"{file}: two rows are named '{name}'; leave one")
+            cells = {column.strip(): (cell or "").strip() for column, cell in row.items() if column}
+            cells |= {label: cells[lowered[label].strip()] for label in ENERGIES if label in lowered}
+            rows[name] = {column: _value(cell) for column, cell in cells.items() if cell}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file}: not a readable table: {error}") from error
+    return file, rows
+
+
+def _value(cell: str) -> str | float:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell

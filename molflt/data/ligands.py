@@ -1,0 +1,72 @@
+"""Molecules as docking and crystallography write them: mol2, and PDB without a crystal's cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ase import Atoms
+from rdkit import Chem
+
+from molflt.data.compression import content
+from molflt.errors import InputError
+
+_MOL2 = re.compile(r"^@<TRIPOS>MOLECULE", re.MULTILINE)
+_CELL = re.compile(r"^CRYST1((?:\s+[\d.]+){3})", re.MULTILINE)
+_NO_CELL = 1.0
+"""Å: where there is no crystal, PDB asks for a cell of this length."""
+_FEW = 6
+"""Atoms other than hydrogen; smaller molecules without any are common: CO2, COCl2."""
+
+
+def mol2_blocks(file: Path) -> Iterator[Chem.Mol | None]:
+    """Every molecule of a mol2 file; None where RDKit cannot read it.
+
+    Raises:
+        InputError: not text.
+    """
+    text = _text(file)
+    starts = [found.start() for found in _MOL2.finditer(text)]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        block = text[start:end]
+        # Of bonds that RDKit finds no structure for, positions and elements are still right.
+        yield Chem.MolFromMol2Block(block, removeHs=False) or Chem.MolFromMol2Block(
+            block, sanitize=False, removeHs=False
+        )
+
+
+def has_crystal(text: str) -> bool:
+    """Whether a PDB file has a cell that is more than a placeholder."""
+    found = _CELL.search(text)
+    return found is not None and any(float(length) > _NO_CELL for length in found[1].split())
+
+
+def pdb_molecules(text: str, where: str) -> Iterator[Atoms]:
+    """Every model of a PDB file, without a cell; charges written with its atoms are in ``info``.
+
+    Raises:
+        InputError: it cannot be read, or it lacks its hydrogens, as most do that come from diffraction.
+    """
+    mol = Chem.MolFromPDBBlock(text, sanitize=False, removeHs=False, proximityBonding=False)
+    if mol is None or mol.GetNumAtoms() == 0:
+        raise InputError(f"{where}: holds no atoms that can be read as PDB")
+    numbers = [atom.GetAtomicNum() for atom in mol.GetAtoms()]
+    if 1 not in numbers and len(numbers) >= _FEW and 6 in numbers and {7, 8, 15, 16} & set(numbers):
+        raise InputError(
+            f"{where}: {len(numbers)} atoms and not one hydrogen; add the hydrogens (in most viewers, or with "
+            "Open Babel: obabel -h), or give the molecule's SMILES"
+        )
+    charge = sum(atom.GetFormalCharge() for atom in mol.GetAtoms())
+    for conformer in mol.GetConformers():
+        atoms = Atoms(numbers=numbers, positions=conformer.GetPositions())
+        if charge:
+            atoms.info["charge"] = charge
+        yield atoms
+
+
+def _text(file: Path) -> str:
+    try:
+        return content(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not a readable text file: {error}") from error

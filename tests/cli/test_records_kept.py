@@ -1,0 +1,111 @@
+"""What a file says of a record comes back with its prediction; every command reads tags as it is asked to."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import pytest
+from ase.build import add_adsorbate, fcc111
+
+from molflt.data.sources import open_dataset
+from molflt.prediction.evaluation import evaluate
+from molflt.report.model_report import evaluation_report
+from molflt.training.config_file import to_yaml
+
+Run = Callable[..., Any]
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def test_columns_and_names_come_back_also_of_skipped_rows(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    table, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    table.write_text("name;smiles;Exp;error\nethanol;CCO;-2.5;=1+1\nwrong;C(;3;\n;O;;x\n", encoding="utf-8")
+    assert molflt("predict", model_path, table, "-o", out, "--on-error", "skip").status == 0
+    rows = _rows(out)
+    assert [row["name"] for row in rows] == ["ethanol", "wrong", f"{table}#2 (O)"]
+    assert [row["smiles"] for row in rows] == ["CCO", "C(", "O"]
+    assert [row["Exp"] for row in rows] == ["-2.5", "3", ""]
+    assert [row["input_error"] for row in rows] == ["'=1+1", "", "x"]
+    assert [bool(row["error"]) for row in rows] == [False, True, False]
+    assert "(wrong)" in rows[1]["record"]
+    # In parts, the same.
+    shards = [f"{number}/2" for number in (1, 2)]
+    for shard in shards:
+        command = ("predict", model_path, table, "-o", tmp_path / "m.csv", "--on-error", "skip", "--shard", shard)
+        assert molflt(*command).status == 0
+    assert molflt("merge", *sorted(tmp_path.glob("m.csv.shard*")), "-o", tmp_path / "m.csv").status == 0
+    assert _rows(tmp_path / "m.csv") == rows
+
+
+def test_extxyz_keeps_its_info(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    atoms = fcc111("Cu", (1, 1, 3), vacuum=6.0)
+    atoms.set_tags(0)
+    atoms.info.update(doi="10.1/x", trial=3, vector=[1.0, 2.0, 3.0])
+    ase.io.write(tmp_path / "a.extxyz", atoms)
+    for ending in ("extxyz", "csv"):
+        assert molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / f"o.{ending}").status == 0
+    info = ase.io.read(tmp_path / "o.extxyz").info
+    assert (info["doi"], info["trial"], list(info["vector"])) == ("10.1/x", 3, [1.0, 2.0, 3.0])
+    (row,) = _rows(tmp_path / "o.csv")
+    assert (row["doi"], row["trial"], row["vector"]) == ("10.1/x", "3", "")
+
+
+def test_largest_errors_bear_the_names_of_the_records(loaded: Any, tmp_path: Path) -> None:
+    table = tmp_path / "in.csv"
+    table.write_text("smiles,ID,y_relaxed\nCCO,mol-17,-2.5\nO,,1\n", encoding="utf-8")
+    found = evaluate(loaded, str(table))
+    evaluation_report(tmp_path / "r.html", loaded, [found])
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "in.csv#0 (mol-17)" in page
+    assert "in.csv#1 (O)" in page
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Path:
+    """Slabs as ASE's builders tag them."""
+    frames = []
+    for k in range(6):
+        atoms = fcc111("Cu", (1, 1, 3), vacuum=6.0)
+        add_adsorbate(atoms, "O", 1.5 + 0.05 * k, "fcc")
+        atoms.info["y_relaxed"] = 0.1 * k
+        frames.append(atoms)
+    ase.io.write(tmp_path / "layers.extxyz", frames)
+    return tmp_path / "layers.extxyz"
+
+
+def test_layers_in_every_command_that_reads_data(
+    molflt: Run, model_path: Path, layers: Path, make_config: Any, tmp_path: Path
+) -> None:
+    assert open_dataset(layers, "layers")[0].tags.tolist() == [0, 0, 1, 2]
+    commands = [
+        ("predict", model_path, layers),
+        ("evaluate", model_path, layers, "--no-report"),
+        ("info", layers),
+        ("check-invariance", model_path, layers, "--limit", "1", "--draws", "1", "--dtype", "float64"),
+        ("explain", model_path, layers, "--index", "0", "-o", tmp_path / "e.html"),
+        ("plot", "parity", model_path, layers, "-o", tmp_path / "p.png"),
+        ("convert", layers, tmp_path / "c.lmdb"),
+    ]
+    for command in commands:
+        refused = molflt(*command)
+        assert refused.status == 2, command
+        assert "--tags layers" in refused.err, command
+        read = molflt(*command, "--tags", "layers")
+        # Whether a model of a few steps passes is no matter here.
+        assert read.status == 0 or command[0] == "check-invariance", read
+        assert "--tags layers" not in read.err
+    config = make_config(**{"data.train": str(layers), "data.val": {"val": str(layers)}, "trainer.max_epochs": 1})
+    (tmp_path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    command = ("train", tmp_path / "config.yaml", "--out", tmp_path / "run", "--no-report")
+    refused = molflt(*command)
+    assert (refused.status, "data.tags=layers" in refused.err) == (2, True)
+    assert molflt(*command, "data.tags=layers").status == 0
+    assert json.loads(molflt("info", tmp_path / "run", "--json").out)["target"] == "y_relaxed"

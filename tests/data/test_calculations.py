@@ -1,0 +1,283 @@
+"""Adsorption data as it usually comes: VASP runs, pairs, Catalysis-Hub, aselmdb; and what is wrong in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sqlite3
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ase.db
+import ase.io
+import lmdb
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import add_adsorbate, fcc111
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms
+
+from molflt.data.ase_io import from_atoms
+from molflt.data.labels import LabelSpec
+from molflt.data.records import to_data
+from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.errors import InputError
+
+TAGS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+
+
+def _slab(height: float = 1.8) -> Atoms:
+    atoms = fcc111("Pt", (2, 2, 2), vacuum=7.0, periodic=True)
+    add_adsorbate(atoms, Atoms("CO", [[0, 0, 0], [0, 0, 1.15]]), height, "ontop")
+    atoms.set_constraint(FixAtoms(indices=range(4)))
+    atoms.set_tags(0)
+    return atoms
+
+
+def _relaxed(atoms: Atoms, energy: float | None = None) -> Atoms:
+    """Atoms that may move have moved a little; one has left the cell through a side."""
+    relaxed: Atoms = atoms.copy()
+    relaxed.constraints = None
+    relaxed.positions[8:] += [0.1, -0.2, 0.05]
+    relaxed.positions[5] += np.asarray(atoms.cell)[0]
+    if energy is not None:
+        relaxed.calc = SinglePointCalculator(relaxed, energy=energy)
+    return relaxed
+
+
+def _check(data: Any, atoms: Atoms) -> None:
+    """Initial positions, the nearest image of the relaxed ones, and tags from the heights."""
+    np.testing.assert_allclose(data.positions, atoms.positions, atol=1e-6)
+    moved = np.zeros((10, 3))
+    moved[8:] = [0.1, -0.2, 0.05]
+    np.testing.assert_allclose(data.positions_relaxed - data.positions, moved, atol=1e-6)
+    assert data.tags.tolist() == TAGS
+
+
+def test_vasp_runs_with_a_table(tmp_path: Path) -> None:
+    slabs = {"Pt/top": _slab(), "Pt/far": _slab(2.5)}
+    for name, atoms in slabs.items():
+        (tmp_path / name).mkdir(parents=True)
+        ase.io.write(tmp_path / name / "POSCAR", atoms, format="vasp", direct=True)
+        ase.io.write(tmp_path / name / "CONTCAR", _relaxed(atoms), format="vasp", direct=True)
+    (tmp_path / "energies.csv").write_text("Folder;E_ads;site\nPt/top;-1.5;top\npt/far/;-0.5;far\n", encoding="utf-8")
+    far, top = open_dataset(tmp_path, "layers", LabelSpec(target="y_relaxed", label="E_ads"))
+    _check(top, slabs["Pt/top"])
+    _check(far, slabs["Pt/far"])
+    assert [float(top.y_relaxed), float(far.y_relaxed)] == [-1.5, -0.5]
+    assert (top.info["site"], top.name) == ("top", f"{tmp_path}/Pt/top")
+    assert top.fixed.tolist() == [True] * 4 + [False] * 6
+    # Without tags nothing tells the adsorbate from the surface.
+    with pytest.raises(InputError, match=r"(?s)2 of 2 calculations.*Pt/far: .*--tags layers.*Pt/top"):
+        open_dataset(tmp_path)
+    (tmp_path / "energies.csv").write_text("name,E_ads\nPt/top,-1.5\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"Pt/far: .*energies\.csv has no row named 'Pt/far'"):
+        open_dataset(tmp_path, "layers")
+    (tmp_path / "energies.csv").write_text("name,E_ads\nPt/top,-1.5\nPt/top,-1\n", encoding="utf-8")
+    with pytest.raises(InputError, match="two rows are named 'pt/top'"):
+        open_dataset(tmp_path, "layers")
+
+
+def test_an_outcar_gives_the_relaxed_geometry_and_both_energies(tmp_path: Path, monkeypatch: Any) -> None:
+    """The frames of ASE's reader, which is not on trial."""
+    atoms = _slab()
+    (tmp_path / "run").mkdir()
+    ase.io.write(tmp_path / "run" / "POSCAR", atoms, format="vasp")
+    (tmp_path / "run" / "OUTCAR").write_text("x", encoding="utf-8")
+    (tmp_path / "run" / "CONTCAR").touch()
+    first = atoms.copy()
+    first.calc = SinglePointCalculator(first, energy=-10.0)
+    from molflt.data import calculations
+
+    read = calculations.read_frames
+    frames = [first, _relaxed(atoms, -12.0)]
+    monkeypatch.setattr(calculations, "read_frames", lambda f: frames if f.name == "OUTCAR" else read(f))
+    (data,) = open_dataset(tmp_path, "layers")
+    _check(data, atoms)
+    assert (float(data.y_init), float(data.y_relaxed)) == (-10.0, -12.0)
+
+
+@pytest.mark.parametrize("layout", ["two folders", "two files", "one folder"])
+def test_pairs(layout: str, tmp_path: Path) -> None:
+    slabs = [_slab(), _slab(2.0)]
+    ends = {"initial": slabs, "relaxed": [_relaxed(atoms, -k - 1.0) for k, atoms in enumerate(slabs)]}
+    for end, frames in ends.items():
+        if layout == "two folders":
+            (tmp_path / end).mkdir()
+            for k, atoms in enumerate(frames):
+                ase.io.write(tmp_path / end / f"{k}.extxyz", atoms)
+        elif layout == "two files":
+            ase.io.write(tmp_path / f"{end}.traj", frames)
+        else:
+            for k, atoms in enumerate(frames):
+                ase.io.write(tmp_path / f"{k}_{end}.traj", atoms)
+    found = list(open_dataset(tmp_path, "layers"))
+    for data, atoms in zip(found, slabs, strict=True):
+        _check(data, atoms)
+    assert [float(data.y_relaxed) for data in found] == [-1.0, -2.0]
+    if layout != "one folder":
+        suffix = "" if layout == "two folders" else ".traj"
+        both = resolve_inputs([str(tmp_path / f"{end}{suffix}") for end in ("relaxed", "initial")], "layers")
+        assert [float(data.y_relaxed) for data in both] == [-1.0, -2.0]
+    if layout == "two folders":
+        (tmp_path / "relaxed" / "1.extxyz").rename(tmp_path / "relaxed" / "2.extxyz")
+        with pytest.raises(InputError, match="2 names are in one of them only: 1, 2"):
+            open_dataset(tmp_path, "layers")
+
+
+def test_catalysis_hub(tmp_path: Path) -> None:
+    """The tables that CatHub adds to ASE's: energies are of reactions, and structures take part in them."""
+    path = tmp_path / "hub.db"
+    slab, bare = _slab(), fcc111("Pt", (2, 2, 2), vacuum=7.0)
+    with ase.db.connect(path) as database:
+        for atoms, pairs in ((slab, {"species": "CO", "state": "star"}), (bare, {"species": "", "state": "star"})):
+            database.write(atoms, epot=-20.0, facet="fcc111", **pairs)
+        ids = [row.unique_id for row in database.select()]
+    assert [data.info["state"] for data in open_dataset(path, "layers")] == ["star", "star"]
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "CREATE TABLE reaction (id integer, reactants text, products text, reaction_energy real, "
+            "surface_composition text, facet text, sites text, dft_functional text)"
+        )
+        connection.execute(
+            "CREATE TABLE reaction_system (name text, energy_correction real, ase_id text, id integer)"
+        )
+        sides = (json.dumps({"star": 1, "COgas": 1}), json.dumps({"COstar": 1}))
+        connection.execute("INSERT INTO reaction VALUES (1,?,?,-1.7,'Pt','111','{}','RPBE')", sides)
+        for name, ase_id in (("COstar", ids[0]), ("star", ids[1])):
+            connection.execute("INSERT INTO reaction_system VALUES (?,0,?,1)", (name, ase_id))
+    connection.close()
+    (data,) = open_dataset(path, "layers", LabelSpec(target="y_relaxed", label="reaction_energy"))
+    assert (float(data.y_relaxed), data.adsorbate, data.info["facet"]) == (-1.7, "CO", "111")
+    assert data.tags.tolist() == TAGS
+
+
+def _aselmdb(path: Path, rows: dict[int, Any]) -> Path:
+    with (
+        lmdb.open(os.fsencode(path), subdir=False, map_size=1 << 24) as environment,
+        environment.begin(write=True) as t,
+    ):
+        for key, row in rows.items():
+            t.put(str(key).encode(), row if isinstance(row, bytes) else zlib.compress(json.dumps(row).encode()))
+        for key, value in (("nextid", max(rows) + 1), ("deleted_ids", [2]), ("metadata", {"a": 1})):
+            t.put(key.encode(), zlib.compress(json.dumps(value).encode()))
+    return path
+
+
+def _row(atoms: Atoms, **more: Any) -> dict[str, Any]:
+    return {
+        "numbers": atoms.numbers.tolist(),
+        "positions": atoms.positions.tolist(),
+        "cell": np.asarray(atoms.cell).tolist(),
+        "pbc": atoms.pbc.tolist(),
+        "tags": TAGS,
+        "constraints": [{"name": "FixAtoms", "kwargs": {"indices": [0, 1, 2, 3]}}],
+        "unique_id": "0",
+        **more,
+    }
+
+
+def test_aselmdb(tmp_path: Path) -> None:
+    atoms = _slab()
+    forces = {"__ndarray__": [[10, 3], "float64", np.arange(30.0).tolist()]}
+    data = {"sid": 7, "y_relaxed": -1.5, "pos_relaxed": _relaxed(atoms).positions.tolist()}
+    path = _aselmdb(
+        tmp_path / "a.aselmdb",
+        {1: _row(atoms, energy=-9.0, forces=forces, data=data), 3: _row(atoms, key_value_pairs={"site": "top"})},
+    )
+    found = open_dataset(path)
+    assert found.n_atoms.tolist() == [10, 10]
+    first, second = found
+    _check(first, atoms)
+    assert (float(first.energy), float(first.y_relaxed), int(first.sid)) == (-9.0, -1.5, 7)
+    assert first.forces.flatten().tolist() == np.arange(30.0).tolist()
+    assert first.fixed.tolist() == [True] * 4 + [False] * 6
+    assert (second.info["site"], second.name) == ("top", f"{path}#3")
+    assert len(open_dataset(tmp_path)) == 2
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        zlib.compress(b" " * (70 << 20) + b"{}"),
+        zlib.compress(b"[" * 100_000),
+        zlib.compress(pickle.dumps(_Bomb())),
+        pickle.dumps(_Bomb()),
+        {"numbers": []},
+        {"numbers": [1], "positions": [[0, 0]]},
+        {"numbers": {"__ase_objtype__": "cell"}},
+        {"numbers": [1], "positions": {"__ndarray__": [[2, 3], "float64", [1.0]]}},
+    ],
+)
+def test_damaged_rows_of_aselmdb(row: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dataset = open_dataset(_aselmdb(tmp_path / "a.aselmdb", {1: row}))
+    with pytest.raises(InputError, match=r"a\.aselmdb#1: "):
+        dataset[0]
+    assert not Path("exploded").exists()
+
+
+def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
+    atoms = _slab()
+
+    def refused(relaxed: Atoms, message: str) -> None:
+        ase.io.write(tmp_path / "initial.traj", atoms)
+        ase.io.write(tmp_path / "relaxed.traj", relaxed)
+        with pytest.raises(InputError, match=message):
+            open_dataset(tmp_path, "layers")
+
+    refused(_relaxed(atoms)[::-1], "elements in another order")
+    refused(_relaxed(atoms)[:-1], r"not of the same atoms \(10 and 9\)")
+    order = [*np.roll(range(8), 3), 8, 9]
+    refused(_relaxed(atoms)[order], "are in another order")
+    refused(fcc111("Pt", (2, 2, 2), vacuum=9.0, periodic=True) + Atoms("CO"), "cells .* differ by 4.00 Å")
+    away = Atoms("C5", np.arange(15.0).reshape(5, 3))
+    record = {"pos": away.positions, "pos_relaxed": away.positions + 50.0, "atomic_numbers": away.numbers}
+    with pytest.raises(InputError, match=r"r: atoms move by 86\.6 Å on average"):
+        to_data(record, "r")
+
+
+@pytest.mark.skipif("MOLFLT_DATA" not in os.environ, reason="MOLFLT_DATA is not set")
+def test_tags_of_real_slabs_are_found_again() -> None:
+    """Those of the FG set, whose authors knew what is adsorbed."""
+    file = Path(os.environ["MOLFLT_DATA"]) / "fg" / "slice1.extxyz.gz"
+    for atoms in ase.io.read(file, "::20"):
+        found = atoms.get_tags().tolist()
+        atoms.set_tags(0)
+        atoms.set_constraint(FixAtoms(mask=atoms.arrays["fixed"].astype(bool)))
+        assert from_atoms(atoms, "x", "layers").tags.tolist() == found
+
+
+def test_slabs_without_tags() -> None:
+    atoms = _slab()
+    atoms.info["y_relaxed"] = -1.0
+    with pytest.raises(InputError, match=r"x: has a relaxation but no tags.*--tags layers"):
+        from_atoms(atoms, "x")
+    assert from_atoms(atoms, "x", "oc20").tags.tolist() == [0] * 10
+    assert from_atoms(atoms, "x", "layers").tags.tolist() == TAGS
+    # Of what is free, as in OC20; without that, the highest layer.
+    atoms.set_constraint(FixAtoms(indices=[0, 1]))
+    assert from_atoms(atoms, "x", "layers").tags.tolist() == [0, 0, 1, 1, *TAGS[4:]]
+    atoms.set_constraint(None)
+    assert from_atoms(atoms, "x", "layers").tags.tolist() == TAGS
+    # through the side of the cell that is called its bottom, and turned upside down with it
+    shifted = atoms.copy()
+    shifted.positions += 0.55 * np.asarray(atoms.cell)[2]
+    shifted.wrap()
+    assert from_atoms(shifted, "x", "layers").tags.tolist() == TAGS
+    for other, message in (
+        (Atoms("CO", [[0, 0, 0], [0, 0, 1.1]]), "has no surface"),
+        (fcc111("Pt", (2, 2, 3), vacuum=0.9, periodic=True), "no vacuum"),
+    ):
+        other.set_tags(0)
+        with pytest.raises(InputError, match=message):
+            from_atoms(other, "x", "layers")

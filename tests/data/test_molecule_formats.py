@@ -1,0 +1,105 @@
+"""Molecules in the files that chemists have: tables, InChI, mol2 and PDB ligands, also compressed."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rdkit import Chem
+from rdkit.Chem import rdDistGeom
+
+from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.errors import InputError
+
+INCHI = "InChI=1S/C2H6O/c1-2-3/h3H,2H2,1H3"
+WATER = """@<TRIPOS>MOLECULE
+water
+3 2 1 0 0
+SMALL
+NO_CHARGES
+
+@<TRIPOS>ATOM
+1 O 0.0 0.0 0.12 O.3 1 HOH 0
+2 H1 0.0 0.76 -0.48 H 1 HOH 0
+3 H2 0.0 -0.76 -0.48 H 1 HOH 0
+@<TRIPOS>BOND
+1 1 2 1
+2 1 3 1
+"""
+
+
+def _phenol() -> Chem.Mol:
+    mol = Chem.AddHs(Chem.MolFromSmiles("Oc1ccccc1"))
+    rdDistGeom.EmbedMolecule(mol, randomSeed=1)
+    return mol
+
+
+FILES = {
+    "a.csv": ("ID,SMILES\nx,CCO\n", 9),
+    "semicolons.csv": ("ID;Smiles;note\nx;CCO;a,b\n", 9),
+    "tabs.csv": ("ID\tsmiles\nx\tCCO\n", 9),
+    "a.tsv": (f"id\tInChI\nx\t{INCHI}\n", 9),
+    "a.inchi": (f"{INCHI} x\n", 9),
+    "a.smi": ("CCO x\n", 9),
+    "a.mol2": (WATER, 3),
+    "a.sdf": (Chem.MolToMolBlock(_phenol()) + "$$$$\n", 13),
+    "a.pdb": (Chem.MolToPDBBlock(_phenol()), 13),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_plain_and_compressed(name: str, tmp_path: Path) -> None:
+    text, n_atoms = FILES[name]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    plain, packed = (open_dataset(tmp_path / path) for path in (name, f"{name}.gz"))
+    assert plain.n_atoms.tolist() == packed.n_atoms.tolist() == [n_atoms]
+    assert np.array_equal(plain[0].positions, packed[0].positions)
+    # Whole folders of them as well.
+    assert len(open_dataset(tmp_path)) == 2
+
+
+def test_records_keep_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("smiles,Name,Exp\nCCO,ethanol,1\nO,,\n", encoding="utf-8")
+    found = open_dataset(path)
+    assert [data.name for data in (found[0], found[1])] == [f"{path}#0 (ethanol)", f"{path}#1 (O)"]
+    assert found[0].info == {"smiles": "CCO", "Name": "ethanol", "Exp": "1"}
+    (tmp_path / "a.mol2").write_text(2 * WATER, encoding="utf-8")
+    assert [d.name for d in open_dataset(tmp_path / "a.mol2")] == [f"{tmp_path}/a.mol2#{k} (water)" for k in (0, 1)]
+
+
+def test_pdb_without_hydrogens_with_a_charge_and_with_a_cell_of_no_crystal(tmp_path: Path) -> None:
+    path, text = tmp_path / "a.pdb", Chem.MolToPDBBlock(_phenol())
+    path.write_text("\n".join(line for line in text.splitlines() if line[76:78].strip() != "H"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"a\.pdb.*not one hydrogen"):
+        open_dataset(path)
+    path.write_text(text.replace("           O  ", "           O1-"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"a\.pdb#0: .*charge"):
+        open_dataset(path)
+    path.write_text("CRYST1    1.000    1.000    1.000  90.00  90.00  90.00 P 1\n" + text, encoding="utf-8")
+    assert not open_dataset(path)[0].pbc.any()
+    path.write_text("CRYST1   20.000   20.000   20.000  90.00  90.00  90.00 P 1\n" + text, encoding="utf-8")
+    assert open_dataset(path)[0].pbc.all()
+
+
+def test_all_bad_rows_are_named_up_to_ten_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("smiles\nC(\nO\nqq\n", encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        open_dataset(path)
+    first, *reasons = str(error.value).splitlines()
+    assert first == f"{path}: 2 of 3 structures cannot be used"
+    assert [reason.split(": ")[0].strip() for reason in reasons] == [f"{path}#0", f"{path}#2"]
+    path.write_text("smiles\n" + 12 * "C(\n", encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        open_dataset(path)
+    assert (len(str(error.value).splitlines()), str(error.value).splitlines()[-1]) == (12, "  and 2 more")
+    frames = "1\nProperties=species:S:1:pos:R:3 charge=1\nH 0 0 0\n"
+    (tmp_path / "a.extxyz").write_text(2 * frames, encoding="utf-8")
+    with pytest.raises(InputError, match=r"(?s)2 of 2 structures.*extxyz#0.*extxyz#1"):
+        open_dataset(tmp_path / "a.extxyz")
+    with pytest.raises(InputError, match=r"(?s)2 of 3 inputs.*'C\('.*'qq'"):
+        resolve_inputs(["C(", "O", "qq"])
