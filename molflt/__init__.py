@@ -1,24 +1,50 @@
 """molflt: linear, exactly invariant Fourier-RPE transformers for molecules and materials."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
+    from molflt.calculator import MolFLTCalculator
+    from molflt.prediction.evaluation import Evaluation, evaluate
     from molflt.prediction.model import Model, load
+    from molflt.prediction.predictor import Prediction
+    from molflt.training.run import Run
+    from molflt.training.start import train
 
 __version__ = "0.1.0"
-__all__ = ["InputError", "Model", "__version__", "load"]
+__all__ = [
+    "Evaluation",
+    "InputError",
+    "Model",
+    "MolFLTCalculator",
+    "Prediction",
+    "Run",
+    "__version__",
+    "evaluate",
+    "load",
+    "train",
+]
+
+# torch takes seconds to import, and the command line's help needs none of it.
+_LAZY = {
+    "Evaluation": "prediction.evaluation",
+    "Model": "prediction.model",
+    "MolFLTCalculator": "calculator",
+    "Prediction": "prediction.predictor",
+    "Run": "training.run",
+    "evaluate": "prediction.evaluation",
+    "load": "prediction.model",
+    "train": "training.start",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import, and the command line's help needs none of it.
-    if name in ("Model", "load"):
-        from molflt.prediction import model
-
-        return getattr(model, name)
+    if name in _LAZY:
+        return getattr(import_module(f"molflt.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'molflt' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

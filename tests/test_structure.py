@@ -14,7 +14,7 @@ FLOORS = (
     ("model", "literature"),
     ("prediction", "invariance"),
     ("training",),
-    ("calculator", "report"),
+    ("calculator", "report", "export"),
     ("cli",),
     ("__main__",),
 )

@@ -62,20 +62,20 @@ def evaluate_command(
     from molflt.data.reading import Reading
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
-    from molflt.prediction.predictor import choose_device, in_parts, unknown_elements
+    from molflt.prediction.predictor import in_parts, unknown_elements
     from molflt.report.model_report import evaluation_report
 
     if report is not None:
         claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")
     members = load_members(model, frequencies)
-    given = {"label": label, "unit": unit, "per": per}
-    spec = members[0].metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
     found = evaluate(
         members,
         data,
-        spec=spec,
+        label=label,
+        unit=unit,
+        per=per,
         forces=forces,
-        device=choose_device(device),
+        device=device,
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
         how=Reading(allow_charged, conformers),
@@ -93,10 +93,10 @@ def evaluate_command(
     if report is not None:
         evaluation_report(report, members[0], [found], command_line())
     if as_json:
-        what = {"model": str(model), "data": data, "target": spec.target}
+        what = {"model": str(model), "data": data, "target": members[0].metadata.target}
         answer_json(what | _content(found, unknown, len(members)))
         return
-    _print(found, spec.target, len(members))
+    _print(found, members[0].metadata.target, len(members))
     if report is None and not no_report:
         report = _default_report(model, data)
         try:

@@ -13,6 +13,9 @@ from molflt.errors import InputError
 def fetch_command(
     name: str = typer.Argument(None, help="A data set; leave it out to see them.", show_default=False),
     to: Path = typer.Option(None, "--to", help="Folder to put it in.", show_default=False),
+    only: list[str] = typer.Option(
+        None, help="Unpack this split only, as 10k/train, 10k or val_id; as often as needed.", show_default=False
+    ),
     archive: Path = typer.Option(None, help="Use this archive instead of downloading it.", show_default=False),
     url: str = typer.Option(None, help="Download from this mirror.", show_default=False),
     keep_archive: bool = typer.Option(False, "--keep-archive", help="Keep the archive after unpacking."),
@@ -32,9 +35,11 @@ def fetch_command(
     if name is None or list_all:
         for entry in ARCHIVES.values():
             sizes = f"{size_text(entry.size)} to download, {size_text(entry.unpacked)} unpacked"
-            typer.echo(f"{entry.name:<14}{entry.title}\n{'':<14}{sizes}, {entry.licence}, {entry.page}")
+            typer.echo(f"{entry.name:<24}{entry.title}\n{'':<24}{sizes}, {entry.licence}, {entry.page}")
+            if len(entry.splits) > 1:
+                typer.echo(f"{'':<24}--only {', '.join(entry.splits)}")
         return
-    entry = find_archive(name)
+    entry = find_archive(name).of(only or [])
     if to is None:
         raise InputError(f"where to? Give a folder, as in 'molflt fetch {name} --to {name}'")
     plan = make_plan(entry, to, url, archive, keep_archive)

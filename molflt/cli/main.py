@@ -18,6 +18,7 @@ from molflt.cli.config import config_command
 from molflt.cli.convert import convert_command
 from molflt.cli.evaluate import evaluate_command
 from molflt.cli.explain import explain_command
+from molflt.cli.export import export_command
 from molflt.cli.fetch import fetch_command
 from molflt.cli.info import info_command
 from molflt.cli.merge import merge_command
@@ -92,6 +93,7 @@ for _command in (
     info_command,
     convert_command,
     average_command,
+    export_command,
     config_command,
     fetch_command,
 ):

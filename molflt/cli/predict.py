@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
 from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
-from molflt.cli.terminal import detail, errors, say, warn, warn_skipped
+from molflt.cli.terminal import answer_json, detail, errors, say, warn, warn_skipped
 from molflt.errors import InputError
 from molflt.printable import printable
 
@@ -33,7 +33,11 @@ def predict_command(
     on_error: OnError = ON_ERROR,
     allow_charged: bool = ALLOW_CHARGED,
     conformers: int = CONFORMERS,
-    forces: bool = typer.Option(False, "--forces", help="Predict forces as well; needs -o NAME.extxyz."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object a line, for each structure."),
+    forces: bool = typer.Option(False, "--forces", help="Forces as well; needs -o NAME.extxyz or --json."),
+    per_atom: bool = typer.Option(
+        False, "--per-atom", help="Each atom's term of the energy as well; needs -o NAME.extxyz or --json."
+    ),
     calibrate: str = typer.Option(
         None, help="Labelled structures; scales an ensemble's uncertainties to its errors.", show_default=False
     ),
@@ -55,7 +59,7 @@ def predict_command(
 ) -> None:
     """Predict energies of structures; prints them, or writes them with -o.
 
-    An ensemble gives the mean of its members, and their standard deviation.
+    An ensemble gives the mean of its members, and their standard deviation. Energies are in eV, forces in eV/Å.
 
     Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
@@ -65,11 +69,14 @@ def predict_command(
     from molflt.prediction.outputs import check_output, write_predictions
     from molflt.prediction.predictor import choose_device, in_parts, predict
 
-    part = None if shard is None else _shard(shard, out, forces, calibrate, oc20_split)
+    if as_json and out is not None:
+        raise InputError("--json: prints; leave out -o")
+    part = None if shard is None else _shard(shard, out, forces or per_atom, calibrate, oc20_split)
     if out is not None and part is None:
         claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
-    if forces and (out is None or out.suffix != ".extxyz"):
-        raise InputError("--forces: forces are written with their structures; give -o NAME.extxyz")
+    for option, wanted in (("--forces", forces), ("--per-atom", per_atom)):
+        if wanted and not as_json and (out is None or out.suffix != ".extxyz"):
+            raise InputError(f"{option}: is written with its structures; give -o NAME.extxyz, or --json")
     skip, how = on_error == "skip", Reading(allow_charged, conformers)
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
@@ -81,7 +88,7 @@ def predict_command(
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
     shard_result = None
     if part is None:
-        prediction, _ = predict(members, structures, chosen, max_atoms, on_error, forces)
+        prediction, _ = predict(members, structures, chosen, max_atoms, on_error, forces, per_atom)
     else:
         from molflt.prediction.shards import predict_shard
 
@@ -110,6 +117,10 @@ def predict_command(
         if prediction.contractions:
             say(f"far field by {prediction.far_field}")
         return
+    if as_json:
+        for i in range(len(prediction.names)):
+            answer_json(_record(prediction, i, target))
+        return
     # On standard error, so that what is piped on is numbers and names only.
     std = prediction.std
     errors.print(f"{target} in eV, {'' if std is None else 'standard deviation in eV, '}name", markup=False)
@@ -118,14 +129,23 @@ def predict_command(
         typer.echo(f"{energy:14.6f}{spread}  {printable(name)}")
 
 
-def _shard(text: str, out: Path | None, forces: bool, calibrate: str | None, oc20_split: OC20Split | None) -> Shard:
+def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
+    """What is known of a structure; of one that failed, its name and the reason."""
+    record = {"name": prediction.names[i], "target": target, "energy": float(prediction.energies[i]), "unit": "eV"}
+    if i in prediction.failures:
+        return record | {"error": prediction.failures[i]}
+    std = {} if prediction.std is None else {"std": float(prediction.std[i])}
+    return record | std | {name: values[i].tolist() for name, values in prediction.by_atom.items()}
+
+
+def _shard(text: str, out: Path | None, by_atom: bool, calibrate: str | None, oc20_split: OC20Split | None) -> Shard:
     from molflt.prediction.shards import Shard
 
     shard = Shard.parse(text)
     if out is None or out.suffix not in (".csv", ".npz"):
         raise InputError("--shard: give -o NAME.csv or NAME.npz, what all shards will be merged to")
-    if forces or calibrate is not None:
-        raise InputError("--shard: shards hold energies as predicted; leave out --forces and --calibrate")
+    if by_atom or calibrate is not None:
+        raise InputError("--shard: shards hold energies as predicted; leave out --forces, --per-atom and --calibrate")
     if oc20_split is not None:
         raise InputError("--oc20-split: with --shard, give it to 'molflt merge'")
     return shard
@@ -144,7 +164,8 @@ def _scale_spread(
 ) -> None:
     from molflt.prediction.evaluation import evaluate
 
-    known = evaluate(members, path, device=members[0].model.device, max_atoms=max_atoms, tags=tags)
+    device = str(members[0].model.device)
+    known = evaluate(members, path, forces=False, device=device, max_atoms=max_atoms, tags=tags)
     assert prediction.std is not None
     calibration = known.calibration()
     assert calibration is not None

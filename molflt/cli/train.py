@@ -13,7 +13,9 @@ from molflt.errors import InputError
 
 def train_command(
     config: Path = typer.Argument(
-        ..., help="YAML file; 'molflt config PRESET' prints one; - for standard input.", show_default=False
+        ...,
+        help="YAML file, as 'molflt config PRESET' prints it, or PRESET; - for standard input.",
+        show_default=False,
     ),
     overrides: list[str] = typer.Argument(None, help="key.sub=value, as often as needed.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="Run directory to create or continue.", show_default=False),
@@ -66,11 +68,9 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     settings = load_config(config, overrides)
     if str(config) == "-" and settings.trainer.devices * settings.trainer.num_nodes > 1:
         raise InputError("-: standard input cannot be read by several processes; save the configuration to a file")
-    from molflt.training.ensemble import train_ensemble
-    from molflt.training.run import train
+    from molflt.training.start import train
 
-    run = train_ensemble if settings.ensemble > 1 else train
-    trained = run(settings, out, resume=resume, say=say)
+    trained = train(settings, out, resume=resume, say=say)
     if not is_first_process():
         return
     share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""

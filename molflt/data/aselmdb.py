@@ -118,7 +118,7 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
                     atoms.set_array(key, value)
                     continue
             atoms.info[key] = value
-    results = {}
+    results: dict[str, Any] = {}
     if isinstance(row.get("energy"), int | float):
         results["energy"] = float(row["energy"])
     if row.get("forces") is not None:

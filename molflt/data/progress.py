@@ -39,12 +39,30 @@ def set_shown(shown: bool) -> None:
 
 
 def visible() -> bool:
-    """Whether somebody is watching standard error and wants to see bars."""
-    return _shown and sys.stderr.isatty()
+    """Whether somebody is watching standard error, on a terminal or in a notebook, and wants to see bars."""
+    return _shown and (sys.stderr.isatty() or _in_notebook())
 
 
-def _console() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+def _in_notebook() -> bool:
+    return "IPython" in sys.modules and Console().is_jupyter
+
+
+def console() -> Console:
+    """Where bars are drawn: standard error.
+
+    A notebook shows it like a terminal, in which a line can be written over. What rich would draw there instead needs
+    widgets, and stays among the results.
+    """
+    notebook = _in_notebook()
+    return Console(
+        stderr=True,
+        highlight=False,
+        soft_wrap=True,
+        emoji=False,
+        force_jupyter=False,
+        force_terminal=True if notebook else None,
+        color_system=None if notebook else "auto",
+    )
 
 
 class _Bar:
@@ -53,7 +71,7 @@ class _Bar:
     def __init__(
         self, label: str, total: int | None, done: int, columns: Iterable[ProgressColumn], clock: Callable[[], float]
     ) -> None:
-        self.console = _console()
+        self.console = console()
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
         # where a bar cannot be redrawn, its last state is printed once
         self._progress = Progress(*columns, console=self.console, transient=self.console.is_terminal)
@@ -143,7 +161,7 @@ class ByteMeter:
 
     def note(self, message: str) -> None:
         """Print a line without damaging the bar."""
-        (_console() if self._bar is None else self._bar.console).print(printable(message), markup=False)
+        (console() if self._bar is None else self._bar.console).print(printable(message), markup=False)
 
 
 class MeteredFile(io.RawIOBase):

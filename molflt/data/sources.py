@@ -94,10 +94,16 @@ class ListDataset:
 
 
 class SubsetDataset:
-    """Some structures of a data set, read when asked for."""
+    """Some structures of a data set, read when asked for.
 
-    def __init__(self, dataset: StructureDataset, indices: Iterable[int]) -> None:
-        self._dataset = dataset
+    Args:
+        dataset: the whole.
+        indices: which of its structures.
+        n_atoms: (n_structures,) their sizes, where they are known already; the data set is not asked then.
+    """
+
+    def __init__(self, dataset: StructureDataset, indices: Iterable[int], n_atoms: np.ndarray | None = None) -> None:
+        self._dataset, self._n_atoms = dataset, n_atoms
         self.indices = np.fromiter((int(k) for k in indices), dtype=np.int64)
         n = len(dataset)
         if len(self.indices) and (self.indices.min() < -n or self.indices.max() >= n):
@@ -116,7 +122,7 @@ class SubsetDataset:
     @property
     def n_atoms(self) -> np.ndarray:
         """(n_structures,) int64."""
-        return self._dataset.n_atoms[self.indices]
+        return self._dataset.n_atoms[self.indices] if self._n_atoms is None else self._n_atoms
 
 
 class ConcatDataset:
@@ -261,7 +267,12 @@ def _all(items: Sequence[_Item], opened: Callable[[_Item], StructureDataset], wh
 
 
 def structures_of(
-    entry: Any, name: str, tags: TagConvention = "auto", on_bad: OnBad = "stop", how: Reading = DEFAULT
+    entry: Any,
+    name: str,
+    tags: TagConvention = "auto",
+    on_bad: OnBad = "stop",
+    labels: LabelSpec | None = None,
+    how: Reading = DEFAULT,
 ) -> StructureDataset:
     """Structures of one entry of a list of mixed things.
 
@@ -273,15 +284,16 @@ def structures_of(
         tags: see :func:`molflt.data.ase_io.from_atoms`.
         on_bad: what happens to a path with a structure that cannot be used, see
             :func:`open_dataset`.
+        labels: which label to read of Atoms and paths, see :func:`open_dataset`.
         how: see :func:`open_dataset`.
 
     Raises:
         InputError: nothing that molflt reads, or it cannot be read.
     """
     if isinstance(entry, str | os.PathLike):
-        return resolve_inputs([os.fspath(entry)], tags, on_bad=on_bad, how=how)
+        return resolve_inputs([os.fspath(entry)], tags, labels, on_bad, how)
     if isinstance(entry, Atoms):
-        return ListDataset([from_atoms(entry, name, tags, how=how)])
+        return ListDataset([from_atoms(entry, name, tags, labels, how)])
     if isinstance(entry, Chem.Mol):
         return ListDataset([from_any_mol(entry, name, how=how)])
     if isinstance(entry, Data):

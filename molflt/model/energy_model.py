@@ -109,6 +109,7 @@ class ModelOutput:
         atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, its reference energy included. A mean
             per structure belongs to no atom and is left out.
         displacement: (n_atoms, 3) Å, predicted relaxed minus given position; None without the auxiliary head.
+        embeddings: (n_atoms, dim), what the encoder makes of each atom.
         contractions: numerical method and contraction order of each structure's far field; empty for attention
             that has no such choice.
     """
@@ -116,6 +117,7 @@ class ModelOutput:
     energy: Tensor
     atomic_energies: Tensor
     displacement: Tensor | None
+    embeddings: Tensor
     contractions: list[Contraction]
 
 
@@ -174,7 +176,7 @@ class EnergyModel(nn.Module):
             if self.displacement_head is not None:
                 displacement = self.displacement_head(x, geometry, neighbourhood)
                 displacement = displacement * statistics.displacement_std.to(displacement.dtype)
-        return ModelOutput(energy, atomic, displacement, context.contractions)
+        return ModelOutput(energy, atomic, displacement, x, context.contractions)
 
     def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
         """The geometry of a batch, in the precision of the weights; arguments as of :meth:`forward`."""
@@ -185,7 +187,7 @@ class EnergyModel(nn.Module):
         redraw(self, torch.Generator().manual_seed(seed))
 
     def n_parameters(self) -> int:
-        """Number of parameters, all of which are trained."""
+        """Number of parameters."""
         return sum(p.numel() for p in self.parameters())
 
     @property

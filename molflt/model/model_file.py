@@ -47,6 +47,21 @@ class TrainingData(BaseModel):
     n_structures: int
 
 
+class Origin(BaseModel):
+    """The model that a fine-tuned one started from, and what it took over."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str = Field(description="as it was named")
+    fingerprint: str = Field(description="of its file")
+    trained_on: TrainingData
+    target: Target
+    taken_over: int = Field(description="tensors")
+    fresh: list[str] = Field(description="parts with tensors that were not there, or of another size")
+    new_elements: list[str]
+    frozen: list[str] = Field(description="parts that were not trained further")
+
+
 class ModelMetadata(BaseModel):
     """What a model file says of itself."""
 
@@ -63,6 +78,7 @@ class ModelMetadata(BaseModel):
     standardiser: dict[str, Any] = Field(description="the statistics, for reading; the ones in use are tensors")
     training_data: TrainingData
     domain: Domain | None = Field(None, description="what training structures look like; None: not recorded")
+    fine_tuned_from: Origin | None = None
     labels: LabelSpec | None = Field(
         None, description="where the label was found; None: under the target's name, in eV"
     )

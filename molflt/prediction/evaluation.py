@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,16 +14,20 @@ from ase import Atoms
 from ase.data import chemical_symbols
 
 from molflt.bundled import resolve_path
-from molflt.choices import OnError, TagConvention
-from molflt.data.labels import LabelSpec
+from molflt.choices import EnergyUnit, OnError, Per, TagConvention
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.screening import Screening
-from molflt.data.sources import StructureDataset, SubsetDataset, open_dataset
+from molflt.data.sources import ConcatDataset, StructureDataset, SubsetDataset, open_dataset, structures_of
 from molflt.errors import InputError, OnBad
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.calibration import Calibration, calibrate
+from molflt.prediction.members import ModelPath, load_members
 from molflt.prediction.metrics import Coverage, EnergyMetrics, coverage, energy_metrics, force_mae
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, predict
+from molflt.prediction.model import Model
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, choose_device, predict
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _SIZE_RANGES = 8
 
@@ -64,7 +70,7 @@ class StructureTable:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The n structures of a labelled set that have a label and a prediction.
 
@@ -132,19 +138,43 @@ class Evaluation:
         """
         return None if self.std is None else calibrate(self.predicted, self.std, self.expected)
 
+    @property
+    def mae(self) -> float:
+        """Mean absolute error of the energies, eV."""
+        return self.metrics.energy_mae
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self.name!r}, {len(self):,} structures, MAE {self.mae:.4f} eV)"
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each structure: name, formula, n_atoms, expected, predicted and error in eV, of an ensemble std.
+
+        Raises:
+            InputError: pandas, which molflt does not need otherwise, is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ModuleNotFoundError as error:
+            raise InputError("to_pandas: pandas is not installed; pip install pandas") from error
+        columns = {"name": self.table.names, "formula": self.table.formulas, "n_atoms": self.table.sizes}
+        columns |= {"expected": self.expected, "predicted": self.predicted, "error": self.error}
+        return DataFrame(columns if self.std is None else columns | {"std": self.std})
+
     def worst(self, n: int = 10) -> list[int]:
         """Places of the structures with the largest errors, the worst first."""
         return [int(k) for k in np.argsort(-np.abs(self.error), kind="stable")[:n]]
 
 
 def evaluate(
-    members: LoadedModel | Sequence[LoadedModel],
-    data: str,
+    model: Model | LoadedModel | ModelPath | Sequence[LoadedModel | ModelPath],
+    data: Any,
     *,
     name: str | None = None,
-    spec: LabelSpec | None = None,
-    forces: bool | None = False,
-    device: torch.device | str = "cpu",
+    label: str | None = None,
+    unit: EnergyUnit | None = None,
+    per: Per | None = None,
+    forces: bool | None = None,
+    device: torch.device | str = "auto",
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_bad: OnBad = "stop",
     how: Reading = DEFAULT,
@@ -153,12 +183,15 @@ def evaluate(
     """Predict a labelled set, and set the predictions beside the labels.
 
     Args:
-        members: one model, or those of an ensemble.
-        data: anything that :func:`molflt.data.sources.open_dataset` opens, or ``bundled:NAME``.
+        model: a model or an ensemble: loaded, or anything that :func:`molflt.load` loads.
+        data: the path of anything that :func:`molflt.data.sources.open_dataset` opens, ``bundled:NAME``, or a list of
+            labelled ASE ``Atoms``.
         name: of the set; None: that of the file.
-        spec: where the label is; None: where it was in training.
+        label: name of the energy in the data; None: as in training.
+        unit: of the energy in the data; None: as in training.
+        per: what an energy in the data is of; None: as in training.
         forces: evaluate forces as well; None: where they were trained and the data have them.
-        device: where to compute.
+        device: where to compute, unless the model says so itself: auto, cpu or cuda.
         max_atoms: atoms per batch; bounds memory, changes no result.
         on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
         how: whether ions and radicals are taken, and how many conformers are made of molecules without positions.
@@ -167,24 +200,45 @@ def evaluate(
     Raises:
         InputError: the data cannot be read, structures have no label, or none is left to evaluate.
     """
-    members = [members] if isinstance(members, LoadedModel) else list(members)
+    members = _members(model)
     metadata = members[0].metadata
-    spec = metadata.label_spec if spec is None else spec
-    path = resolve_path(data)
-    dataset = open_dataset(path, tags, spec, on_bad, how)
+    given = {"label": label, "unit": unit, "per": per}
+    spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
+    if isinstance(data, str | os.PathLike):
+        path = resolve_path(os.fspath(data))
+        source, dataset = os.fspath(data), open_dataset(path, tags, spec, on_bad, how)
+        name = name or path.stem
+    else:
+        entries = [data] if isinstance(data, Atoms) else list(data)
+        dataset = ConcatDataset(
+            [structures_of(e, f"entry {k}", tags, labels=spec, how=how) for k, e in enumerate(entries)]
+        )
+        name = name or "data"
+        source = name
     if forces is None:
         forces = any(key.endswith("force_mae") for key in metadata.validation) and _has_forces(dataset)
-    screening = Screening(dataset, spec, data, forces, on_bad)
+    screening = Screening(dataset, spec, source, forces, on_bad)
     table, structures = _read(screening, forces), screening.usable
     on_error: OnError = "skip" if on_bad == "skip" else "raise"
-    prediction, _ = predict(members, structures, device, max_atoms, on_error, forces)
+    where = model.device if isinstance(model, Model) else choose_device(str(device))
+    prediction, _ = predict(members, structures, where, max_atoms, on_error, forces)
     skipped = [s.reason for s in screening.skipped] + list(prediction.failures.values())
     kept = [k for k in range(len(structures)) if k not in prediction.failures]
     if not kept:
-        raise InputError(f"{data}: no structure has both a label and a prediction; the first: {skipped[0]}")
+        raise InputError(f"{source}: no structure has both a label and a prediction; the first: {skipped[0]}")
     if prediction.failures:
         structures, table, prediction = SubsetDataset(structures, kept), table.of(kept), prediction.of(kept)
-    return Evaluation(name or path.stem, data, structures, table, prediction, skipped)
+    return Evaluation(name, source, structures, table, prediction, skipped)
+
+
+def _members(model: Model | LoadedModel | ModelPath | Sequence[LoadedModel | ModelPath]) -> list[LoadedModel]:
+    if isinstance(model, Model):
+        return model.members
+    given = [model] if isinstance(model, LoadedModel | str | os.PathLike) else list(model)
+    found = []
+    for entry in given:
+        found += [entry] if isinstance(entry, LoadedModel) else load_members(entry)
+    return found
 
 
 def _has_forces(dataset: StructureDataset) -> bool:

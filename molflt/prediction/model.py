@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, overload
 
@@ -20,7 +21,9 @@ from molflt.errors import MOST_REASONS, InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members
 from molflt.prediction.predictor import (
+    BY_ATOM,
     DEFAULT_MAX_ATOMS,
+    Prediction,
     choose_device,
     in_parts,
     predict,
@@ -79,6 +82,9 @@ class Model:
         *,
         on_error: OnError = ...,
         return_std: Literal[False] = ...,
+        forces: Literal[False] = ...,
+        per_atom: Literal[False] = ...,
+        embeddings: Literal[False] = ...,
         max_atoms: int = ...,
         tags: TagConvention = ...,
         allow_charged: bool = ...,
@@ -91,11 +97,27 @@ class Model:
         *,
         on_error: OnError = ...,
         return_std: Literal[True],
+        forces: Literal[False] = ...,
+        per_atom: Literal[False] = ...,
+        embeddings: Literal[False] = ...,
         max_atoms: int = ...,
         tags: TagConvention = ...,
         allow_charged: bool = ...,
         conformers: int = ...,
     ) -> tuple[np.ndarray, np.ndarray]: ...
+    @overload
+    def predict(
+        self,
+        structures: Any,
+        *,
+        on_error: OnError = ...,
+        return_std: Literal[False] = ...,
+        forces: bool = ...,
+        per_atom: bool = ...,
+        embeddings: bool = ...,
+        max_atoms: int = ...,
+        tags: TagConvention = ...,
+    ) -> Prediction: ...
 
     def predict(
         self,
@@ -103,18 +125,25 @@ class Model:
         *,
         on_error: OnError = "raise",
         return_std: bool = False,
+        forces: bool = False,
+        per_atom: bool = False,
+        embeddings: bool = False,
         max_atoms: int = DEFAULT_MAX_ATOMS,
         tags: TagConvention = "auto",
         allow_charged: bool = False,
         conformers: int = CONFORMERS,
-    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray] | Prediction:
         """Energies, in the order of the entries.
 
         Args:
             structures: a list, mixed as it comes, of ASE ``Atoms``, RDKit ``Mol``, SMILES, paths, and structures
                 under the vocabulary; or one of them. A file gives as many energies as it holds structures.
-            on_error: ``raise`` names every bad entry by its index; ``skip`` warns, and gives NaN in its place.
+            on_error: ``raise`` names every bad entry by its index; ``skip`` warns, and gives NaN, or an empty array,
+                in its place.
             return_std: give the standard deviation over the members of an ensemble as well.
+            forces: give forces, (n_atoms, 3) eV/Å for each structure, as well.
+            per_atom: give each atom's term of the energy, (n_atoms,) eV, as well.
+            embeddings: give what the encoder makes of each atom, (n_atoms, dim), as well.
             max_atoms: atoms per batch; bounds memory, changes no result.
             tags: how to read tags of Atoms and files, see :func:`molflt.data.ase_io.from_atoms`.
             allow_charged: take ions and radicals as if they were neutral and closed-shell.
@@ -122,15 +151,19 @@ class Model:
                 conformers is that of the lowest.
 
         Returns:
-            (n_structures,) eV, float64; with ``return_std`` a pair of those.
+            (n_structures,) eV, float64; with ``return_std`` a pair of those. With any of ``forces``, ``per_atom`` and
+            ``embeddings``, a :class:`~molflt.prediction.predictor.Prediction`, which has ``energies`` and, of an
+            ensemble, ``std`` as well.
 
         Raises:
-            InputError: an entry cannot be read or computed, or there is no ensemble for ``return_std``.
+            InputError: an entry cannot be read or computed; there is no ensemble for ``return_std``; the model has no
+                forces; or embeddings of an ensemble.
         """
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
         if return_std and len(self.members) == 1:
             raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
+        by_atom = dict(zip(BY_ATOM, (forces, per_atom, embeddings), strict=True))
         entries = [structures] if _is_one(structures) else list(structures)
         how = Reading(allow_charged, conformers)
         failures: dict[int, str] = {}
@@ -144,23 +177,40 @@ class Model:
         sizes = {index: len(dataset) for index, dataset in datasets}
         entry_of = np.repeat(np.arange(len(entries)), [sizes.get(index, 1) for index in range(len(entries))])
         readable = np.isin(entry_of, list(sizes))
-        energies, std = np.full(len(entry_of), np.nan), np.full(len(entry_of), np.nan)
+        found = Prediction(np.full(len(entry_of), np.nan), [f"entry {index}" for index in entry_of], Counter())
+        found.std = None if len(self.members) == 1 else found.energies.copy()
+        for name in (name for name, wanted in by_atom.items() if wanted):
+            setattr(found, name, [np.empty(0)] * len(entry_of))
         if readable.any():
+            places = np.flatnonzero(readable).tolist()
             together = ConcatDataset([dataset for _, dataset in datasets])
-            prediction, _ = predict(self.members, together, self.device, max_atoms, on_error="skip")
+            prediction, elements = predict(
+                self.members, together, self.device, max_atoms, "skip", forces, per_atom, embeddings
+            )
             for place, reason in prediction.failures.items():
                 index = int(entry_of[readable][place])
                 failures[index] = "; ".join(filter(None, [failures.get(index), reason]))
-            energies[readable] = prediction.energies
-            if prediction.std is not None:
-                std[readable] = prediction.std
+            found.energies[readable] = prediction.energies
+            if found.std is not None:
+                found.std[readable] = prediction.std
+            found.contractions, found.elements = prediction.contractions, elements
+            found.conformers = {places[k]: value for k, value in prediction.conformers.items()}
+            found.warnings = {places[k]: reason for k, reason in prediction.warnings.items()}
+            for place, name in zip(places, prediction.names, strict=True):
+                found.names[place] = name
+            for field, values in prediction.by_atom.items():
+                for place, value in zip(places, values, strict=True):
+                    found.by_atom[field][place] = value
             if doubtful := prediction.of_warnings():
                 warnings.warn(doubtful, stacklevel=2)
             if prediction.n_in_parts:
                 warnings.warn(in_parts(prediction.n_in_parts), stacklevel=2)
         if failures:
             _report(failures, len(entries), on_error)
-        return (energies, std) if return_std else energies
+        if any(by_atom.values()):
+            found.failures = {place: failures[k] for place, k in enumerate(entry_of.tolist()) if k in failures}
+            return found
+        return (found.energies, found.std) if return_std and found.std is not None else found.energies
 
 
 def load(

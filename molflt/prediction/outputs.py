@@ -163,8 +163,8 @@ def _with_prediction(structure: Data, prediction: Prediction, i: int, target: st
     atoms.info[f"predicted_{target}"] = float(prediction.energies[i])
     if prediction.std is not None:
         atoms.info[f"predicted_{target}_std"] = float(prediction.std[i])
-    if prediction.forces is not None:
-        atoms.set_array("predicted_forces", prediction.forces[i])
+    for key, values in prediction.by_atom.items():
+        atoms.set_array(f"predicted_{key}", values[i])
     return atoms
 
 

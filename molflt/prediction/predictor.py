@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from ase.data import chemical_symbols
+from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt.choices import OnError
@@ -28,6 +29,10 @@ from molflt.printable import printable
 from molflt.vocabulary import DIFFERENTIABLE, LABELS
 
 DEFAULT_MAX_ATOMS = 2048
+
+
+BY_ATOM = ("forces", "atomic_energies", "embeddings")
+"""Fields of a prediction that hold an array for each structure."""
 
 
 class Conformers(NamedTuple):
@@ -56,6 +61,9 @@ class Prediction:
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
         info: what each structure's file says of it, such as the columns of a table; also of those that failed.
+        atomic_energies: (n_atoms,) eV of each structure: the terms that, with a mean per structure where the model
+            has one, add up to its energy; None when they were not asked for.
+        embeddings: (n_atoms, dim) of each structure, what the encoder makes of its atoms; None likewise.
         ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
         elements: atomic numbers seen.
         n_in_parts: batches that did not fit into memory and were computed in parts.
@@ -70,6 +78,8 @@ class Prediction:
     failures: dict[int, str] = field(default_factory=dict)
     forces: list[np.ndarray] | None = None
     info: list[Mapping[str, Any]] = field(default_factory=list)
+    atomic_energies: list[np.ndarray] | None = None
+    embeddings: list[np.ndarray] | None = None
     ids: list[str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
     n_in_parts: int = 0
@@ -81,6 +91,11 @@ class Prediction:
         """``contractions`` in words: "lattice, quadratic (300 structures)"."""
         return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
 
+    @property
+    def by_atom(self) -> dict[str, list[np.ndarray]]:
+        """What was asked for of every atom, by name."""
+        return {name: values for name in BY_ATOM if (values := getattr(self, name)) is not None}
+
     def of(self, places: Sequence[int]) -> Prediction:
         """The predictions of some of the structures, none of which failed."""
         return replace(
@@ -89,11 +104,11 @@ class Prediction:
             names=[self.names[k] for k in places],
             std=None if self.std is None else self.std[places],
             failures={},
-            forces=None if self.forces is None else [self.forces[k] for k in places],
             info=[self.info[k] for k in places],
             ids=[self.ids[k] for k in places],
             conformers={i: self.conformers[k] for i, k in enumerate(places) if k in self.conformers},
             warnings={i: self.warnings[k] for i, k in enumerate(places) if k in self.warnings},
+            **{name: [values[k] for k in places] for name, values in self.by_atom.items()},  # type: ignore[arg-type]
         )
 
     def of_conformers(self) -> str | None:
@@ -137,8 +152,9 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.n_in_parts += part.n_in_parts
     if parts and all(part.std is not None for part in parts):
         whole.std = np.concatenate([part.std for part in parts if part.std is not None])
-    if parts and all(part.forces is not None for part in parts):
-        whole.forces = [forces for part in parts for forces in part.forces or ()]
+    for name in BY_ATOM:
+        if parts and all(name in part.by_atom for part in parts):
+            setattr(whole, name, [values for part in parts for values in part.by_atom[name]])
     return whole
 
 
@@ -207,6 +223,8 @@ def predict(
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_error: OnError = "raise",
     forces: bool = False,
+    per_atom: bool = False,
+    embeddings: bool = False,
 ) -> tuple[Prediction, set[int]]:
     """Predict the energy of every structure.
 
@@ -218,17 +236,19 @@ def predict(
         on_error: ``skip`` goes on without structures that cannot be read or computed, and says which in
             ``failures``.
         forces: predict forces as well.
+        per_atom: give each atom's term of the energy as well.
+        embeddings: give what the encoder makes of each atom as well; of one model only.
 
     Returns:
         The predictions, and the atomic numbers seen.
 
     Raises:
-        InputError: a structure cannot be read or computed, or forces of a model whose energy is not that of the
-            given geometry.
+        InputError: a structure cannot be read or computed, forces of a model whose energy is not that of the given
+            geometry, or embeddings of an ensemble, whose members' have nothing in common.
     """
     batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
     tracked = track(batches, "predicting", total=len(batches))
-    prediction = joined(predict_batches(loaded, dataset, tracked, device, on_error, forces))
+    prediction = joined(predict_batches(loaded, dataset, tracked, device, on_error, forces, per_atom, embeddings))
     return prediction, prediction.elements
 
 
@@ -239,6 +259,8 @@ def predict_batches(
     device: torch.device | str = "cpu",
     on_error: OnError = "raise",
     forces: bool = False,
+    per_atom: bool = False,
+    embeddings: bool = False,
 ) -> Iterator[Prediction]:
     """Predict the energy of every structure, batch by batch.
 
@@ -250,6 +272,8 @@ def predict_batches(
         device: see :func:`predict`.
         on_error: see :func:`predict`.
         forces: see :func:`predict`.
+        per_atom: see :func:`predict`.
+        embeddings: see :func:`predict`.
 
     Yields:
         For every batch, the predictions in its order; ``failures`` are counted in it.
@@ -262,9 +286,13 @@ def predict_batches(
     models = [member.model.to(device) for member in members]
     if forces and (reason := why_no_forces(members[0].metadata.target)):
         raise InputError(f"{members[0].path}: {reason}")
+    if embeddings and len(members) > 1:
+        raise InputError(f"embeddings: those of {len(members)} models have nothing in common; load one of them")
+    asked = zip(BY_ATOM, (forces, per_atom, embeddings), strict=True)
+    wanted = [name for name, is_wanted in asked if is_wanted]
     for indices in batches:
         with torch.no_grad() if forces else torch.inference_mode():
-            part = _predict_batch(members[0], models, dataset, indices, device, on_error, forces)
+            part = _predict_batch(members[0], models, dataset, indices, device, on_error, wanted)
         yield part
 
 
@@ -275,12 +303,13 @@ def _predict_batch(
     indices: Sequence[int],
     device: torch.device,
     on_error: OnError,
-    forces: bool,
+    wanted: Sequence[str],
 ) -> Prediction:
     found = Prediction(np.full(len(indices), np.nan), [""] * len(indices), Counter(), ids=[""] * len(indices))
     found.info = [{} for _ in indices]
-    if forces:
-        found.forces = [np.full((int(n), 3), np.nan) for n in dataset.n_atoms[list(indices)]]
+    widths = {"forces": (3,), "atomic_energies": (), "embeddings": (models[0].config.dim,)}
+    for name in wanted:
+        setattr(found, name, [np.full((int(n), *widths[name]), np.nan) for n in dataset.n_atoms[list(indices)]])
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
@@ -309,9 +338,9 @@ def _predict_batch(
         except InputError as error:
             shapes.pop(position, None)
             fail(position, error)
-    # (n_members, n_conformers) of each, and the forces on each conformer.
+    # (n_members, n_conformers) of each, and what is wanted of the atoms of each conformer.
     energies = {position: np.full((len(models), len(each)), np.nan) for position, each in shapes.items()}
-    all_forces: dict[tuple[int, int], np.ndarray] = {}
+    of_atoms: dict[tuple[int, int], dict[str, np.ndarray]] = {}
     # The first conformers of all are computed together, then the second: none of these batches is larger than the
     # one asked for. Parts of them, smaller and smaller, where they do not fit into memory.
     most = max(map(len, shapes.values()), default=0)
@@ -321,7 +350,7 @@ def _predict_batch(
         structures = [shapes[position][k] for position, k in part]
         if not structures:
             continue
-        computed = fitting(lambda structures=structures: _compute(models, structures, device, forces))  # type: ignore[misc]
+        computed = fitting(lambda structures=structures: _compute(models, structures, device, wanted))  # type: ignore[misc]
         if computed is None and len(part) == 1:
             fail(part[0][0], InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes))))
         elif computed is None:
@@ -329,11 +358,10 @@ def _predict_batch(
             middle = len(part) // 2
             waiting[:0] = [part[:middle], part[middle:]]
         else:
-            some, contractions, parts = computed[0]
+            some, contractions, by_atom = computed[0]
             for column, (position, k) in enumerate(part):
                 energies[position][:, k] = some[:, column]
-                if forces:
-                    all_forces[position, k] = parts[column]
+                of_atoms[position, k] = {name: values[column] for name, values in by_atom.items()}
             found.contractions.update(how for (_, k), how in zip(part, contractions, strict=False) if k == 0)
             found.elements.update(*(data.atomic_numbers.tolist() for data in structures))
     std = np.full(len(indices), np.nan)
@@ -351,8 +379,8 @@ def _predict_batch(
             std[position] = each[:, lowest].std(ddof=1)
         if len(mean) > 1:
             found.conformers[position] = Conformers(len(mean), lowest, float(np.ptp(mean)))
-        if found.forces is not None:
-            found.forces[position] = all_forces[position, lowest]
+        for name, value in of_atoms[position, lowest].items():
+            found.by_atom[name][position] = value
     found.std = std if len(models) > 1 else None
     return found
 
@@ -383,23 +411,29 @@ def lowest_of(loaded: LoadedModel | Sequence[LoadedModel], data: Data, device: t
 
 
 def _compute(
-    models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, forces: bool
-) -> tuple[np.ndarray, list[str], list[np.ndarray]]:
-    """(n_models, n_structures) energies, the contractions, and the mean forces of every structure if wanted."""
+    models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, wanted: Sequence[str]
+) -> tuple[np.ndarray, list[str], dict[str, list[np.ndarray]]]:
+    """(n_models, n_structures) energies, the contractions, and of every structure what is wanted of its atoms."""
     batch = collate(structures).to(device)
     sizes = [int(data.num_nodes) for data in structures]
     energies = np.empty((len(models), len(structures)))
-    mean_forces = torch.zeros((sum(sizes), 3), dtype=torch.float64, device=device)
+    sums: dict[str, Tensor] = {}
     for k, model in enumerate(models):
-        if forces:
+        found: dict[str, Tensor] = {}
+        if "forces" in wanted:
             derived = derivatives(model, batch)
-            output = derived.output
-            mean_forces += derived.forces / len(models)
+            output, found["forces"] = derived.output, derived.forces
         else:
             output = model(batch)
         energies[k] = output.energy.detach().cpu().numpy()
-    parts = [part.cpu().numpy() for part in mean_forces.split(sizes)] if forces else []
-    return energies, [str(contraction) for contraction in output.contractions], parts
+        found |= {"atomic_energies": output.atomic_energies, "embeddings": output.embeddings}
+        for name in wanted:
+            values = found[name].detach()
+            sums[name] = sums[name] + values if name in sums else values
+    by_atom = {
+        name: [part.cpu().numpy() for part in (total / len(models)).split(sizes)] for name, total in sums.items()
+    }
+    return energies, [str(contraction) for contraction in output.contractions], by_atom
 
 
 def why_no_forces(target: str) -> str | None:

@@ -52,7 +52,16 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
     how = Reading(config.data.allow_charged)
     sets = [
-        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how, tags=config.data.tags)
+        evaluate(
+            members,
+            path,
+            name=name,
+            forces=False,
+            device=device,
+            on_bad=config.data.on_bad,
+            how=how,
+            tags=config.data.tags,
+        )
         for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"

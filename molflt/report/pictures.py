@@ -60,7 +60,7 @@ def draw(
         panels = _rpe(kind, model)
     else:
         members = load_members(model)
-        found = evaluate(members, data, device=device, max_atoms=max_atoms, tags=tags)
+        found = evaluate(members, data, forces=False, device=device, max_atoms=max_atoms, tags=tags)
         panels = [_errors(kind, found, members[0].metadata.target)]
     with atomic_file(out) as temporary:
         picture(panels).savefig(temporary, dpi=_DPI)

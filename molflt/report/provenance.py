@@ -25,6 +25,7 @@ def summary(loaded: LoadedModel) -> list[tuple[str, str]]:
     recycles = f", applied {config.n_recycles} times" if config.n_recycles > 1 else ""
     data = metadata.training_data
     skipped = Path(loaded.path).parent / SKIPPED
+    origin = metadata.fine_tuned_from
     left_out = [("left out of its data", f"structures that cannot be used, listed in {SKIPPED}")]
     return [
         *(left_out if skipped.is_file() else []),
@@ -36,6 +37,7 @@ def summary(loaded: LoadedModel) -> list[tuple[str, str]]:
         ("elements", " ".join(chemical_symbols[z] for z in metadata.elements)),
         ("trained on", f"{data.n_structures:,} structures of {data.path}"),
         ("fingerprint of these", data.fingerprint),
+        *([("fine-tuned from", f"{origin.model}, trained on {origin.trained_on.path}")] if origin else []),
         ("epoch", str(metadata.epoch + 1)),
         ("model file", str(loaded.path)),
     ]

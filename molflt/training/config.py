@@ -97,13 +97,43 @@ WEIGHT_DECAY = 0.1
 """Weight decay of AdamW where none is given."""
 
 
+FINE_TUNING_RATE = 3e-4
+"""Peak learning rate of a run that starts from a trained model, where none is given."""
+
+
+class InitConfig(BaseModel):
+    """A trained model to start from (fine-tuning); init=MODEL is short for init.model=MODEL."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(
+        None,
+        description="model file, run directory or pretrained:NAME; keys of model that are not given are as in it; "
+        "null: start from nothing",
+    )
+    freeze: list[str] = Field(
+        default_factory=list, description="parts that stay as they are, as in [embedding, layers.0]"
+    )
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _one_part(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _nothing_to_freeze(self) -> InitConfig:
+        if self.freeze and self.model is None:
+            raise ValueError("init.freeze needs init.model: weights that are drawn at random must be trained")
+        return self
+
+
 class OptimiserConfig(BaseModel):
     """Optimiser and schedule."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: Literal["adamw", "adam"] = Field("adamw", description="adamw: decoupled weight decay")
-    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate; with init.model, 3e-4 if it is not given")
     betas: tuple[float, float] = Field((0.9, 0.98), description="moment decays of Adam")
     eps: float = Field(1e-6, gt=0, description="Adam's epsilon")
     weight_decay: float | None = Field(
@@ -199,13 +229,30 @@ class TrainConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, batches, dropout and noise")
     ensemble: int = Field(1, ge=1, le=1000, description="models to train, with seeds from seed on, for uncertainty")
     data: DataConfig
+    init: InitConfig = Field(default_factory=lambda: InitConfig())
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     optimiser: OptimiserConfig = Field(default_factory=lambda: OptimiserConfig())
     loss: LossConfig = Field(default_factory=lambda: LossConfig())
     trainer: TrainerConfig = Field(default_factory=lambda: TrainerConfig())
 
+    @field_validator("init", mode="before")
+    @classmethod
+    def _one_model(cls, value: Any) -> Any:
+        return {"model": value} if value is None or isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _lower_rate(self) -> TrainConfig:
+        if self.init.model is not None and "lr" not in self.optimiser.model_fields_set:
+            self.optimiser = self.optimiser.model_copy(update={"lr": FINE_TUNING_RATE})
+        return self
+
     @model_validator(mode="after")
     def _consistent(self) -> TrainConfig:
+        if self.init.model is not None and self.data.references is not None:
+            raise ValueError(
+                "data.references cannot be given with init.model, whose reference energies are kept and shifted to "
+                "the new labels: leave it out"
+            )
         if self.loss.force_weight > 0 and self.data.target not in DIFFERENTIABLE:
             raise ValueError(
                 f"loss.force_weight needs a data.target that is the energy of the given geometry "

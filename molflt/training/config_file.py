@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import io
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from molflt.attention.registry import mechanisms, presets
 from molflt.errors import InputError
 from molflt.files import standard_input
 from molflt.training.config import TrainConfig
+from molflt.training.presets import PRESETS, preset_config
 
 STANDARD_INPUT = "-"
 _MOST_MISTAKES = 50
@@ -36,12 +38,63 @@ _MOST_INTERPOLATED = 1000
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a YAML file (``-``: standard input) and apply ``key.sub=value`` overrides.
+    """Read a YAML file (``-``: standard input; or the name of a preset) and apply ``key.sub=value`` overrides.
 
     Raises:
         InputError: no such file, not YAML, a misspelt key (with the nearest right one), a wrong value.
     """
-    path = Path(path)
+    content = _read_yaml(Path(path))
+    for override in overrides:
+        _apply(content, override)
+    return _checked(content, str(path))
+
+
+def make_config(
+    config: TrainConfig | Mapping[str, Any] | str | os.PathLike[str], overrides: Mapping[str, Any]
+) -> TrainConfig:
+    """The same from Python.
+
+    Args:
+        config: a configuration, its values in nested mappings, a YAML file, or the name of a preset.
+        overrides: values by key, dotted or in nested mappings; a section is completed.
+
+    Raises:
+        InputError: as :func:`load_config`.
+    """
+    if isinstance(config, TrainConfig) and not overrides:
+        return config
+    if isinstance(config, str | os.PathLike):
+        name, content = os.fspath(config), _read_yaml(Path(config))
+    else:
+        name = "config"
+        values = config.model_dump(exclude_unset=True) if isinstance(config, TrainConfig) else config
+        content = _as_yaml(values, name)
+        _expand(content)
+    for key, value in overrides.items():
+        try:
+            _set(content, key, _as_yaml({"value": value}, key)["value"])
+        except OmegaConfBaseException as error:
+            raise InputError(f"{key}: cannot be set ({_one_line(error)})") from error
+    return _checked(content, name)
+
+
+def _as_yaml(values: Mapping[str, Any], name: str) -> DictConfig:
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): plain(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(entry) for entry in value]
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    try:
+        return OmegaConf.create(plain(values))
+    except OmegaConfBaseException as error:
+        raise InputError(f"{name}: cannot stand in a configuration ({_one_line(error)})") from error
+
+
+def _read_yaml(path: Path) -> DictConfig:
+    if str(path) in PRESETS and not path.exists():
+        return OmegaConf.create(preset_config(str(path)).model_dump(exclude_unset=True))
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the YAML file")
     if not path.exists() and str(path) != STANDARD_INPUT:
@@ -52,23 +105,25 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
         content = OmegaConf.load(io.StringIO(text))
         if not isinstance(content, DictConfig):
             raise InputError(f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one")
-        _expand_attention(content)
+        _expand(content)
     except InputError:
         raise
     # ValueError: bytes that are no text, and numbers of too many digits
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise InputError(f"{path}: not readable as YAML ({_one_line(error)})") from error
-    for override in overrides:
-        _apply(content, override)
+    return content
+
+
+def _checked(content: DictConfig, name: str) -> TrainConfig:
     try:
         values = OmegaConf.to_container(content, resolve=True)
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {_one_line(error)}") from error
+        raise InputError(f"{name}: {_one_line(error)}") from error
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
         lines = dict.fromkeys(_explain(detail) for detail in error.errors()[:_MOST_MISTAKES])
-        raise InputError("\n  ".join([f"{path}: the configuration is not valid", *lines])) from error
+        raise InputError("\n  ".join([f"{name}: the configuration is not valid", *lines])) from error
 
 
 def _read(path: Path) -> str:
@@ -84,13 +139,7 @@ def _apply(content: DictConfig, override: str) -> None:
     if not separator or not re.fullmatch(r"\w[\w-]*(\.\w[\w-]*)*", key):
         raise InputError(f"override '{override}' is not of the form key.sub=value, as in trainer.max_epochs=5")
     try:
-        parsed = OmegaConf.from_dotlist([f"value={value}"])["value"]
-        # Sections are completed. A value, the free list of splits, and another mechanism's keys are replaced.
-        merge = OmegaConf.is_dict(parsed) and key != "data.val" and "mechanism" not in parsed
-        if key == "model.attention.mechanism":
-            _drop_keys_of_other_mechanisms(content, parsed)
-        OmegaConf.update(content, key, parsed, merge=merge, force_add=True)
-        _expand_attention(content)
+        _set(content, key, OmegaConf.from_dotlist([f"value={value}"])["value"])
     except UnicodeEncodeError as error:
         raise InputError(
             f"override '{override}' holds characters that are none in this locale; take a UTF-8 one, as by "
@@ -100,8 +149,22 @@ def _apply(content: DictConfig, override: str) -> None:
         raise InputError(f"override '{override}' cannot be applied ({_one_line(error)})") from error
 
 
-def _expand_attention(content: DictConfig) -> None:
-    """Write a preset's name out, so that model.attention=flt can be followed by model.attention.n_features=32."""
+def _set(content: DictConfig, key: str, value: Any) -> None:
+    """Sections are completed. A value, the free list of splits, and another mechanism's keys are replaced."""
+    if key == "data" and OmegaConf.is_dict(value) and "val" in value:
+        value = value.copy()
+        _set(content, "data.val", value.pop("val"))
+    merge = OmegaConf.is_dict(value) and key != "data.val" and "mechanism" not in value
+    if key == "model.attention.mechanism":
+        _drop_keys_of_other_mechanisms(content, value)
+    OmegaConf.update(content, key, value, merge=merge, force_add=True)
+    _expand(content)
+
+
+def _expand(content: DictConfig) -> None:
+    """Write short forms out, so that model.attention=flt can be followed by model.attention.n_features=32."""
+    if isinstance(initial := content.get("init"), str):
+        OmegaConf.update(content, "init", OmegaConf.create({"model": initial}), merge=False)
     name = OmegaConf.select(content, "model.attention")
     if isinstance(name, str) and name in presets():
         OmegaConf.update(content, "model.attention", OmegaConf.create(presets()[name]), merge=False)

@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import Callback
 from molflt.errors import InputError
 from molflt.files import alone
 from molflt.prediction.evaluation import evaluate
-from molflt.prediction.members import MEMBER, load_members
-from molflt.prediction.predictor import choose_device
+from molflt.prediction.members import MEMBER
 from molflt.training.config import TrainConfig
-from molflt.training.run import TrainResult, train
+from molflt.training.initial import load_initial, with_architecture
+from molflt.training.run import Run, train
 from molflt.training.run_directory import OCCUPIED, check_run_dir, write_config
 
 
@@ -24,7 +24,7 @@ def train_ensemble(
     resume: bool = False,
     say: Callable[[str], None] = print,
     callbacks: list[Callback] | None = None,
-) -> TrainResult:
+) -> Run:
     """Train ``config.ensemble`` models one after another (deep ensembles, arXiv 1612.01474).
 
     Member k is a run of its own in ``run_dir/member-k``, with seed ``config.seed + k`` for weights, random features
@@ -55,7 +55,8 @@ def train_ensemble(
 
 def _train_members(
     config: TrainConfig, run_dir: Path, resume: bool, say: Callable[[str], None], callbacks: list[Callback] | None
-) -> TrainResult:
+) -> Run:
+    config = with_architecture(config, load_initial(config))
     check_run_dir(run_dir, config, resume)
     write_config(run_dir, config)
     results = []
@@ -64,11 +65,11 @@ def _train_members(
         member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
         results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
     name, path = next(iter(config.data.val.items()))
-    device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
+    device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
     data = config.data
     metrics = evaluate(
-        load_members(run_dir), path, device=device, max_atoms=data.max_atoms, on_bad=data.on_bad, tags=data.tags
+        run_dir, path, forces=False, device=device, max_atoms=data.max_atoms, on_bad=data.on_bad, tags=data.tags
     ).metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
-    return TrainResult(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)
+    return Run(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)

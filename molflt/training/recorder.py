@@ -10,10 +10,9 @@ from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import Callback
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from molflt.data.progress import visible
+from molflt.data.progress import console, visible
 from molflt.errors import InputError
 from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.prediction.members import BEST
@@ -117,7 +116,7 @@ class RunRecorder(Callback):
             trainer.check_val_every_n_epoch = 1
         if trainer.is_global_zero and visible():
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*columns, console=console(), transient=True)
             description = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
             self._bar.add_task(description, total=trainer.num_training_batches)
             self._bar.start()

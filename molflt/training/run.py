@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning
 import torch
@@ -25,10 +26,12 @@ from molflt.data.screening import write_skipped
 from molflt.errors import InputError
 from molflt.files import alone
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import ModelMetadata, TrainingData
-from molflt.prediction.members import BEST
+from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+from molflt.prediction.members import BEST, member_paths
+from molflt.prediction.model import Model, load
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
+from molflt.training.initial import load_initial, take_over, with_architecture
 from molflt.training.processes import (
     check_processes,
     cluster_plugins,
@@ -45,26 +48,44 @@ from molflt.training.run_directory import (
     check_same_beginning,
     clear_leftovers,
     find_checkpoint,
+    read_records,
     write_config,
 )
 from molflt.training.task import EnergyTask
 
 
-@dataclass
-class TrainResult:
+@dataclass(frozen=True)
+class Run:
     """What a run came to.
 
     Attributes:
-        best_model: path of the best model.
-        best: energy MAE of the first validation split, eV.
+        folder: the run directory, of an ensemble that of all members.
+        best: energy MAE of the first validation split, eV; of an ensemble, that of the members' mean.
         best_epoch: counted from zero.
         mad: mean absolute deviation of that split's labels, eV.
     """
 
-    best_model: Path
+    folder: Path
     best: float
     best_epoch: int
     mad: float
+
+    @property
+    def best_model(self) -> Path:
+        """What is to be used: the best model file, or the directory of an ensemble."""
+        file = self.folder / BEST
+        return file if file.exists() else self.folder
+
+    @property
+    def model(self) -> Model:
+        """The best model, loaded."""
+        return load(self.folder)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The metrics of every validated epoch, as in metrics.jsonl; of an ensemble, one member after the other."""
+        folders = [path.parent for path in member_paths(self.folder)]
+        return [record for folder in folders for record in read_records(folder)]
 
 
 def train(
@@ -73,8 +94,8 @@ def train(
     resume: bool = False,
     say: Callable[[str], None] = print,
     callbacks: list[Callback] | None = None,
-) -> TrainResult:
-    """Train a model.
+) -> Run:
+    """Train one model; :func:`molflt.train` is the way in for users.
 
     Args:
         config: everything about the run.
@@ -104,7 +125,9 @@ def _train(
     resume: bool,
     say: Callable[[str], None],
     callbacks: list[Callback],
-) -> TrainResult:
+) -> Run:
+    initial = load_initial(config)
+    config = with_architecture(config, initial)
     first = is_first_process()
     if first:
         check_run_dir(run_dir, config, resume)
@@ -117,9 +140,9 @@ def _train(
     _quiet_lightning()
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = EnergyDataModule(config)
-    model, metadata = _model(config, data, say)
+    model, metadata = _model(config, data, initial, say)
     if checkpoint:
-        check_same_beginning(run_dir, metadata.training_data)
+        check_same_beginning(run_dir, metadata)
     say(
         f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
@@ -141,11 +164,11 @@ def _train(
     if first:
         recorder.check_models()
     mad = data.mad[next(iter(data.mad))]
-    return TrainResult(run_dir / BEST, recorder.best, recorder.best_epoch, mad)
+    return Run(run_dir, recorder.best, recorder.best_epoch, mad)
 
 
 def _model(
-    config: TrainConfig, data: EnergyDataModule, say: Callable[[str], None]
+    config: TrainConfig, data: EnergyDataModule, initial: LoadedModel | None, say: Callable[[str], None]
 ) -> tuple[EnergyModel, ModelMetadata]:
     """The model as it begins, fitted to what the training set is like."""
     found = data.training_set
@@ -154,14 +177,18 @@ def _model(
         say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
     attention = model_config.attention
-    if isinstance(attention, FarFieldKeys):
+    if isinstance(attention, FarFieldKeys) and initial is None:
         if found.isolated and attention.isolated_atoms is None:
             attention.isolated_atoms = found.mean_n_atoms
         if attention.sigma_max is None:
             attention.sigma_max = attention.widest_seen(found.diameter) if found.isolated else attention.widest
     model = EnergyModel(model_config, config.seed)
     model.encoder.checkpoint_recycles = config.trainer.checkpoint_recycles
-    model.standardiser.load_statistics(found.statistics)
+    statistics, origin = found.statistics, None
+    if initial is not None:
+        device = torch.device(_accelerator(config.trainer.accelerator))
+        statistics, origin = take_over(model, initial, config, found, data.train_structures, device, say)
+    model.standardiser.load_statistics(statistics)
     training_data = TrainingData(
         path=config.data.train, fingerprint=data.train_fingerprint(), n_structures=len(data.train_structures)
     )
@@ -170,10 +197,11 @@ def _model(
         seed=config.seed,
         target=config.data.target,
         elements=found.elements,
-        standardiser=asdict(found.statistics),
+        standardiser=asdict(statistics),
         labels=config.data.labels(),
         training_data=training_data,
         domain=found.domain,
+        fine_tuned_from=origin,
         validation={},
         epoch=-1,
     )

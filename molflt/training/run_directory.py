@@ -18,7 +18,7 @@ from torch_geometric.data import Batch
 from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
 from molflt.files import atomic_file, is_leftover, remove_leftovers
-from molflt.model.model_file import SCHEMA_VERSION, TrainingData, read_metadata
+from molflt.model.model_file import SCHEMA_VERSION, ModelMetadata, read_metadata
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 
@@ -62,7 +62,11 @@ def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
             raise InputError(
                 f"{run_dir}: holds a run already; continue it with '--resume auto' or choose another '--out'"
             )
-        changed = _changed_keys(load_config(saved).model_dump(), config.model_dump())
+        before, now = load_config(saved).model_dump(), config.model_dump()
+        if now["trainer"]["max_epochs"] > before["trainer"]["max_epochs"]:
+            # A run may be made longer: from here on, its schedule is that of the longer run.
+            before["trainer"]["max_epochs"] = now["trainer"]["max_epochs"]
+        changed = _changed_keys(before, now)
         if changed:
             raise InputError(
                 f"{saved}: the run was started with another configuration ({'; '.join(changed)}); resume with the "
@@ -83,8 +87,8 @@ def _changed_keys(before: dict[str, Any], after: dict[str, Any], prefix: str = "
     return changed
 
 
-def check_same_beginning(run_dir: Path, data: TrainingData) -> None:
-    """Check that a run can be continued: its model files and its training data are still of the same kind.
+def check_same_beginning(run_dir: Path, metadata: ModelMetadata) -> None:
+    """Check that a run can be continued: its model files and what it began with are still the same.
 
     Raises:
         InputError: they are not.
@@ -103,10 +107,15 @@ def check_same_beginning(run_dir: Path, data: TrainingData) -> None:
             f"one have {SCHEMA_VERSION}, so its checkpoint does not fit. The model can be used as it is; to go on "
             "training, take that version, or start again with another '--out'"
         )
-    if begun.training_data.fingerprint != data.fingerprint:
-        raise InputError(
-            f"{run_dir}: {data.path} has changed since the run was started; restore it, or choose another '--out'"
-        )
+    then, now = begun.fine_tuned_from, metadata.fine_tuned_from
+    for path, same in (
+        (metadata.training_data.path, begun.training_data.fingerprint == metadata.training_data.fingerprint),
+        (now.model if now else "", (then and then.fingerprint) == (now and now.fingerprint)),
+    ):
+        if not same:
+            raise InputError(
+                f"{run_dir}: {path} has changed since the run was started; restore it, or choose another '--out'"
+            )
 
 
 class DurableCheckpoints(TorchCheckpointIO):

@@ -64,10 +64,17 @@ def tidy(notebook: Any) -> None:
     notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     for cell in notebook.cells:
         cell.metadata = {}
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if not _is_bar(output)]
         for output in cell.get("outputs", ()):
             output.pop("metadata", None)
             if output.output_type in ("display_data", "execute_result"):
                 output.metadata = {}
+
+
+def _is_bar(output: Any) -> bool:
+    """Whether it is a progress bar, which erases its line again and again."""
+    return output.get("name") == "stderr" and "\x1b[2K" in output.get("text", "")
 
 
 def strange_paths(notebook: Any) -> list[str]:

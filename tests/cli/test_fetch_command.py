@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from molflt.cli.main import app
 from molflt.data.fetch import catalogue, download, obtain
 from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, serving, tar_of
+from tests.training.runs import with_forces
 
 Run = Callable[..., Any]
 
@@ -43,6 +45,63 @@ def test_list(arguments: list[str], molflt: Run) -> None:
     assert result.status == 0
     assert result.out.startswith("oc20-is2re ")
     assert "8.1 GiB to download, 97.0 GiB unpacked, CC-BY-4.0" in result.out
+    assert "--only 10k/train, 100k/train, all/train, all/val_id" in result.out
+    for name, size in (("200k", "344 MiB"), ("val-id", "1.7 GiB"), ("val-ood-both", "1.9 GiB"), ("test", "30.0 GiB")):
+        assert f"\noc20-s2ef-{name} " in result.out
+        assert f"{size} to download" in result.out
+
+
+def test_one_split_only(server: Server, molflt: Run, tmp_path: Path) -> None:
+    """The archive is one, so all of it is fetched, but the others take no room and are not missed."""
+    dry = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "10k", "--dry-run")
+    assert f"{60_000 / 5 / 1024:.1f} KiB in " in dry.out
+    assert "of 10k/train; about" in dry.out
+    result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "10k", "--only", "all/val_id")
+    assert result.status == 0, result
+    files = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.lmdb"))
+    assert files == [f"a/is2res/data/is2re/{split}/data.lmdb" for split in ("10k/train", "all/val_id")]
+    assert "10k/train/data.lmdb" in result.out
+    assert "test_id" not in result.out
+    again = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "10k")
+    assert again.out.startswith("oc20-is2re is complete in ")
+    other = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "test_id")
+    assert other.status == 2
+    assert "exists, but has no data for all/test_id" in other.err
+    wrong = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "20k")
+    assert "no split '20k'; choose among 10k/train, all/train, all/val_id" in wrong.err
+
+
+@pytest.mark.slow
+def test_energies_and_forces(
+    server: Server, molflt: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain tar of compressed extxyz, as S2EF's training and validation sets are; the printed commands run."""
+    files = [Path(with_forces(tiny_data / f"{name}.lmdb", tmp_path / f"{name}.extxyz")) for name in ("val", "other")]
+    members = [
+        (f"s2ef_train_200K/s2ef_train_200K/{k}.extxyz.xz", lzma.compress(file.read_bytes()))
+        for k, file in enumerate(files)
+    ]
+    server.content = tar_of(*members, ("s2ef_train_200K/README", b"read me"), compress=False)
+    entry = archive_of(
+        server.content, f"{server.address}/s2ef_train_200K.tar", folder="s2ef_train_200K", splits={"extxyz": 16}
+    )
+    monkeypatch.setitem(catalogue.ARCHIVES, "oc20-s2ef-200k", entry)
+    monkeypatch.chdir(tmp_path)
+    server.replies = [lambda handler: handler.honest(3000)]
+    result = molflt("fetch", "oc20-s2ef-200k", "--to", "s2ef")
+    assert result.status == 0, result
+    assert "checksum is right" in result.out
+    lines = [shlex.split(line) for line in result.out.splitlines() if line.startswith("  molflt ")]
+    assert [words[1] for words in lines] == ["convert", "config", "train"]
+    done = molflt(*lines[0][1:])
+    assert done.status == 0, done
+    Path("s2ef.yaml").write_text(molflt("config", "tiny").out, encoding="utf-8")
+    converted = lines[0][-1]
+    small = ["model.dim=16", "model.n_heads=2", "model.n_layers=1", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
+    train = [word.replace("VAL.lmdb", converted) for word in lines[2][1:]]
+    done = molflt(*train, *small, "--no-report")
+    assert done.status == 0, done
+    assert "force_mae" in Path("runs/s2ef/metrics.csv").read_text(encoding="utf-8")
 
 
 def test_from_download_to_training(

@@ -66,7 +66,10 @@ def test_standard_input(molflt: Run, model_path: Path, piped: Callable[[str], No
     expected = [line.split()[0] for line in molflt("predict", model_path, "O", "CO").out.splitlines()]
     piped("O\nCO methanol\n")
     lines = molflt("predict", model_path, "-").out.splitlines()
-    assert [line.split() for line in lines] == [[expected[0], "-#0"], [expected[1], "-#1"]]
+    assert [line.split() for line in lines] == [
+        [expected[0], "-#0", "(O)"],
+        [expected[1], "-#1", "(methanol)"],
+    ]
     ase.io.write(tmp_path / "a.extxyz", [molecule("H2O"), molecule("CO")])
     expected = [line.split()[0] for line in molflt("predict", model_path, tmp_path / "a.extxyz").out.splitlines()]
     piped((tmp_path / "a.extxyz").read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from molflt.training.presets import PRESETS, preset_config
 Run = Callable[..., Any]
 COMMANDS = (
     "train", "evaluate", "predict", "merge", "explain", "plot", "check-invariance", "info", "convert", "average",
-    "config", "fetch",
+    "export", "config", "fetch",
 )  # fmt: skip
 
 

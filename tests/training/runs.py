@@ -18,7 +18,7 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.sources import open_dataset
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
-from molflt.training.run import TrainResult, train
+from molflt.training.run import Run, train
 from molflt.training.run_directory import read_records
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def quiet(line: str) -> None:
     pass
 
 
-def go(config: TrainConfig, folder: Path, *callbacks: Callback, resume: bool = False) -> TrainResult:
+def go(config: TrainConfig, folder: Path, *callbacks: Callback, resume: bool = False) -> Run:
     """Train without a word."""
     return train(config, folder, resume, quiet, list(callbacks))
 

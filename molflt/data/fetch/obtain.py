@@ -58,7 +58,7 @@ class Plan:
     @property
     def needed(self) -> int:
         """Bytes that must be free: archive and content lie side by side until all is unpacked."""
-        return self.to_download + self.archive.unpacked
+        return self.to_download + self.archive.to_unpack
 
     @property
     def fits(self) -> bool:
@@ -76,7 +76,8 @@ class Plan:
             stays = "it stays" if self.keep else "removed after unpacking"
             lines.append(f"  download   {size_text(archive.size)}{here}; {stays}")
             lines.append(f"             from {self.url}")
-        lines.append(f"  unpacked   {size_text(archive.unpacked)} in {self.target}")
+        of = f", of {', '.join(archive.only)}; about, by the numbers of structures" if archive.only else ""
+        lines.append(f"  unpacked   {size_text(archive.to_unpack)} in {self.target}{of}")
         lines.append(f"  disk       {size_text(self.needed)} needed, {size_text(self.free)} free")
         return "\n".join(lines)
 
@@ -116,10 +117,10 @@ def present_splits(plan: Plan) -> Splits | None:
     if not plan.target.exists():
         return None
     splits = find_splits(plan.target)
-    missing = missing_splits(splits, plan.archive.splits)
+    missing = missing_splits(splits, plan.archive.wanted)
     if missing:
         raise InputError(
-            f"{plan.target}: exists, but has no data.lmdb for {', '.join(missing)}; remove or rename it, or give "
+            f"{plan.target}: exists, but has no data for {', '.join(missing)}; remove or rename it, or give "
             "another folder"
         )
     return splits
@@ -166,9 +167,9 @@ def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None
         elif plan.local is None:
             plan.part.unlink()
     splits = find_splits(plan.target)
-    missing = missing_splits(splits, archive.splits)
+    missing = missing_splits(splits, archive.wanted)
     if missing:
-        raise InputError(f"{plan.target}: the archive held no data.lmdb for {', '.join(missing)}")
+        raise InputError(f"{plan.target}: the archive held no data for {', '.join(missing)}")
     return splits
 
 

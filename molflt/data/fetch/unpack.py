@@ -25,7 +25,7 @@ _LONGEST_PART, _MOST_PARTS = 255, 32
 class _Limited:
     """The uncompressed stream, which ends in an error when it is longer than was allowed."""
 
-    def __init__(self, stream: gzip.GzipFile, file: Path) -> None:
+    def __init__(self, stream: gzip.GzipFile | MeteredFile, file: Path) -> None:
         self._stream, self._file, self._left = stream, file, _HEADERS
 
     def allow(self, content: int) -> None:
@@ -48,7 +48,7 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
 
     Args:
         archive: limits.
-        file: the ``.tar.gz`` file.
+        file: the ``.tar.gz`` or ``.tar`` file.
         target: the folder to make; it must not exist.
 
     Raises:
@@ -61,7 +61,8 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
     try:
         with open(file, "rb") as handle, ByteMeter("unpacking", file.stat().st_size) as meter:
             # Decompressed here rather than by tarfile, whose streams do not notice that the end is missing.
-            stream = gzip.GzipFile(fileobj=MeteredFile(handle, meter))
+            metered = MeteredFile(handle, meter)
+            stream = metered if archive.file.endswith(".tar") else gzip.GzipFile(fileobj=metered)
             limited = _Limited(stream, file)
             _extract(archive, file, limited, temporary)
             # The checksum of the content stands at the very end, behind the end of the tar.
@@ -101,6 +102,8 @@ def _extract(archive: Archive, file: Path, stream: _Limited, folder: Path) -> No
             if member.size < 0 or n_bytes > archive.most_unpacked:
                 raise InputError(f"{file}: refused, it unpacks to more than {size_text(archive.most_unpacked)}")
             stream.allow(member.size)
+            if not archive.wants(member.name):
+                continue
             content = tar.extractfile(member)
             assert content is not None  # it is a regular file
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,71 @@
+"""A model as a TorchScript file, which PyTorch alone runs, in Python and in C++."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import warnings
+from pathlib import Path
+
+import torch
+from ase.data import chemical_symbols
+
+from molflt import __version__
+from molflt.export.scripted import ScriptedEnergy
+from molflt.files import atomic_file
+from molflt.model.model_file import LoadedModel
+from molflt.vocabulary import DIFFERENTIABLE
+
+DESCRIPTION = "molflt.json"
+"""The file inside of the archive that says what the model is."""
+
+
+def scripted_energy(loaded: LoadedModel, dtype: torch.dtype | None = None) -> ScriptedEnergy:
+    """What is to be scripted, on the CPU.
+
+    Args:
+        loaded: it is left as it is.
+        dtype: of the weights; None: as trained.
+
+    Raises:
+        InputError: its attention cannot be exported.
+    """
+    model = copy.deepcopy(loaded.model).cpu().eval().requires_grad_(False)
+    model = model if dtype is None else model.to(dtype)
+    return ScriptedEnergy(model, loaded.metadata.target in DIFFERENTIABLE).eval()
+
+
+def description(loaded: LoadedModel) -> dict[str, object]:
+    """What a program that uses the exported model has to know."""
+    metadata = loaded.metadata
+    return {
+        "molflt": __version__,
+        "target": metadata.target,
+        "cutoff": metadata.config.cutoff,
+        "elements": [chemical_symbols[z] for z in metadata.elements],
+        "forces": metadata.target in DIFFERENTIABLE,
+        "units": {"length": "Angstrom", "energy": "eV", "forces": "eV/Angstrom", "stress": "eV/Angstrom^3"},
+        "far_field": "closed form on all pairs; over the reciprocal lattice where anything is periodic",
+        "inputs": ["positions", "cell", "pbc", "atomic_numbers", "tags", "edge_index", "cell_offsets"],
+        "outputs": ["energy", "forces", "stress"],
+    }
+
+
+def export(loaded: LoadedModel, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
+    """Write a model as a TorchScript file.
+
+    Args:
+        loaded: a single model.
+        path: of the file.
+        dtype: of the weights; None: as trained.
+
+    Raises:
+        InputError: its attention cannot be exported.
+        OSError: the system refuses.
+    """
+    energy = scripted_energy(loaded, dtype)
+    about = {DESCRIPTION: json.dumps(description(loaded), indent=1)}
+    with warnings.catch_warnings(), atomic_file(Path(path)) as temporary:
+        warnings.filterwarnings("ignore", ".*torch.jit.*deprecated.*")
+        torch.jit.save(torch.jit.script(energy), temporary, _extra_files=about)

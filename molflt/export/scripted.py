@@ -1,0 +1,411 @@
+"""The energy of one structure in the operations that TorchScript has: what an exported model computes.
+
+It is the model of :mod:`molflt.model.energy_model` once more, for one structure, with the neighbour list contracted
+edge by edge. The far field is the closed form on all pairs where nothing repeats, O(N²), and else the sum over the
+reciprocal lattice, O(N·K), whatever method the model was trained with: all compute the same f to its tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from molflt.attention.config import FarFieldKeys, FourierConfig, LocalConfig
+from molflt.attention.context import FourierPositions
+from molflt.attention.far.members import TAPER, cutoff_factor
+from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
+from molflt.attention.layer import FourierAttention
+from molflt.attention.moments import second_power, soft_unit, typical_neighbours
+from molflt.attention.near import GaussianDistanceBasis
+from molflt.attention.smooth import GAUSSIAN_END, envelope
+from molflt.errors import InputError
+from molflt.model.encoder import EncoderLayer
+from molflt.model.energy_model import EnergyModel
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
+
+
+def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
+    """Refuse a model whose far field or feature map is not written down here.
+
+    Raises:
+        InputError: it says what can be exported.
+    """
+    config, kernels = model.config.attention, [m for m in model.modules() if isinstance(m, RandomFeatureKernel)]
+    own = isinstance(config, FourierConfig | LocalConfig) and all(kernel.component is positive for kernel in kernels)
+    if not own:
+        raise InputError(
+            f"attention of mechanism '{config.mechanism}' cannot be exported; 'fourier' and 'local' can, with the "
+            "kernel of the presets"
+        )
+
+
+class _Radial(nn.Module):
+    """The Gaussian distance basis."""
+
+    def __init__(self, radial: GaussianDistanceBasis) -> None:
+        super().__init__()
+        self.cutoff, self.pair_types, self.end = radial.cutoff, radial.pair_types, GAUSSIAN_END
+        self.steepness: Tensor
+        self.shift: Tensor
+        self.gamma: Tensor
+        self.beta: Tensor
+        steepness = torch.exp(-radial.log_widths.detach()) / math.sqrt(2)
+        self.register_buffer("steepness", steepness)
+        self.register_buffer("shift", radial.centres.detach() * steepness)
+        one = torch.ones(1)
+        self.register_buffer("gamma", radial.gamma.detach() if radial.pair_types else one)
+        self.register_buffer("beta", radial.beta.detach() if radial.pair_types else one)
+        self.n_types = MAX_ATOMIC_NUMBER + 1
+
+    def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
+        x = distances / self.cutoff
+        if self.pair_types:
+            pair_type = receiver_types * self.n_types + sender_types
+            x = self.gamma[pair_type] * x + self.beta[pair_type]
+        z = x[:, None] * self.steepness - self.shift
+        return torch.exp(-(z * z).clamp(max=self.end))
+
+
+class _FarField(nn.Module):
+    """The members of f on all pairs, or their lattice sum as features of positions."""
+
+    def __init__(self, positions: FourierPositions, tolerance: float) -> None:
+        super().__init__()
+        assert positions.rpe is not None
+        basis = positions.rpe()
+        widths = basis.widths.detach().double()
+        kappa = torch.zeros_like(widths) if basis.kappa is None else basis.kappa.detach().double()
+        self.widths: Tensor
+        self.kappa: Tensor
+        self.amplitudes: Tensor
+        self.cutoffs: Tensor
+        self.register_buffer("widths", widths)
+        self.register_buffer("kappa", kappa)
+        self.register_buffer("amplitudes", basis.amplitudes.detach().double())
+        self.register_buffer("cutoffs", basis.cutoffs(tolerance).detach())
+        self.taper, self.end = TAPER, GAUSSIAN_END
+        self.padding = cutoff_factor(tolerance / 10) * float(widths.max())
+
+    def pairs(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """(n_basis, n, n): n_t sinc(κ_t r) exp(−r²/2ρ_t²) of every pair."""
+        delta = (positions[:, None, :] - positions[None, :, :]).to(dtype)
+        squared = (delta * delta).sum(dim=-1)
+        widths, turns = self.widths.to(dtype)[:, None, None], (self.kappa**2).to(dtype)[:, None, None]
+        damped = torch.exp(-(squared / (2 * widths**2)).clamp(max=self.end))
+        return self.amplitudes.to(dtype)[:, None, None] * damped * self.sinc(turns * squared)
+
+    def sinc(self, squared: Tensor) -> Tensor:
+        """sin(z)/z of z²: near zero, where its derivative as a quotient loses all digits, by its series."""
+        small = squared < 2.0
+        x = torch.where(small, squared, torch.zeros_like(squared))
+        series = torch.ones_like(x)
+        for k in range(9, 0, -1):
+            series = 1 - x / float(2 * k * (2 * k + 1)) * series
+        z = torch.where(small, torch.ones_like(squared), squared).sqrt()
+        return torch.where(small, series, torch.sin(z) / z)
+
+    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(n, 2K) plane waves at the atoms, and (2K, n_basis) the weight of each for every member."""
+        box = self.padded_cell(positions, cell, pbc)
+        longest = self.taper * float(self.cutoffs.max())
+        reach = torch.floor(longest * box.detach().square().sum(dim=1).sqrt() + 1e-9).to(torch.int64)
+        a, b, c = int(reach[0]), int(reach[1]), int(reach[2])
+        axes = [torch.arange(-m, m + 1, device=positions.device) for m in [a, b, c]]
+        n = torch.stack(torch.meshgrid(axes, indexing="ij"), dim=-1).reshape(-1, 3)
+        # One of each pair ±n, and zero.
+        first, second, third = n[:, 0], n[:, 1], n[:, 2]
+        half = (first > 0) | ((first == 0) & ((second > 0) | ((second == 0) & (third >= 0))))
+        n = n[half].to(positions.dtype)
+        inverse = torch.linalg.inv(box)
+        n = n[(n @ inverse.detach().t()).square().sum(dim=1).sqrt() <= longest]
+        zero = (n == 0).all(dim=1)
+        xi = n @ inverse.t()
+        # A norm has no derivative at the zero vector.
+        length = torch.where(
+            zero, 0.0, torch.where(zero[:, None], torch.ones_like(xi), xi).square().sum(dim=1).sqrt()
+        )
+        turns = positions @ xi.t()
+        phase = (2 * math.pi * (turns - turns.detach().round())).to(dtype)
+        share = torch.where(zero, 1.0, 2.0) / torch.linalg.det(box).abs()
+        t = ((length[:, None] - self.cutoffs) / (self.taper * self.cutoffs - self.cutoffs)).clamp(0.0, 1.0)
+        taper = 1 - t**3 * (10 - 15 * t + 6 * t * t)
+        weights = (share[:, None] * taper * self.spectra(length)).to(dtype)
+        return torch.cat([phase.cos(), phase.sin()], dim=1), torch.cat([weights, weights])
+
+    def spectra(self, length: Tensor) -> Tensor:
+        """(K, n_basis) Å³: the transform of every member, see GaussianBasis.spectra."""
+        variance = self.widths**2
+        volume = self.amplitudes * (2 * math.pi * variance) ** 1.5
+        k = 2 * math.pi * length[:, None]
+        decay = 2 * variance * k * self.kappa
+        small = decay < 1e-4
+        safe = torch.where(small, torch.ones_like(decay), decay)
+        mean = torch.where(small, 1 - decay / 2 + decay * decay / 6, -torch.expm1(-safe) / safe)
+        return volume * torch.exp(-0.5 * variance * (k - self.kappa) ** 2) * mean
+
+    def padded_cell(self, positions: Tensor, cell: Tensor, pbc: Tensor) -> Tensor:
+        """(3, 3) Å: periodic vectors, then others at right angles, so long that their images do not matter."""
+        periodic = cell[pbc]
+        if periodic.shape[0] == 3:
+            return cell
+        if periodic.shape[0] == 2:
+            normal = torch.linalg.cross(periodic[0], periodic[1])
+            across = [normal / normal.norm()]
+        else:
+            axis = periodic[0] / periodic[0].norm()
+            helper = torch.zeros_like(axis)
+            helper[int(axis.detach().abs().argmin())] = 1.0
+            other = torch.linalg.cross(axis, helper)
+            other = other / other.norm()
+            across = [other, torch.linalg.cross(axis, other)]
+        rows = [periodic]
+        for direction in across:
+            height = positions @ direction
+            # Log-sum-exp bounds the extent smoothly from above.
+            extent = (torch.logsumexp(4.0 * height, dim=0) + torch.logsumexp(-4.0 * height, dim=0)) / 4.0
+            rows.append(((extent + self.padding) * direction)[None])
+        return torch.cat(rows)
+
+
+class _Layer(nn.Module):
+    """One layer of the encoder, see :class:`molflt.attention.layer.FourierAttention`."""
+
+    def __init__(self, layer: EncoderLayer) -> None:
+        super().__init__()
+        attention = layer.attention
+        assert isinstance(attention, FourierAttention)
+        self.attention_norm, self.ffn_norm, self.ffn = layer.attention_norm, layer.ffn_norm, layer.ffn
+        self.projection, self.value = attention.query_key.projection, attention.value
+        self.bias, self.output = attention.local_rpe.bias, attention.output
+        self.root_temperature: Tensor
+        self.rpe_weights: Tensor
+        self.omega: Tensor
+        self.register_buffer("root_temperature", attention.query_key.temperature.detach().sqrt())
+        self.register_buffer("rpe_weights", attention.rpe_weights.detach())
+        self.n_heads, self.far_channels = attention.n_heads, attention.far_channels
+        self.has_far = len(attention.rpe_weights) > 0
+        self.gated = self.has_far and attention.far_rank == 1
+        # What a model does not have is never called.
+        nothing = nn.Identity()
+        self.query_gate = attention.query_gate.linear if self.gated else nothing
+        self.key_gate = attention.key_gate.linear if self.gated else nothing
+        kernel = attention.kernel
+        self.kernelised = isinstance(kernel, RandomFeatureKernel)
+        omega = kernel.weights().detach() if isinstance(kernel, RandomFeatureKernel) else torch.zeros(1)
+        self.register_buffer("omega", omega)
+        moments = attention.moments
+        self.has_moments = moments is not None
+        self.moment_value = nothing if moments is None else moments.value
+        self.moment_filters = nothing if moments is None else moments.filters
+        self.mix_first = nothing if moments is None else moments.mix_first
+        self.mix_second = nothing if moments is None else moments.mix_second
+        self.moment_output = nothing if moments is None else moments.output
+
+    def features(self, x: Tensor) -> Tensor:
+        """φ(x) = exp(ω·x − |x|²/2)/√m: (n, n_heads, c) → (n, n_heads, m)."""
+        exponent = x @ self.omega.t() - 0.5 * (x * x).sum(dim=-1, keepdim=True)
+        return torch.exp(exponent) / math.sqrt(float(self.omega.shape[0]))
+
+    def convolved(self, v: Tensor, pairs: Tensor, waves: Tensor, spectra: Tensor) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) v_j, (n, n_heads, channels)."""
+        n, n_heads = v.shape[0], v.shape[1]
+        if spectra.shape[0] > 0:
+            summed = (waves.t() @ v.reshape(n, -1)).view(-1, n_heads, v.shape[2])
+            return (waves @ (summed * (spectra @ self.rpe_weights)[:, :, None]).flatten(1)).view(v.shape)
+        far = (self.rpe_weights.t() @ pairs.flatten(1)).view(n_heads, n, n)
+        return (far @ v.transpose(0, 1)).transpose(0, 1)
+
+    def far_sum(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor, waves: Tensor, spectra: Tensor
+    ) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n, n_heads, channels)."""
+        if self.gated:
+            c_q = functional.softplus(self.query_gate(x))[:, :, None]
+            c_k = functional.softplus(self.key_gate(x))[:, :, None]
+            return c_q * self.convolved(c_k * v, pairs, waves, spectra)
+        if self.kernelised:
+            c_q, c_k = self.features(q), self.features(k)
+            carried = (c_k[:, :, :, None] * v[:, :, None, :]).flatten(2)
+            found = self.convolved(carried, pairs, waves, spectra).view(v.shape[0], v.shape[1], -1, v.shape[2])
+            return (c_q[:, :, :, None] * found).sum(dim=2)
+        return self.convolved(v, pairs, waves, spectra)
+
+    def moments(self, x: Tensor, i: Tensor, j: Tensor, weighted: Tensor, powers: Tensor) -> Tensor:
+        """See :class:`molflt.attention.moments.LocalMoments`."""
+        terms = self.moment_filters(weighted) * self.moment_value(x)[j]
+        sums = terms.new_zeros((x.shape[0], 10, terms.shape[1]))
+        sums = sums.index_add(0, i, powers[:, :, None] * terms[:, None, :])
+        zeroth, first, second = sums[:, 0], sums[:, 1:4], sums[:, 4:]
+        products = [(first * self.mix_first(first)).sum(dim=1), (second * self.mix_second(second)).sum(dim=1)]
+        return self.moment_output(torch.cat([zeroth, products[0], products[1]], dim=1))
+
+    def forward(
+        self,
+        x: Tensor,
+        i: Tensor,
+        j: Tensor,
+        basis: Tensor,
+        fade: Tensor,
+        self_basis: Tensor,
+        weighted: Tensor,
+        powers: Tensor,
+        pairs: Tensor,
+        waves: Tensor,
+        spectra: Tensor,
+    ) -> Tensor:
+        n, h = x.shape[0], self.attention_norm(x)
+        projected = self.projection(h).view(n, 2, self.n_heads, -1)
+        length = self.root_temperature[:, None]
+        q, k = functional.normalize(projected[:, 0], dim=-1) * length, functional.normalize(projected[:, 1], dim=-1)
+        k = k * length
+        v = self.value(h).view(n, self.n_heads, -1)
+        near = torch.exp((q[i] * k[j]).sum(dim=-1) + self.bias(basis)) * fade[:, None]
+        on_self = torch.exp((q * k).sum(dim=-1) + self.bias(self_basis))
+        denominator = on_self.index_add(0, i, near)[:, :, None]
+        total = (on_self[:, :, None] * v).index_add(0, i, near[:, :, None] * v[j])
+        if self.has_far:
+            far = self.far_sum(h, q, k, v[:, :, : self.far_channels], pairs, waves, spectra)
+            total = torch.cat([total[:, :, : self.far_channels] + far, total[:, :, self.far_channels :]], dim=2)
+        attended = self.output((total / denominator).flatten(1))
+        if self.has_moments:
+            attended = attended + self.moments(h, i, j, weighted, powers)
+        x = x + attended
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class ScriptedEnergy(nn.Module):
+    """Energy, forces and stress of one structure.
+
+    Args:
+        model: to export; its weights are shared.
+        differentiable: whether the derivative of the energy is a force.
+
+    Raises:
+        InputError: the model cannot be exported.
+    """
+
+    def __init__(self, model: EnergyModel, differentiable: bool) -> None:
+        super().__init__()
+        refuse_what_cannot_be_exported(model)
+        config, positions = model.config, model.positions
+        assert isinstance(positions, FourierPositions)
+        self.cutoff, self.n_recycles, self.differentiable = config.cutoff, config.n_recycles, differentiable
+        self.root_neighbours = math.sqrt(typical_neighbours(config.cutoff))
+        self.radial = _Radial(model.radial)
+        self.has_far = positions.rpe is not None
+        keys = config.attention
+        tolerance = keys.tolerance if isinstance(keys, FarFieldKeys) and isinstance(keys, FourierConfig) else 1e-4
+        self.far: _FarField | _NoFarField = _FarField(positions, tolerance) if self.has_far else _NoFarField()
+        layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
+        self.layers = nn.ModuleList(_Layer(layer) for layer in layers)
+        embedding, head, statistics = model.embedding, model.energy_head, model.standardiser
+        self.element, self.tag, self.neighbour_element = embedding.element, embedding.tag, embedding.neighbour_element
+        self.centrality, self.norm, self.mlp = embedding.centrality, model.encoder.norm, head.mlp
+        self.factor: Tensor
+        self.mean: Tensor
+        self.std: Tensor
+        self.references: Tensor
+        self.register_buffer("factor", head.factor.detach())
+        self.register_buffer("mean", statistics.mean)
+        self.register_buffer("std", statistics.std)
+        self.register_buffer("references", statistics.references)
+
+    def atomic_energies(
+        self,
+        positions: Tensor,
+        cell: Tensor,
+        pbc: Tensor,
+        atomic_numbers: Tensor,
+        tags: Tensor,
+        edge_index: Tensor,
+        cell_offsets: Tensor,
+    ) -> Tensor:
+        """(n_atoms,) eV, float64: each atom's term of the energy, without the mean. See :meth:`forward`."""
+        dtype, n, z = self.factor.dtype, positions.shape[0], atomic_numbers.to(torch.int64)
+        positions, cell = positions.to(torch.float64), cell.to(torch.float64)
+        positions = positions - positions.mean(dim=0)
+        i, j = edge_index[0], edge_index[1]
+        delta = positions[i] - positions[j] - cell_offsets.to(torch.float64) @ cell
+        within = (delta.detach() * delta.detach()).sum(dim=1) < self.cutoff**2
+        i, j, delta = i[within], j[within], delta[within].to(dtype)
+        distances = delta.square().sum(dim=1).sqrt()
+        fade = envelope(distances, self.cutoff)
+        basis = self.radial(distances, z[i], z[j])
+        self_basis = self.radial(torch.zeros(n, dtype=dtype, device=positions.device), z, z)
+        unit = soft_unit(delta)
+        powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
+        weighted = basis * (fade / self.root_neighbours)[:, None]
+        pairs, waves = torch.zeros((0, 0, 0), dtype=dtype), torch.zeros((0, 0), dtype=dtype)
+        spectra = torch.zeros((0, 0), dtype=dtype)
+        if self.has_far:
+            if bool(pbc.any()):
+                waves, spectra = self.far.waves(positions, cell, pbc, dtype)
+            else:
+                pairs = self.far.pairs(positions, dtype)
+        messages = basis * self.neighbour_element(z[j]) * fade[:, None]
+        summed = messages.new_zeros((n, messages.shape[1])).index_add(0, i, messages)
+        x = self.element(z) + self.tag(tags) + self.centrality(summed)
+        for _ in range(self.n_recycles):
+            for layer in self.layers:
+                x = layer(x, i, j, basis, fade, self_basis, weighted, powers, pairs, waves, spectra)
+        own = (self.mlp(self.norm(x)).squeeze(-1) * self.factor[tags]).to(torch.float64)
+        return self.references[z] + self.std * own
+
+    def forward(
+        self,
+        positions: Tensor,
+        cell: Tensor,
+        pbc: Tensor,
+        atomic_numbers: Tensor,
+        tags: Tensor,
+        edge_index: Tensor,
+        cell_offsets: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Energy and its derivatives.
+
+        Args:
+            positions: (n_atoms, 3) Å, float64.
+            cell: (3, 3) Å, float64, lattice vectors as rows; zeros where nothing is periodic.
+            pbc: (3,) bool.
+            atomic_numbers: (n_atoms,) int64.
+            tags: (n_atoms,) int64: 0 sub-surface or untagged, 1 surface, 2 adsorbate.
+            edge_index: (2, n_edges) int64, every ordered pair (i, j) up to the cutoff at least, images included.
+            cell_offsets: (n_edges, 3): Δ_ij = r_i − r_j − cell_offsets @ cell.
+
+        Returns:
+            Energy () eV; forces (n_atoms, 3) eV/Å; stress (3, 3) eV/Å³, zero unless the cell has a volume and is
+            periodic. Float64. Forces and stress are empty where the model has none.
+        """
+        positions = positions.detach().to(torch.float64).requires_grad_(True)
+        strain = torch.zeros((3, 3), dtype=torch.float64, device=positions.device).requires_grad_(True)
+        symmetric = (strain + strain.t()) / 2
+        box = cell.detach().to(torch.float64)
+        moved, strained = positions + positions @ symmetric, box + box @ symmetric
+        own = self.atomic_energies(moved, strained, pbc, atomic_numbers, tags, edge_index, cell_offsets)
+        energy = self.mean + own.sum()
+        if not self.differentiable:
+            nothing = torch.zeros((0, 3), dtype=torch.float64, device=positions.device)
+            return energy.detach(), nothing, nothing
+        outgoing: list[Tensor | None] = [torch.ones_like(energy)]
+        gradients = torch.autograd.grad([energy], [positions, strain], outgoing)
+        to_positions, to_strain = gradients[0], gradients[1]
+        assert to_positions is not None
+        assert to_strain is not None
+        volume = torch.linalg.det(box).abs()
+        stress = torch.zeros_like(to_strain)
+        if bool(pbc.any()) and bool(volume > 0):
+            stress = to_strain / volume
+        return energy.detach(), -to_positions, stress
+
+
+class _NoFarField(nn.Module):
+    """Stands where a model has none; never called."""
+
+    def pairs(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return positions.to(dtype)
+
+    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return positions.to(dtype), cell.to(dtype)

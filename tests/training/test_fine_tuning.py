@@ -1,0 +1,211 @@
+"""A run that starts from a trained model takes over what fits, and its energies are shifted to the new labels."""
+
+from __future__ import annotations
+
+import shutil
+
+import ase.io
+import pytest
+import torch
+from ase.build import molecule
+
+from molflt.data.ase_io import to_atoms
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.prediction.predictor import predict
+from molflt.training.config import TrainConfig
+from molflt.training.config_file import load_config, to_yaml
+from molflt.training.run import train
+from molflt.training.run_directory import read_records
+from tests.training.runs import Stop, assert_same_run, go
+
+ASLEEP = {"optimiser.lr": 1e-12, "optimiser.weight_decay": 0.0, "trainer.max_epochs": 1}
+"""Weights stay where they start, so that the first validation is of the start."""
+
+
+@pytest.fixture
+def fine(make_config, model_path):
+    """Factory of configurations of runs that start from the tiny model and leave the architecture to it."""
+
+    def make(**overrides):
+        sizes = {key: value for key, value in overrides.items() if key.startswith("model.")}
+        others = {key: value for key, value in overrides.items() if key not in sizes}
+        config = make_config(**{"init": str(model_path), **others}).model_dump(exclude_unset=True)
+        config["model"] = {key.removeprefix("model."): value for key, value in sizes.items()}
+        return TrainConfig.model_validate(config)
+
+    return make
+
+
+@pytest.fixture
+def relabelled(tiny_data, loaded, tmp_path):
+    """Factory of copies of a set whose labels are a function of the tiny model's energies and the compositions."""
+
+    def make(label, extra=()):
+        structures = open_dataset(tiny_data / "train.lmdb")
+        energies = predict(loaded, structures)[0].energies
+        frames = []
+        for data, energy in zip(structures, energies, strict=True):
+            atoms = to_atoms(data)
+            atoms.info = {"y_relaxed": label(float(energy), data.atomic_numbers.numpy())}
+            frames.append(atoms)
+        path = tmp_path / "relabelled.extxyz"
+        ase.io.write(path, [*frames, *extra])
+        return {"data.train": str(path), "data.val": str(path)}
+
+    return make
+
+
+def shift(energy, numbers):
+    """Another level of theory: so many eV for every atom of an element."""
+    return energy + float((-13.6 * numbers.astype(float) ** 1.5).sum())
+
+
+def test_the_same_energies_from_a_shift_away_are_known_at_once(fine, make_config, relabelled, tmp_path):
+    labels = relabelled(shift)
+    said: list[str] = []
+    run = train(fine(**labels, **ASLEEP, **{"data.standardise": "element"}), tmp_path / "fine", say=said.append)
+    assert run.mad > 1000
+    assert run.best < 1e-3
+    assert "tensors taken over" in said[0]
+    found = run.model.metadata
+    assert found.fine_tuned_from is not None
+    assert found.fine_tuned_from.fresh == []
+    # Power: from nothing, the same shift fitted to compositions alone leaves what the model knows.
+    nothing = make_config(**labels, **ASLEEP, **{"data.standardise": "element", "init": None})
+    assert go(nothing, tmp_path / "nothing").best > 0.1
+
+
+def test_another_quantity_begins_with_a_new_head(fine, relabelled, loaded, tmp_path):
+    labels = relabelled(lambda energy, numbers: -3 * energy)
+    said: list[str] = []
+    run = train(fine(**labels, **ASLEEP), tmp_path / "run", say=said.append)
+    assert any("energy head and statistics start anew" in line for line in said)
+    state = run.model.members[0].model.state_dict()
+    theirs = loaded.model.state_dict()
+    same = {name for name in state if torch.allclose(state[name], theirs[name], atol=1e-6)}
+    assert "embedding.element.weight" in same
+    assert "energy_head.mlp.0.weight" not in same
+    assert abs(float(state["standardiser.mean"] + 3 * theirs["standardiser.mean"])) < 10
+
+
+def test_new_elements(fine, relabelled, loaded, tmp_path):
+    """Their reference energies are fitted; their vectors are those that nothing has trained."""
+    strange = [molecule("HF"), molecule("CH3Cl")]
+    for atoms in strange:
+        atoms.info["y_relaxed"] = shift(0.0, atoms.numbers)
+    said: list[str] = []
+    config = fine(**relabelled(shift, strange), **ASLEEP, **{"data.standardise": "element"})
+    run = train(config, tmp_path / "fine", say=said.append)
+    assert "  new elements, whose vectors are untrained: F, Cl" in said
+    assert run.model.metadata.fine_tuned_from.new_elements == ["F", "Cl"]
+    assert run.model.predict(strange) == pytest.approx([a.info["y_relaxed"] for a in strange], abs=1.0)
+
+
+def test_frozen_parts_stay(fine, loaded, tmp_path):
+    config = fine(init={"model": str(loaded.path), "freeze": ["embedding", "layers.0"]})
+    assert config.optimiser.lr == 5e-3
+    said: list[str] = []
+    run = train(config, tmp_path, say=said.append)
+    assert any(line.startswith("  frozen: embedding, layers.0 (") for line in said)
+    before, after = loaded.model.state_dict(), run.model.members[0].model.state_dict()
+    moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert "embedding" not in moved
+    assert {"energy_head", "radial"} <= moved
+    assert all(torch.equal(v, after[k]) for k, v in before.items() if k.startswith("encoder.layers.0."))
+
+
+def test_a_lower_rate_unless_told(make_config):
+    values = make_config().model_dump(exclude_unset=True)
+    del values["optimiser"]["lr"]
+    make = TrainConfig.model_validate
+    assert make(values).optimiser.lr == 1e-3
+    assert make({**values, "init": "some model"}).optimiser.lr == 3e-4
+
+
+def test_another_architecture(fine, tmp_path):
+    """What is not there begins anew and is listed; where hardly anything fits, the keys are named."""
+    said: list[str] = []
+    run = train(fine(**ASLEEP, **{"model.n_layers": 2}), tmp_path / "deeper", say=said.append)
+    assert "  new: layers.1" in said
+    assert run.model.metadata.fine_tuned_from.fresh == ["layers.1"]
+    assert run.model.metadata.config.dim == 16
+    with pytest.raises(InputError, match=r"less than half .*\(model\.dim: 32 here, 16 there\); leave these keys"):
+        go(fine(**ASLEEP, **{"model.dim": 32}), tmp_path / "wider")
+    assert not (tmp_path / "wider").exists()
+    with pytest.raises(InputError, match=r"model: with the other keys of .*: dim \(16\) must be a multiple"):
+        go(fine(**ASLEEP, **{"model.n_heads": 32}), tmp_path / "odd")
+
+
+@pytest.mark.parametrize(
+    ("init", "error"),
+    [
+        ({"model": "{data}"}, r"init\.model: .*train\.lmdb: not a model file"),
+        ({"model": "pretrained:none"}, r"init\.model: pretrained:none: no such model; there are adsorption-small"),
+        (
+            {"model": "{model}", "freeze": ["embeding"]},
+            r"init\.freeze: there is no part embeding; there are radial, embedding\.element, .*layers\.0, .*y_head",
+        ),
+        (
+            {
+                "model": "{model}",
+                "freeze": ["radial", "embedding", "positions", "encoder", "energy_head", "displacement_head"],
+            },
+            "nothing is left to train",
+        ),
+    ],
+    ids=["no model", "no such model", "no such part", "all"],
+)
+def test_mistakes(init, error, make_config, model_path, tiny_data, tmp_path):
+    init = {**init, "model": init["model"].format(model=model_path, data=tiny_data / "train.lmdb")}
+    with pytest.raises(InputError, match=error):
+        go(make_config(init=init), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_of_the_configuration(make_config):
+    with pytest.raises(ValueError, match=r"init\.freeze needs init\.model"):
+        make_config(**{"init.freeze": ["embedding"]})
+    with pytest.raises(ValueError, match=r"data\.references cannot be given with init\.model"):
+        make_config(**{"init.model": "x", "data.references": {"H": -13.6}, "data.standardise": "element"})
+
+
+def test_it_is_resumed_as_any_run(fine, model_path, tmp_path):
+    shutil.copy(model_path, tmp_path / "start.safetensors")
+    config = fine(init={"model": str(tmp_path / "start.safetensors"), "freeze": "layers"})
+    go(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        go(config, tmp_path / "run", Stop(1, 1))
+    go(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    # Its own configuration is complete, and repeats it.
+    again = load_config(tmp_path / "run" / "config.yaml")
+    go(again, tmp_path / "run", resume=True)
+    assert again.model.dim == 16
+    # The model that it started from is another now.
+    shutil.copy(tmp_path / "run" / "best.safetensors", tmp_path / "start.safetensors")
+    with pytest.raises(InputError, match=r"start\.safetensors has changed since the run was started"):
+        go(config, tmp_path / "run", resume=True)
+
+
+def test_a_resumed_run_may_be_longer_but_not_shorter(make_config, tiny_run, tmp_path):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    go(make_config(**{"trainer.max_epochs": 4}), tmp_path / "run", resume=True)
+    records = read_records(tmp_path / "run")
+    assert [record["epoch"] for record in records] == [0, 1, 2, 3]
+    assert records[:2] == read_records(tiny_run)
+    assert load_config(tmp_path / "run" / "config.yaml").trainer.max_epochs == 4
+    with pytest.raises(InputError, match=r"trainer\.max_epochs: 4 then, 3 now"):
+        go(make_config(**{"trainer.max_epochs": 3}), tmp_path / "run", resume=True)
+
+
+def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
+    """Short form and long form together; the model says what it started from."""
+    file, run = tmp_path / "c.yaml", tmp_path / "run"
+    file.write_text(to_yaml(make_config()), encoding="utf-8")
+    done = molflt("train", file, f"init={model_path}", "init.freeze=[embedding]", "--out", run, "--no-report")
+    assert done.status == 0, done
+    assert "tensors taken over" in done.out
+    said = molflt("info", run).out
+    assert f"model: {model_path}" in said
+    assert "frozen: embedding" in said

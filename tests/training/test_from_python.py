@@ -1,0 +1,129 @@
+"""Python has what the command line has: training, evaluation and models, without files of configuration or argv."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import ase.io
+import nbformat
+import numpy as np
+import pytest
+
+import molflt
+from molflt.data.ase_io import to_atoms
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.training.config_file import load_config, make_config, to_yaml
+from scripts.tools import notebooks
+from tests.training.runs import assert_same_run, quiet
+
+
+def test_what_there_is():
+    assert {"load", "train", "evaluate", "Model", "Run", "Evaluation", "Prediction"} <= set(dir(molflt))
+    assert all(getattr(molflt, name) is not None for name in dir(molflt))
+    light = "import molflt, sys; dir(molflt); assert not {'torch', 'ase', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", light], check=True)
+
+
+@pytest.fixture
+def values(make_config):
+    return make_config().model_dump(exclude_unset=True)
+
+
+def test_train(values, tiny_run, tmp_path):
+    """Values, a file and a configuration make the same run, which is that of the command line."""
+    values["trainer"]["max_epochs"] = 9
+    run = molflt.train(values, tmp_path / "run", say=quiet, trainer={"max_epochs": 2})
+    assert_same_run(run.folder, tiny_run)
+    assert [record["epoch"] for record in run.records] == [0, 1]
+    assert run.best == min(record["val/energy_mae"] for record in run.records)
+    assert run.model.predict("O") == pytest.approx(molflt.load(tiny_run).predict("O"))
+    # It goes on where it stood, for longer.
+    longer = molflt.train(values, run.folder, resume=True, say=quiet, **{"trainer.max_epochs": 3})
+    assert [record["epoch"] for record in longer.records] == [0, 1, 2]
+    members = molflt.train(values, tmp_path / "two", say=quiet, ensemble=2, trainer={"max_epochs": 1})
+    assert len(members.model.members) == 2
+    assert len(members.records) == 2
+
+
+def test_configurations(values, tmp_path):
+    """Whatever they are given by, they are the same; a section is completed, splits are replaced."""
+    expected = make_config(values, {"data.max_atoms": 7})
+    file = tmp_path / "c.yaml"
+    file.write_text(to_yaml(make_config(values, {})), encoding="utf-8")
+    assert load_config(file, ["data.max_atoms=7"]) == expected
+    assert make_config(file, {"data": {"max_atoms": 7}}) == expected
+    assert make_config(expected, {}) == expected
+    found = make_config("tiny", {"data": {"train": tmp_path / "a.xyz", "val": tmp_path / "b.xyz"}})
+    assert found.data.train == str(tmp_path / "a.xyz")
+    assert found.data.val == {"val": str(tmp_path / "b.xyz")}
+    assert found.model.dim == 64
+    with pytest.raises(InputError, match=r"trainer\.max_epoch: there is no such key; did you mean trainer"):
+        make_config(values, {"trainer": {"max_epoch": 3}})
+    with pytest.raises(InputError, match="data: is missing"):
+        make_config({}, {})
+    with pytest.raises(InputError, match=r"seed\.deeper: cannot be set"):
+        make_config(values, {"seed.deeper": 1})
+    with pytest.raises(InputError, match="seed: cannot stand in a configuration"):
+        make_config(values, {"seed": object()})
+
+
+def test_evaluate(tiny_run, tiny_data, monkeypatch):
+    """By path, model and set in any form, with the same numbers."""
+    path = tiny_data / "val.lmdb"
+    found = molflt.evaluate(tiny_run, path)
+    labels = np.array([float(data.y_relaxed) for data in open_dataset(path)])
+    predicted = molflt.load(tiny_run).predict(path)
+    assert found.mae == pytest.approx(np.abs(predicted - labels).mean())
+    assert repr(found) == f"Evaluation('val', 10 structures, MAE {found.mae:.4f} eV)"
+    frames = [to_atoms(data) for data in open_dataset(path)]
+    again = molflt.evaluate(molflt.load(tiny_run), frames)
+    assert again.mae == pytest.approx(found.mae)
+    assert again.table.formulas == found.table.formulas
+    for atoms in frames:
+        atoms.info["E"] = atoms.info["y_relaxed"] * 1000
+    assert molflt.evaluate(tiny_run, frames, label="E", unit="meV").mae == pytest.approx(found.mae)
+    with pytest.raises(InputError, match="no label"):
+        molflt.evaluate(tiny_run, [ase.Atoms("O")])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="pip install pandas"):
+        found.to_pandas()
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=dict))
+    table = found.to_pandas()
+    assert list(table) == ["name", "formula", "n_atoms", "expected", "predicted", "error"]
+    assert np.abs(table["error"]).mean() == pytest.approx(found.mae)
+
+
+CELLS = """
+import molflt
+from molflt.data import progress
+progress._PATIENCE = 0
+run = molflt.train({values!r}, "run", trainer={{"max_epochs": 1}})
+---
+molflt.evaluate(run.model, {data!r})
+---
+run.model.predict({data!r}).shape
+"""
+
+
+@pytest.mark.slow
+def test_in_a_notebook(values, tiny_data, tmp_path):
+    """Lines and results are outputs; the bars are on standard error, where a stored notebook drops them."""
+    cells = CELLS.format(values=values, data=str(tiny_data / "val.lmdb")).split("---\n")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    (tmp_path / "work").mkdir()
+    notebooks.execute(notebook, tmp_path / "work", tmp_path / "private")
+    trained, evaluated, predicted = (cell.outputs for cell in notebook.cells)
+    assert "epoch    1/1" in "".join(o.text for o in trained if o.get("name") == "stdout")
+    bars = "".join(o.text for o in trained if o.get("name") == "stderr")
+    assert "epoch 1/1" in bars
+    assert evaluated[-1]["data"]["text/plain"].startswith("Evaluation('val', 10 structures, MAE ")
+    assert predicted[-1]["data"]["text/plain"] == "(10,)"
+    assert {o.output_type for outputs in (trained, evaluated, predicted) for o in outputs} == {
+        "stream",
+        "execute_result",
+    }
+    notebooks.tidy(notebook)
+    assert "epoch 1/1 " not in str(notebook.cells[0].outputs)
