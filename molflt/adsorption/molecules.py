@@ -6,10 +6,14 @@ from ase import Atoms
 from rdkit import Chem
 
 from molflt.data.ase_io import to_atoms
-from molflt.data.rdkit_io import conformers, parse_smiles
+from molflt.data.rdkit_io import from_smiles, parse_smiles
+from molflt.data.reading import Reading
 from molflt.errors import InputError
+from molflt.prediction.predictor import conformers_of
 
 MOST_CONFORMERS = 6
+_TRIED = 30
+"""Conformers that are made; many relax into the same one."""
 _MOST_ATOMS = 100
 """With hydrogens; more do not fit between two slabs, and would take long to embed."""
 
@@ -25,10 +29,6 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
         InputError: not a SMILES, several molecules, an ion, a radical, too large, or no conformer found.
     """
     mol = parse_smiles(smiles, smiles)
-    for atom in mol.GetAtoms():
-        atom.SetAtomMapNum(0)
-    # The order of atoms decides which conformers are found.
-    mol = parse_smiles(Chem.MolToSmiles(mol), smiles)
     n_atoms = Chem.AddHs(mol).GetNumAtoms()
     if n_atoms > _MOST_ATOMS:
         raise InputError(f"{smiles:.200}: {n_atoms} atoms do not fit into the cell; at most {_MOST_ATOMS} are tried")
@@ -41,4 +41,5 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
             f"{smiles}: has unpaired electrons, but energies are known of closed-shell molecules only (carbon "
             "monoxide is [C-]#[O+])"
         )
-    return [to_atoms(data) for data in conformers(mol, smiles, MOST_CONFORMERS, seed)]
+    made = from_smiles(smiles, seed=seed, how=Reading(conformers=_TRIED))
+    return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]
