@@ -23,7 +23,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "data/fg/README.md": "data/fg.md",
-    "molflt/pretrained/adsorption-small.md": "models/adsorption-small.md",
+    "molflt/pretrained/fg.md": "models/fg.md",
     "molflt/pretrained/qm7-small.md": "models/qm7-small.md",
 }
 """Pages of the repository, and where they are on the site."""
