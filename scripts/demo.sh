@@ -44,4 +44,7 @@ for metal in ("Pt", "Au"):
 PYTHON
 step molflt predict "$run" runs/mine
 
+# From a SMILES alone, with the model that comes with the package: where would it sit, and how strongly is it bound?
+step molflt adsorb CCO --on Pt,Cu,Au --guesses 20 -o runs/ethanol.html --overwrite
+
 printf '\nThe model is %s/best.safetensors. Open %s/report.html in a browser.\n' "$run" "$run"
