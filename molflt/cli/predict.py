@@ -131,11 +131,21 @@ def predict_command(
 
 def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
     """What is known of a structure; of one that failed, its name and the reason."""
-    record = {"name": prediction.names[i], "target": target, "energy": float(prediction.energies[i]), "unit": "eV"}
+    record: dict[str, Any] = {
+        "name": prediction.names[i],
+        "target": target,
+        "energy": float(prediction.energies[i]),
+        "unit": "eV",
+    }
     if i in prediction.failures:
         return record | {"error": prediction.failures[i]}
-    std = {} if prediction.std is None else {"std": float(prediction.std[i])}
-    return record | std | {name: values[i].tolist() for name, values in prediction.by_atom.items()}
+    if prediction.std is not None:
+        record["std"] = float(prediction.std[i])
+    if (conformers := prediction.conformers.get(i)) is not None:
+        record |= {"conformers": conformers.n, "conformer_spread": conformers.spread}
+    if i in prediction.warnings:
+        record["warning"] = prediction.warnings[i]
+    return record | {name: values[i].tolist() for name, values in prediction.by_atom.items()}
 
 
 def _shard(text: str, out: Path | None, by_atom: bool, calibrate: str | None, oc20_split: OC20Split | None) -> Shard:
