@@ -42,6 +42,12 @@ FIELDS: dict[str, Field] = {
     "tags": Field(("n_atoms",), torch.int64, "", "0 sub-surface, 1 surface, 2 adsorbate", required=True),
     "fixed": Field(("n_atoms",), torch.bool, "", "atoms held in place by a relaxation", required=True),
     "positions_relaxed": Field(("n_atoms", 3), torch.float64, "Å", "positions after relaxation"),
+    "conformers": Field(
+        ("n_conformers", "n_atoms", 3),
+        torch.float64,
+        "Å",
+        "positions of several conformers, of which energies are the lowest",
+    ),
     "y_init": Field((1,), torch.float64, "eV", "adsorption energy of the given geometry"),
     "y_relaxed": Field((1,), torch.float64, "eV", "adsorption energy of the relaxed geometry"),
     "energy": Field((1,), torch.float64, "eV", "total energy of the given geometry"),

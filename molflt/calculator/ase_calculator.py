@@ -31,16 +31,18 @@ from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.near import local_neighbourhood
 from molflt.choices import TagConvention
-from molflt.data.ase_io import from_atoms, refuse_charges, refuse_initial_charges
+from molflt.data.ase_io import from_atoms, refuse_charges
 from molflt.data.batching import collate
+from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.reading import Reading
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, unknown_elements, why_no_forces
+from molflt.prediction.predictor import choose_device, outside, why_no_forces
 from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -71,8 +73,8 @@ class MolFLTCalculator(Calculator):
     move, so that the energy is one smooth function. Where that method is the mesh (large structures), forces are the
     derivative of the energy and add up to zero to the model's tolerance only.
 
-    A charge or spin in ``atoms.info``, or initial charges with a sum that is not zero, are refused, also when they
-    are set after a calculation: see :mod:`molflt.data.ase_io`. Initial magnetic moments play no part.
+    Ions and open shells are refused, also when a charge or moment is set after a calculation: see
+    :func:`molflt.data.ase_io.refuse_charges`.
 
     Args:
         model: a model file, a run directory, the directory of an ensemble, a list of these, a
@@ -80,6 +82,7 @@ class MolFLTCalculator(Calculator):
         device: auto (a GPU where there is one; for a ``molflt.Model``, where it is), cpu or cuda.
         dtype: precision to compute in, "float32", "float64" or the same of torch; None: as trained.
         tags: how to read the tags of atoms, see :func:`molflt.data.ase_io.from_atoms`.
+        allow_charged: take ions and open shells as if they were neutral and closed-shell.
 
     Attributes:
         model: the model in use; one that was given is left as it was.
@@ -93,7 +96,7 @@ class MolFLTCalculator(Calculator):
     """
 
     name = "molflt"
-    # Moments are not used, and charges are looked at on every request.
+    # Both are looked at on every request, and neither is used.
     ignored_changes = {"initial_magmoms", "initial_charges"}  # noqa: RUF012 (as ASE declares it)
 
     def __init__(
@@ -102,10 +105,12 @@ class MolFLTCalculator(Calculator):
         device: str = "auto",
         dtype: str | torch.dtype | None = None,
         tags: TagConvention = "auto",
+        allow_charged: bool = False,
     ) -> None:
         super().__init__()
         self.model = _as_model(model, device, _as_dtype(dtype))
         self.tags = tags
+        self._how = Reading(allow_charged)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
@@ -132,8 +137,7 @@ class MolFLTCalculator(Calculator):
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """What has changed since the last calculation; tags, which ASE leaves out, are part of a structure here."""
-        refuse_charges(atoms, _name_of(atoms))
-        refuse_initial_charges(atoms, _name_of(atoms))
+        refuse_charges(atoms, _name_of(atoms), self._how)
         changes: list[str] = super().check_state(atoms, tol)
         if self.atoms is not None and not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
             changes.append("tags")
@@ -157,6 +161,8 @@ class MolFLTCalculator(Calculator):
                 "vectors; set pbc and the cell, or relax positions only"
             )
         batch = self._batch(self.atoms, name)
+        if stress or "forces" in properties:
+            self._warn_of_forces()
         found = []
         for member, held in zip(self.model.members, self._held, strict=True):
             with held.applied(member.model, batch):
@@ -180,8 +186,7 @@ class MolFLTCalculator(Calculator):
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:
         """One structure on the model's device, with the neighbour list of the atoms where they are."""
-        refuse_charges(atoms, name)
-        refuse_initial_charges(atoms, name)
+        refuse_charges(atoms, name, self._how)
         # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
         bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
         bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
@@ -189,25 +194,35 @@ class MolFLTCalculator(Calculator):
         given = (atoms.numbers.tobytes(), atoms.get_tags().tobytes())
         if given == self._tags_seen:
             bare.set_tags(self._tags_meant)
-            data = from_atoms(bare, name, "oc20")
+            data = from_atoms(bare, name, "oc20", how=self._how)
         else:
-            data = from_atoms(bare, name, self.tags)
+            data = from_atoms(bare, name, self.tags, how=self._how)
             self._tags_seen, self._tags_meant = given, data.tags.numpy()
-        self._warn_of_unknown(set(data.atomic_numbers.tolist()))
+        for reason in outside(self.model.members[0], data):
+            # Elements are few, and each is named.
+            self._warn_once(Reason(reason.text, reason.text) if reason.rule == "elements" else reason)
         config = self.model.members[0].model.config
         attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
         return collate([data]).to(self.model.device)
 
-    def _warn_of_unknown(self, elements: set[int]) -> None:
-        unknown = [
-            symbol for symbol in unknown_elements(self.model.members[0], elements) if symbol not in self._warned_of
-        ]
-        if unknown:
-            self._warned_of.update(unknown)
-            warnings.warn(
-                f"the model was not trained on {', '.join(unknown)}; its results for them mean little",
-                stacklevel=2,
+    def _warn_once(self, reason: Reason) -> None:
+        """Each part of the rule speaks once: in a run of dynamics it would at every step."""
+        if reason.rule not in self._warned_of:
+            self._warned_of.add(reason.rule)
+            warnings.warn(f"outside the model's domain: {reason.text}", stacklevel=4)
+
+    def _warn_of_forces(self) -> None:
+        """Say that forces are no more than a derivative, where energies were learnt at minima only."""
+        domain = self.model.metadata.domain
+        trained = any(key.endswith("force_mae") for key in self.model.metadata.validation)
+        if not trained and (domain is None or not domain.knows_displaced):
+            text = (
+                "this model was trained without forces, and on no structure in many geometries: its energy away from "
+                "its training structures is a guess, and a relaxation or dynamics leads nowhere. Train with forces "
+                "(loss.force_weight=1) or on displaced geometries; meanwhile relax by another method, and predict "
+                "the energy of the result"
             )
+            self._warn_once(Reason("forces", text))
 
 
 def _evaluate(model: EnergyModel, batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:

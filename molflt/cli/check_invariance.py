@@ -38,6 +38,7 @@ def check_invariance_command(
 
     Example: molflt check-invariance runs/tiny/best.safetensors data/adsorption/test.lmdb
     """
+    from molflt.data.reading import Reading
     from molflt.data.sources import resolve_inputs
     from molflt.invariance.energies import far_share, has_far_field
     from molflt.invariance.harness import run_suite
@@ -47,7 +48,7 @@ def check_invariance_command(
 
     loaded = load_member(model, frequencies)
     if inputs:
-        dataset = resolve_inputs(inputs, tags)
+        dataset = resolve_inputs(inputs, tags, how=Reading(allow_charged=True, conformers=1))
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
     else:

@@ -7,6 +7,7 @@ from typing import Literal
 import typer
 
 from molflt.choices import EnergyUnit, Per, TagConvention
+from molflt.cli.options import ALLOW_CHARGED
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 
@@ -23,6 +24,7 @@ def convert_command(
     ),
     target: Literal["y_relaxed", "y_init", "energy"] = typer.Option("energy", help="What the energy becomes."),
     tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
+    allow_charged: bool = ALLOW_CHARGED,
 ) -> None:
     """Convert structures to an LMDB in the layout of OC20. An interrupted conversion goes on where it stopped.
 
@@ -42,7 +44,7 @@ def convert_command(
     given = {"label": label, "unit": unit, "per": per, "force_label": force_label, "force_unit": force_unit}
     spec = LabelSpec.model_validate({"target": target, **given})
     try:
-        count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec)
+        count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec, allow_charged)
     except OSError as error:
         error.add_note("then repeat the command: it goes on where it stopped")
         raise

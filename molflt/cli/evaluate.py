@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import EnergyUnit, MethodName, OnError, Per, TagConvention
-from molflt.cli.options import DEVICE, FREQUENCIES, JSON, MAX_ATOMS, ON_ERROR, TAGS, claim_new_file
+from molflt.cli.options import (
+    ALLOW_CHARGED,
+    CONFORMERS,
+    DEVICE,
+    FREQUENCIES,
+    JSON,
+    MAX_ATOMS,
+    ON_ERROR,
+    TAGS,
+    claim_new_file,
+)
 from molflt.cli.terminal import answer, answer_json, command_line, say, warn, warn_skipped
 
 if TYPE_CHECKING:
@@ -38,6 +48,8 @@ def evaluate_command(
     ),
     as_json: bool = JSON,
     on_error: OnError = ON_ERROR,
+    allow_charged: bool = ALLOW_CHARGED,
+    conformers: int = CONFORMERS,
     tags: TagConvention = TAGS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
@@ -49,9 +61,10 @@ def evaluate_command(
 
     Example: molflt evaluate runs/tiny data/adsorption/test.lmdb
     """
+    from molflt.data.reading import Reading
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
-    from molflt.prediction.predictor import in_parts, not_trained_on, unknown_elements
+    from molflt.prediction.predictor import in_parts, unknown_elements
     from molflt.report.model_report import evaluation_report
 
     if report is not None:
@@ -67,13 +80,15 @@ def evaluate_command(
         device=device,
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
+        how=Reading(allow_charged, conformers),
         tags=tags,
     )
     if found.skipped:
         warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)
-    unknown = unknown_elements(members[0], found.prediction.elements)
-    if unknown:
-        warn(not_trained_on(unknown))
+    if line := found.prediction.of_conformers():
+        say(line)
+    if lines := found.prediction.of_warnings():
+        warn(lines)
     for warning in found.warnings:
         warn(warning)
     if found.prediction.n_in_parts:
@@ -82,6 +97,7 @@ def evaluate_command(
         evaluation_report(report, members, [found], command_line())
     if as_json:
         what = {"model": str(model), "data": data, "target": members[0].metadata.target}
+        unknown = unknown_elements(members[0], found.prediction.elements)
         answer_json(what | _content(found, unknown, len(members)))
         return
     _print(found, members[0].metadata.target, len(members))
@@ -119,6 +135,7 @@ def _content(found: Evaluation, unknown: list[str], n_members: int) -> dict[str,
         "unknown": unknown,
         "skipped": found.skipped,
         "warnings": found.warnings,
+        "doubtful": [f"{found.prediction.names[i]}: {why}" for i, why in sorted(found.prediction.warnings.items())],
         "far_field": dict(found.prediction.contractions),
         "members": n_members,
         **({} if calibration is None else {"calibration": calibration.as_dict()}),

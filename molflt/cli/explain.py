@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from molflt.choices import TagConvention
-from molflt.cli.options import DEVICE, TAGS, claim_new_file
+from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, TAGS, claim_new_file
 from molflt.cli.terminal import answer, answer_json, output, say, warn
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
+    from molflt.data.reading import Reading
     from molflt.report.explanation import Explanation
 
 PAGE = Path("explain.html")
@@ -35,6 +36,8 @@ def explain_command(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object; no page unless -o says so."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    allow_charged: bool = ALLOW_CHARGED,
+    conformers: int = CONFORMERS,
     tags: TagConvention = TAGS,
     device: str = DEVICE,
 ) -> None:
@@ -47,19 +50,20 @@ def explain_command(
     out = PAGE if out is None and not as_json else out
     if out is not None:
         claim_new_file(context, out, (".html", ".csv"), overwrite)
+    from molflt.data.reading import Reading
     from molflt.prediction.members import load_member
-    from molflt.prediction.predictor import choose_device, unknown_elements
+    from molflt.prediction.predictor import choose_device, outside, unknown_elements
     from molflt.report.explain_page import as_json as content
     from molflt.report.explain_page import write_csv, write_page
     from molflt.report.explanation import explain
 
     target_device = choose_device(device)
     loaded = load_member(model)
-    data = _one_structure(structure, index, tags)
+    data = _one_structure(structure, index, tags, Reading(allow_charged, conformers))
     unknown = unknown_elements(loaded, set(data.atomic_numbers.tolist()))
-    if unknown:
-        warn(f"the model was not trained on {', '.join(unknown)}; what it says of them means little")
     explanation = explain(loaded, data, atom, target_device)
+    if reasons := [reason.text for reason in outside(loaded, explanation.structure)]:
+        warn(f"outside the model's domain, what it says may mean little: {'; '.join(reasons)}")
     if out is not None:
         if out.suffix.lower() == ".csv":
             write_csv(out, explanation)
@@ -73,10 +77,10 @@ def explain_command(
     say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
 
 
-def _one_structure(text: str, index: int | None, tags: TagConvention) -> Data:
+def _one_structure(text: str, index: int | None, tags: TagConvention, how: Reading) -> Data:
     from molflt.data.sources import resolve_inputs
 
-    dataset = resolve_inputs([text], tags)
+    dataset = resolve_inputs([text], tags, how=how)
     n = len(dataset)
     if index is None and n > 1:
         raise InputError(f"{text}: holds {n} structures; choose one with --index, from 0 to {n - 1}")

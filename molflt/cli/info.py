@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from molflt.choices import TagConvention
 from molflt.cli.options import TAGS
 from molflt.cli.terminal import answer
+
+if TYPE_CHECKING:
+    from molflt.data.domain import Domain
 
 
 def info_command(
@@ -49,6 +52,7 @@ def _model_info(path: Path) -> dict[str, Any]:
 
     loaded = load_model(path)
     metadata = loaded.metadata.model_dump(mode="json")
+    metadata.pop("domain")
     # A file counts from zero, people from one.
     metadata["epoch"] += 1
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
@@ -56,7 +60,25 @@ def _model_info(path: Path) -> dict[str, Any]:
     rpe = getattr(loaded.model.positions, "rpe", None)
     reach = {} if rpe is None else {"widest_member": f"{float(rpe.widths.detach().max()):.3g} Å"}
     sizes = {"parameters": loaded.model.n_parameters(), **reach}
-    return {"model": str(path), **card, **sizes, "elements": symbols, **metadata}
+    return {
+        "model": str(path),
+        **card,
+        **sizes,
+        "elements": symbols,
+        "domain": _domain(loaded.metadata.domain),
+        **metadata,
+    }
+
+
+def _domain(domain: Domain | None) -> Any:
+    if domain is None:
+        return "not recorded (written before molflt looked at more than the elements)"
+    content = domain.model_dump(mode="json")
+    content["distances"] = {
+        pair: ", ".join(f"{low:.2f}–{high:.2f} Å" for low, high in ranges)
+        for pair, ranges in content["distances"].items()
+    }
+    return content
 
 
 def _data_info(path: str, tags: TagConvention) -> dict[str, Any]:
@@ -65,10 +87,11 @@ def _data_info(path: str, tags: TagConvention) -> dict[str, Any]:
 
     from molflt.bundled import resolve_path
     from molflt.data.progress import track
+    from molflt.data.reading import Reading
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    dataset = open_dataset(resolve_path(path), tags)
+    dataset = open_dataset(resolve_path(path), tags, how=Reading(allow_charged=True, conformers=1))
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()
     values: dict[str, list[float]] = {target: [] for target in TARGETS}

@@ -14,6 +14,10 @@ DEVICE = typer.Option("auto", help="auto, cpu or cuda.")
 MAX_ATOMS = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result.")
 FREQUENCIES = typer.Option(None, help="Evaluate the far field by this method.")
 TAGS = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers.")
+ALLOW_CHARGED = typer.Option(False, "--allow-charged", help="Take ions and radicals as if neutral and closed-shell.")
+CONFORMERS = typer.Option(
+    8, min=1, help="How many to make of a molecule without positions; its energy is that of the lowest."
+)
 ON_ERROR = typer.Option("raise", help="skip: go on without structures that fail.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of text.")
 

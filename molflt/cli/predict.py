@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
-from molflt.cli.options import DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
+from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
 from molflt.cli.terminal import answer_json, detail, errors, say, warn, warn_skipped
 from molflt.errors import InputError
 from molflt.printable import printable
@@ -31,6 +31,8 @@ def predict_command(
         None, "--out", "-o", help="Write to NAME.csv, NAME.extxyz or NAME.npz.", show_default=False
     ),
     on_error: OnError = ON_ERROR,
+    allow_charged: bool = ALLOW_CHARGED,
+    conformers: int = CONFORMERS,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object a line, for each structure."),
     forces: bool = typer.Option(False, "--forces", help="Forces as well; needs -o NAME.extxyz or --json."),
     per_atom: bool = typer.Option(
@@ -61,10 +63,11 @@ def predict_command(
 
     Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
+    from molflt.data.reading import Reading
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import load_members
     from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, in_parts, not_trained_on, predict, unknown_elements
+    from molflt.prediction.predictor import choose_device, in_parts, predict
 
     if as_json and out is not None:
         raise InputError("--json: prints; leave out -o")
@@ -74,13 +77,13 @@ def predict_command(
     for option, wanted in (("--forces", forces), ("--per-atom", per_atom)):
         if wanted and not as_json and (out is None or out.suffix != ".extxyz"):
             raise InputError(f"{option}: is written with its structures; give -o NAME.extxyz, or --json")
-    skip = on_error == "skip"
+    skip, how = on_error == "skip", Reading(allow_charged, conformers)
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
     if calibrate is not None and len(members) == 1:
         raise InputError(f"--calibrate: {model} is a single model; uncertainties need an ensemble (ensemble=4)")
-    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop")
+    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
     shard_result = None
@@ -90,12 +93,13 @@ def predict_command(
         from molflt.prediction.shards import predict_shard
 
         shard_result = predict_shard(
-            members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite
+            members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite, how
         )
         prediction = shard_result.prediction
-    unknown = unknown_elements(members[0], prediction.elements)
-    if unknown:
-        warn(not_trained_on(unknown))
+    if line := prediction.of_conformers():
+        say(line)
+    if lines := prediction.of_warnings():
+        warn(lines)
     if prediction.n_in_parts:
         warn(in_parts(prediction.n_in_parts))
     if prediction.failures:

@@ -27,6 +27,7 @@ from molflt.data.compression import COMPRESSED, bare_name, content
 from molflt.data.labels import LabelSpec
 from molflt.data.ligands import has_crystal, pdb_molecules
 from molflt.data.progress import track
+from molflt.data.reading import DEFAULT, Reading
 from molflt.errors import InputError, noting, ordinary_file, refuse
 from molflt.printable import printable
 
@@ -71,6 +72,7 @@ def read_ase(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     bad: dict[int, InputError] | None = None,
+    how: Reading = DEFAULT,
 ) -> list[Data]:
     """Read every frame of a file.
 
@@ -80,6 +82,7 @@ def read_ase(
         tags: see ``from_atoms``.
         labels: see ``from_atoms``.
         bad: gets what is wrong with frames that cannot be used, by their places; None: they are refused.
+        how: whether ions and radicals are taken.
 
     Returns:
         The structures, named ``PATH#FRAME``.
@@ -94,7 +97,7 @@ def read_ase(
         name = f"{file}#{index}"
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
         with noting(found, index, record, kept_info(atoms)):
-            structure = from_atoms(atoms, name, tags, labels)
+            structure = from_atoms(atoms, name, tags, labels, how)
             structure.name = printable(record)
             structures.append(structure)
     if bad is None:

@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec, force_array, one_number
+from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import tags_of_slab
@@ -36,11 +37,14 @@ KNOWN_VALUES: dict[str, tuple[float, ...]] = {
 _SHORT = 9
 """Numbers of an array in ``info`` that is carried along, as long as a tensor."""
 
-_ROUNDING = 0.05
-"""Elementary charges by which written partial charges of a neutral structure may miss zero in sum."""
 
-
-def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: LabelSpec | None = None) -> Data:
+def from_atoms(
+    atoms: Atoms,
+    name: str,
+    tags: TagConvention = "auto",
+    labels: LabelSpec | None = None,
+    how: Reading = DEFAULT,
+) -> Data:
     """Turn ASE's ``Atoms`` into a structure.
 
     ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed) or from
@@ -57,16 +61,18 @@ def from_atoms(atoms: Atoms, name: str, tags: TagConvention = "auto", labels: La
         tags: "oc20": as they are; "layers": 0 becomes adsorbate, 1 surface, all else sub-surface, and a slab without
             tags gets those of :func:`molflt.data.surface_tags.tags_of_slab`; "auto".
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
+        how: whether ions and radicals are taken.
 
     Raises:
         InputError: tags that are ambiguous or out of range, a periodic direction without a lattice vector, a
-            site shared by several elements, a charge or spin, or what ``check_structure`` refuses.
+            site shared by several elements, a charge or spin (:func:`refuse_charges`), or what
+            ``check_structure`` refuses.
     """
     cell, pbc = np.asarray(atoms.cell, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
     if np.any(pbc & ~np.any(cell != 0, axis=1)):
         raise InputError(f"{name}: periodic along a lattice vector that is zero; correct the cell or pbc")
     _refuse_disorder(atoms, name)
-    refuse_charges(atoms, name)
+    refuse_charges(atoms, name, how)
     fixed = np.zeros(len(atoms), dtype=bool)
     for constraint in atoms.constraints:
         if isinstance(constraint, FixAtoms):
@@ -169,47 +175,35 @@ def to_atoms(data: Data) -> Atoms:
     return atoms
 
 
-def refuse_charges(atoms: Atoms, name: str) -> None:
-    """Refuse a charge or spin in ``atoms.info``; an entry that is None says nothing.
+def refuse_charges(atoms: Atoms, name: str, how: Reading = DEFAULT) -> None:
+    """Refuse ions and open shells.
+
+    These are: a charge or spin in ``atoms.info`` (an entry that is None says nothing); initial charges that do not
+    add up to zero (partial charges of a neutral structure change nothing); and, of an isolated structure, magnetic
+    moments, or an odd number of electrons where there are no metals.
 
     Args:
         atoms: the structure.
         name: where it came from, for the message.
+        how: whether they are taken all the same.
 
     Raises:
-        InputError: an entry of ``KNOWN_VALUES`` is anything but neutral and closed-shell.
+        InputError: it is one.
     """
+    if how.allow_charged:
+        return
     for key, value in atoms.info.items():
         allowed = KNOWN_VALUES.get(key.lower()) if isinstance(key, str) else None
         if allowed is not None and value is not None and not _is_one_of(value, allowed):
             neutral = " or ".join(map(str, allowed))
-            raise InputError(
-                f"{name}: atoms.info[{key!r}] is {value!r:.40}, but molflt's models know no charge and no spin; "
-                f"where it is wrong, remove it or set it to {neutral}, else leave the structure out"
-            )
-
-
-def refuse_initial_charges(atoms: Atoms, name: str) -> None:
-    """Refuse initial charges that make the structure an ion; partial charges of a neutral one change nothing.
-
-    Initial magnetic moments are no such thing: they are where a self-consistent calculation starts, not the state it
-    ends in, and ASE's own builders set them (``bulk("Ni")``, ``molecule("O2")``).
-
-    Args:
-        atoms: the structure.
-        name: where it came from, for the message.
-
-    Raises:
-        InputError: they do not add up to zero, in elementary charges.
-    """
-    if "initial_charges" not in atoms.arrays:
-        return
-    total = float(np.sum(atoms.arrays["initial_charges"]))
-    if not abs(total) <= _ROUNDING:
-        raise InputError(
-            f"{name}: its initial charges add up to {total:g}, but molflt's models know no charge; where they are "
-            "wrong, call atoms.set_initial_charges(None), else leave the structure out"
-        )
+            how.refuse(name, f"atoms.info[{key!r}] is {value!r:.40} (neutral and closed-shell: {neutral})")
+    if "initial_charges" in atoms.arrays:
+        how.refuse_state(name, float(np.sum(atoms.arrays["initial_charges"])))
+    if not np.any(atoms.pbc):
+        for moments in (atoms.arrays.get("initial_magmoms"), getattr(atoms.calc, "results", {}).get("magmoms")):
+            if moments is not None:
+                how.refuse_moments(name, np.asarray(moments, dtype=np.float64))
+        how.refuse_odd(name, atoms.numbers.tolist())
 
 
 def _is_one_of(value: object, allowed: tuple[float, ...]) -> bool:

@@ -21,6 +21,7 @@ from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms, kept_info
 from molflt.data.labels import LabelSpec, any_array, force_array
 from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.reading import DEFAULT, Reading
 from molflt.errors import InputError
 
 _MOST_BYTES = 64 << 20
@@ -38,6 +39,7 @@ class AseLmdbDataset(LmdbDataset):
         tags: see :func:`molflt.data.ase_io.from_atoms`.
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
         strict: see :class:`molflt.data.lmdb_dataset.LmdbDataset`.
+        how: whether ions and radicals are taken.
 
     Raises:
         InputError: as ``LmdbDataset``; on access: a row that is no structure.
@@ -49,13 +51,14 @@ class AseLmdbDataset(LmdbDataset):
         tags: TagConvention = "auto",
         labels: LabelSpec | None = None,
         strict: bool = True,
+        how: Reading = DEFAULT,
     ) -> None:
         super().__init__(path, labels, strict)
-        self._tags = tags
+        self._tags, self._how = tags, how
 
     def _structure(self, raw: bytes, where: str) -> Data:
         atoms = row_atoms(load_row(raw, where), where)
-        data = from_atoms(atoms, where, self._tags, self._labels)
+        data = from_atoms(atoms, where, self._tags, self._labels, self._how)
         data.info = kept_info(atoms)
         return data
 

@@ -160,8 +160,8 @@ def collate(structures: Sequence[Data]) -> Batch:
     """Put structures into one batch.
 
     Per-atom fields are concatenated, per-structure fields stacked, ``edge_index`` counts through the batch;
-    ``name`` and other text become lists. Text and sids that only some structures have are left out, and so is what a
-    file says of a structure beyond the vocabulary (``info``).
+    ``name`` and other text become lists. Text and sids that only some structures have are left out, as are further
+    conformers and what a file says of a structure beyond the vocabulary (``info``).
 
     Args:
         structures: under the vocabulary, all with neighbour lists or none.
@@ -181,7 +181,7 @@ def collate(structures: Sequence[Data]) -> Batch:
                 f"'{field}' is given for some structures of a batch but not for {without.get('name', 'others')}; "
                 "complete the data or drop the field"
             )
-    return Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"info"}))
+    return Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"conformers", "info"}))
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:

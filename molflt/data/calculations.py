@@ -20,6 +20,7 @@ from molflt.data.ase_io import from_atoms, kept_info, results_at_hand
 from molflt.data.compression import bare_name, bare_suffix, content
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
+from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES
 from molflt.data.relaxations import same_atoms
 from molflt.data.smiles_tables import TABLES, delimiter
@@ -85,6 +86,7 @@ def read_calculations(
     labels: LabelSpec | None = None,
     bad: dict[int, InputError] | None = None,
     with_table: bool = True,
+    how: Reading = DEFAULT,
 ) -> list[Data]:
     """Read what ``find_calculations`` found.
 
@@ -100,6 +102,7 @@ def read_calculations(
         labels: which label to read and its unit.
         bad: gets what is wrong with calculations that cannot be used, by their places; None: they are refused.
         with_table: read the table of the folder, if there is one.
+        how: whether ions and radicals are taken.
 
     Returns:
         The structures, named ``FOLDER/NAME``.
@@ -118,7 +121,7 @@ def read_calculations(
                 raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
             atoms = _atoms(calculation, where)
             atoms.info.update(row or {})
-            structure = from_atoms(atoms, where, tags, labels)
+            structure = from_atoms(atoms, where, tags, labels, how)
             structure.info = kept_info(atoms)
             structures.append(structure)
     if bad is None:

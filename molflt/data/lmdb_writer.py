@@ -20,6 +20,7 @@ from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import close_readonly
 from molflt.data.progress import track
+from molflt.data.reading import Reading
 from molflt.data.records import to_record
 from molflt.data.sources import StructureDataset, fingerprint, resolve_inputs
 from molflt.errors import InputError
@@ -122,6 +123,7 @@ def convert(
     overwrite: bool = False,
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
+    allow_charged: bool = False,
 ) -> int:
     """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
 
@@ -131,6 +133,7 @@ def convert(
         overwrite: replace an existing file.
         tags: see :func:`molflt.data.ase_io.from_atoms`.
         labels: which label to read and its unit; it is written in eV under its target's name.
+        allow_charged: take ions and radicals, of which no trace is left in the file.
 
     Returns:
         How many structures it holds.
@@ -140,7 +143,8 @@ def convert(
     """
     reading = [tags, "" if labels is None else labels.model_dump_json()]
     source = "\n".join([*inputs, *reading, *(fingerprint(path) for path in inputs if Path(path).exists())])
-    return write_lmdb(target, _Records(resolve_inputs(inputs, tags, labels)), overwrite=overwrite, source=source)
+    structures = resolve_inputs(inputs, tags, labels, how=Reading(allow_charged))
+    return write_lmdb(target, _Records(structures), overwrite=overwrite, source=source)
 
 
 class _Records(Sequence[dict[str, Any]]):

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 from rdkit import Chem, rdBase
-from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
+from rdkit.Chem import rdDepictor, rdDistGeom, rdForceFieldHelpers
+from scipy.spatial.distance import pdist
 from torch_geometric.data import Data
 
 from molflt.data.compression import bare_suffix, content
 from molflt.data.labels import LabelSpec, one_number
 from molflt.data.ligands import mol2_blocks
 from molflt.data.progress import track
+from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, make_data
 from molflt.data.smiles_tables import read_rows
 from molflt.errors import InputError, noting, refuse
@@ -31,32 +33,44 @@ _MAX_ATOMS = 2000
 """With hydrogens; the time of an embedding grows with their square or cube."""
 _GAP = 3.0
 """Å between the parts of a structure that is not connected."""
+_SAME = 0.02
+"""Å by which the sorted distances of two conformers that count as one differ at most."""
+_SMALL, _LARGE = 100, 250
+"""Atoms up to which all conformers wanted are made (then fewer, as their square), and to which ETKDG is the way."""
+_BLOCKS, _BLOCK = 6, 50
+"""Force-field iterations for a large molecule, in portions between which progress is shown."""
+_STRIDE = 7919
+_PLACE = "place"
 
 
-def from_smiles(smiles: str, name: str | None = None, seed: int = 0) -> Data:
-    """Build a molecule: hydrogens added, conformer by ETKDGv3, then MMFF94 (UFF where MMFF has no parameters).
+def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Reading = DEFAULT) -> Data:
+    """Build a molecule: hydrogens added, conformers by ETKDGv3, then MMFF94 (UFF where MMFF has no parameters).
 
-    A force-field geometry is a starting point: bonds of small linear molecules can be wrong by 0.2 Å.
+    However a molecule is written, and whichever of its two mirror images it is, its conformers have the same
+    distances: they are made of a canonical graph. A force-field geometry is a starting point: bonds of small linear
+    molecules can be wrong by 0.2 Å.
 
     Args:
         smiles: the molecule, or its InChI; the parts of one that is not connected are laid side by side.
         name: kept as ``data.name``; the SMILES by default.
-        seed: of the conformer; the same seed gives the same positions.
+        seed: of the conformers; the same seed gives the same positions.
+        how: the number of conformers, and whether ions and radicals are taken.
 
     Returns:
-        A structure without a cell, tags 0.
+        A structure without a cell, tags 0, in the conformer with the lowest force-field energy; where there are
+        several, all are in ``conformers``.
 
     Raises:
-        InputError: not a SMILES, no atoms, or no conformer found.
+        InputError: not a SMILES, no atoms, a charge, an open shell, or no conformer found.
     """
     name = smiles if name is None else name
-    return from_mol(_with_conformer(_parse(smiles, name), name, seed), name)
+    return _made(_parse(smiles, name), name, seed, how)
 
 
-def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0) -> Data:
-    """As ``from_mol``, but a molecule without a 3D conformer gets hydrogens and one, as ``from_smiles`` makes it."""
+def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0, how: Reading = DEFAULT) -> Data:
+    """As ``from_mol``, but a molecule without a 3D conformer gets hydrogens and some as in ``from_smiles``."""
     if mol.GetNumConformers() and (mol.GetConformer().Is3D() or mol.GetNumAtoms() == 1):
-        return from_mol(mol, name)
+        return from_mol(mol, name, how=how)
     graph = Chem.Mol(mol)
     graph.RemoveAllConformers()
     with _captured() as said:
@@ -66,37 +80,42 @@ def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0) -> Data:
             raise InputError(f"{name}: not a molecule RDKit accepts: {error}{_because(said())}") from error
     if graph.GetNumAtoms() == 0:
         raise InputError(f"{name}: the molecule has no atoms")
-    return from_mol(_with_conformer(graph, name, seed), name)
+    return _made(graph, name, seed, how)
 
 
-def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None) -> Data:
-    """Turn an RDKit molecule with a 3D conformer and explicit hydrogens into a structure.
+def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Reading = DEFAULT) -> Data:
+    """Turn an RDKit molecule with 3D conformers and explicit hydrogens into a structure.
 
-    Properties ``energy``, ``y_init`` and ``y_relaxed`` (eV) become labels, or those that ``labels`` names.
+    Of several conformers the first gives the positions, and all are in ``conformers``. Properties ``energy``,
+    ``y_init`` and ``y_relaxed`` (eV) become labels, or those that ``labels`` names.
 
     Raises:
-        InputError: no atoms, no conformer, a flat drawing, or hydrogens that are not explicit.
+        InputError: no atoms, no conformer, a flat drawing, hydrogens that are not explicit, a charge or an open
+            shell.
     """
     if mol.GetNumAtoms() == 0:
         raise InputError(f"{name}: the molecule has no atoms")
     if mol.GetNumConformers() == 0:
         raise InputError(f"{name}: the molecule has no positions; embed it first, or give its SMILES")
-    conformer = mol.GetConformer()
-    if not conformer.Is3D() and mol.GetNumAtoms() > 1:
+    if not mol.GetConformer().Is3D() and mol.GetNumAtoms() > 1:
         raise InputError(f"{name}: the positions are a flat drawing, not a 3D geometry; give the SMILES instead")
     # before sanitisation RDKit has not counted them
     mol.UpdatePropertyCache(strict=False)
+    _refuse_state(mol, name, how)
     if missing := sum(atom.GetTotalNumHs() for atom in mol.GetAtoms()):
-        raise InputError(f"{name}: {missing} hydrogen atoms have no positions; add them before")
+        raise InputError(f"{name}: {missing} hydrogen atoms have no positions; add them, or mark what is a radical")
     n_atoms = mol.GetNumAtoms()
+    conformers = np.array([c.GetPositions() for c in mol.GetConformers() if c.Is3D() or n_atoms == 1])
     fields = {
         "atomic_numbers": np.array([atom.GetAtomicNum() for atom in mol.GetAtoms()]),
-        "positions": np.array(conformer.GetPositions(), dtype=np.float64),
+        "positions": conformers[0],
         "cell": np.zeros((1, 3, 3)),
         "pbc": np.zeros((1, 3), dtype=bool),
         "tags": np.zeros(n_atoms, dtype=np.int64),
         "fixed": np.zeros(n_atoms, dtype=bool),
     }
+    if len(conformers) > 1:
+        fields["conformers"] = conformers
     try:
         stored = mol.GetPropsAsDict(includePrivate=False, includeComputed=False)
     except UnicodeDecodeError as error:
@@ -116,7 +135,10 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None) -> Data:
 
 
 def read_sdf(
-    path: str | os.PathLike[str], labels: LabelSpec | None = None, bad: dict[int, InputError] | None = None
+    path: str | os.PathLike[str],
+    labels: LabelSpec | None = None,
+    bad: dict[int, InputError] | None = None,
+    how: Reading = DEFAULT,
 ) -> list[Data]:
     """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
 
@@ -139,7 +161,7 @@ def read_sdf(
             with noting(found, index, _named(name, info.get("name", "")), info):
                 if mol is None:
                     raise InputError(f"{name}: not a readable molecule block{_because(said())}")
-                structure = from_mol(mol, name, labels)
+                structure = from_mol(mol, name, labels, how)
                 structure.name, structure.info = _named(name, info.get("name", "")), info
                 structures.append(structure)
     if bad is None:
@@ -170,6 +192,7 @@ def read_smiles_file(
     labels: LabelSpec | None = None,
     seed: int = 0,
     bad: dict[int, InputError] | None = None,
+    how: Reading = DEFAULT,
 ) -> list[Data]:
     """Read a list or a table of SMILES or InChI, see :func:`molflt.data.smiles_tables.read_rows`.
 
@@ -191,16 +214,16 @@ def read_smiles_file(
             if row.problem:
                 raise InputError(f"{name}: {row.problem}")
             mols[index] = _parse(row.molecule, name)
+            _refuse_state(mols[index], name, how)
     if bad is None:
         # Before the time that conformers take.
         refuse(found, len(rows), str(file))
     for index, mol in track(mols.items(), f"conformers of {file.name}", total=len(mols)):
         name, row = f"{file}#{index}", rows[index]
         with noting(found, index, _named(name, row.own_name), row.columns):
-            mol = _with_conformer(mol, name, seed)
             for column, text in row.labels.items():
                 mol.SetProp(column, text)
-            structure = from_mol(mol, name, labels)
+            structure = _made(mol, name, seed, how, labels)
             structure.name, structure.info = _named(name, row.own_name), row.columns
             structures.append(structure)
     if bad is None:
@@ -224,51 +247,214 @@ def _parse(smiles: str, name: str) -> Chem.Mol:
     return mol
 
 
-def _with_conformer(mol: Chem.Mol, name: str, seed: int) -> Chem.Mol:
+def _refuse_state(mol: Chem.Mol, name: str, how: Reading) -> None:
+    how.refuse_state(name, Chem.GetFormalCharge(mol), sum(atom.GetNumRadicalElectrons() for atom in mol.GetAtoms()))
+
+
+def _made(mol: Chem.Mol, name: str, seed: int, how: Reading, labels: LabelSpec | None = None) -> Data:
+    """The structure of a sanitised graph, with conformers made here."""
+    _refuse_state(mol, name, how)
     mol = Chem.AddHs(mol)
     if mol.GetNumAtoms() > _MAX_ATOMS:
         raise InputError(
             f"{name}: {mol.GetNumAtoms():,} atoms are too many to find a geometry for "
             f"(at most {_MAX_ATOMS:,}); give one"
         )
-    parameters: Any = rdDistGeom.ETKDGv3()
-    parameters.randomSeed = seed
-    parameters.maxIterations = _MAX_EMBEDDINGS
     with _captured() as said:
         try:
-            failed = rdDistGeom.EmbedMolecule(mol, parameters) != 0
-            if failed:
-                # cages and large rings: starting from random coordinates often succeeds
-                parameters.useRandomCoords = True
-                failed = rdDistGeom.EmbedMolecule(mol, parameters) != 0
-            if failed:
+            canonical, places, mirrored = _canonical(mol)
+            energies, remark = _embed(canonical, name, seed, how.conformers)
+            if not energies:
                 raise InputError(f"{name}: RDKit found no conformer{_because(said())}")
-            if rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol):
-                rdForceFieldHelpers.MMFFOptimizeMolecule(mol, maxIters=_MAX_STEPS)
-            elif rdForceFieldHelpers.UFFHasAllMoleculeParams(mol):
-                rdForceFieldHelpers.UFFOptimizeMolecule(mol, maxIters=_MAX_STEPS)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{name}: RDKit could not build a geometry: {error}") from error
-    _lay_side_by_side(mol)
-    return mol
+    kept: list[np.ndarray] = []
+    shapes: list[np.ndarray] = []
+    for k in sorted(energies, key=lambda k: energies[k]):
+        positions = _side_by_side(canonical, canonical.GetConformer(k).GetPositions())[places]
+        if mirrored:
+            positions[:, 0] *= -1
+        shape = np.sort(pdist(positions))
+        if all(np.abs(shape - other).max(initial=0.0) > _SAME for other in shapes):
+            kept.append(positions)
+            shapes.append(shape)
+    mol.RemoveAllConformers()
+    for positions in kept:
+        conformer = Chem.Conformer(len(positions))
+        conformer.SetPositions(np.ascontiguousarray(positions))
+        mol.AddConformer(conformer, assignId=True)
+    data = from_mol(mol, name, labels, how)
+    if remark:
+        data.remark = remark
+    return data
 
 
-def _lay_side_by_side(mol: Chem.Mol) -> None:
-    """Move the parts of a structure such as a salt, which RDKit centres on one point, apart along x."""
+def _canonical(mol: Chem.Mol) -> tuple[Chem.Mol, list[int], bool]:
+    """The same molecule, or its mirror image, written in the one way that depends on nothing but the molecule.
+
+    Isotopes and atom maps, which are no part of an energy, are left out.
+
+    Args:
+        mol: with all hydrogens.
+
+    Returns:
+        The canonical molecule, with hydrogens; the place in it of every atom of ``mol``; whether it is the mirror
+        image.
+    """
+    unchanged = Chem.Mol(mol), list(range(mol.GetNumAtoms())), False
+    bare = Chem.Mol(mol)
+    for atom in bare.GetAtoms():
+        atom.SetIntProp(_PLACE, atom.GetIdx())
+        atom.SetIsotope(0)
+        atom.SetAtomMapNum(0)
+    bare = Chem.RemoveHs(bare)
+    image = Chem.Mol(bare)
+    for atom in image.GetAtoms():
+        atom.InvertChirality()
+    own, mirror = _written(bare), _written(image)
+    if own is None or mirror is None:
+        return unchanged
+    mirrored = mirror[0] < own[0]
+    _, graph, origins = mirror if mirrored else own
+    heavy = {origin: place for place, origin in enumerate(origins)}
+    graph = Chem.AddHs(graph)
+    free = {
+        k: [h.GetIdx() for h in graph.GetAtomWithIdx(k).GetNeighbors() if h.GetIdx() >= len(origins)]
+        for k in range(len(origins))
+    }
+    places = []
+    for atom in mol.GetAtoms():
+        if atom.GetIdx() in heavy:
+            places.append(heavy[atom.GetIdx()])
+            continue
+        # Which of the hydrogens of one atom is which makes no difference.
+        hydrogens = free.get(heavy.get(atom.GetNeighbors()[0].GetIdx(), -1)) if atom.GetDegree() else None
+        if not hydrogens:
+            return unchanged
+        places.append(hydrogens.pop(0))
+    return (graph, places, mirrored) if len(places) == graph.GetNumAtoms() else unchanged
+
+
+def _written(mol: Chem.Mol) -> tuple[str, Chem.Mol, list[int]] | None:
+    """The canonical SMILES, the molecule read from it, and where its atoms were; None: RDKit cannot read it."""
+    Chem.AssignStereochemistry(mol, cleanIt=True, force=True)
+    reading: Any = Chem.SmilesParserParams()
+    reading.removeHs = False
+    origins = [atom.GetIntProp(_PLACE) for atom in mol.GetAtoms()]
+    smiles = ""
+    # What is read may be written in another way still; it settles at once or never.
+    for _ in range(4):
+        before, smiles = smiles, Chem.MolToSmiles(mol)
+        if smiles == before:
+            break
+        order = mol.GetPropsAsDict(includePrivate=True, includeComputed=True)["_smilesAtomOutputOrder"]
+        origins = [origins[k] for k in order]
+        mol = Chem.MolFromSmiles(smiles, reading)
+        if mol is None or mol.GetNumAtoms() != len(origins):
+            return None
+    return smiles, mol, origins
+
+
+def _embed(mol: Chem.Mol, name: str, seed: int, wanted: int) -> tuple[dict[int, float], str]:
+    """Give a molecule conformers.
+
+    Returns:
+        The force-field energy of each, by its id, and what to say of them; none: RDKit finds none.
+    """
+    n_atoms = mol.GetNumAtoms()
+    if n_atoms > _LARGE and _start_flat(mol):
+        force_field = _force_field(mol, 0)
+        for _ in track(range(_BLOCKS), f"geometry of {name}", _BLOCKS):
+            if force_field is None or force_field.Minimize(maxIts=_BLOCK) == 0:
+                break
+        if _is_drawn(mol):
+            return {0: 0.0}, f"{n_atoms:,} atoms: one rough geometry, from a drawing and {_BLOCKS * _BLOCK} steps"
+    mol.RemoveAllConformers()
+    n = max(1, min(wanted, int(wanted * (_SMALL / n_atoms) ** 2)))
+    parameters: Any = rdDistGeom.ETKDGv3()
+    parameters.maxIterations = _MAX_EMBEDDINGS
+    parameters.clearConfs = False
+    energies: dict[int, float] = {}
+    for k in track(range(n), f"conformers of {name}", n):
+        # With seed 0 RDKit makes every conformer the same.
+        parameters.randomSeed = (_STRIDE * seed + k + 1) % (1 << 31)
+        found = rdDistGeom.EmbedMolecule(mol, parameters)
+        if found < 0 and not parameters.useRandomCoords:
+            # cages, large rings and long chains: starting from random coordinates often succeeds
+            parameters.useRandomCoords = True
+            found = rdDistGeom.EmbedMolecule(mol, parameters)
+        if found < 0:
+            if not energies:
+                break
+            continue
+        force_field = _force_field(mol, found)
+        if force_field is not None:
+            force_field.Minimize(maxIts=_MAX_STEPS)
+        energies[found] = 0.0 if force_field is None else force_field.CalcEnergy()
+    return energies, f"{n_atoms:,} atoms: {n} conformer{'s' * (n > 1)} instead of {wanted}" if n < wanted else ""
+
+
+def _force_field(mol: Chem.Mol, conformer: int) -> Any:
+    """MMFF94's, UFF's where that has no parameters, or None; ready to minimise."""
+    if rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol):
+        properties = rdForceFieldHelpers.MMFFGetMoleculeProperties(mol)
+        found = rdForceFieldHelpers.MMFFGetMoleculeForceField(mol, properties, confId=conformer)
+    elif rdForceFieldHelpers.UFFHasAllMoleculeParams(mol):
+        found = rdForceFieldHelpers.UFFGetMoleculeForceField(mol, confId=conformer)
+    else:
+        return None
+    if found is not None:
+        found.Initialize()
+    return found
+
+
+def _start_flat(mol: Chem.Mol) -> bool:
+    """Give a large molecule the positions of its drawing, bent a little out of the plane where its stereo wants it.
+
+    Distance geometry takes the square of the number of atoms for each step: minutes from some hundred on.
+    """
+    flat = Chem.RemoveHs(mol)
+    if any(atom.GetAtomicNum() == 1 for atom in flat.GetAtoms()):
+        return False
+    rdDepictor.Compute2DCoords(flat)
+    conformer = flat.GetConformer()
+    Chem.WedgeMolBonds(flat, conformer)
+    positions = conformer.GetPositions()
+    positions[:, 2] += np.random.default_rng(0).normal(scale=0.05, size=len(positions))
+    for bond in flat.GetBonds():
+        direction = {Chem.BondDir.BEGINWEDGE: 0.7, Chem.BondDir.BEGINDASH: -0.7}.get(bond.GetBondDir(), 0.0)
+        positions[bond.GetEndAtomIdx(), 2] += direction
+    conformer.Set3D(True)
+    conformer.SetPositions(positions)
+    full = Chem.AddHs(flat, addCoords=True)
+    if [atom.GetAtomicNum() for atom in full.GetAtoms()] != [atom.GetAtomicNum() for atom in mol.GetAtoms()]:
+        return False
+    mol.RemoveAllConformers()
+    mol.AddConformer(full.GetConformer(), assignId=True)
+    return True
+
+
+def _is_drawn(mol: Chem.Mol) -> bool:
+    """Whether the positions have the stereochemistry of the graph, and no atoms in the same place."""
+    seen = Chem.Mol(mol)
+    Chem.AssignStereochemistryFrom3D(seen)
+    meant, found = (dict(Chem.FindMolChiralCenters(each, useLegacyImplementation=True)) for each in (mol, seen))
+    apart = float(pdist(mol.GetConformer().GetPositions()).min()) > 0.5
+    return apart and all(found.get(atom) == label for atom, label in meant.items())
+
+
+def _side_by_side(mol: Chem.Mol, positions: np.ndarray) -> np.ndarray:
+    """Positions in which the parts of a structure such as a salt, which RDKit centres on one point, are apart."""
+    positions = positions.copy()
     parts = Chem.GetMolFrags(mol)
-    if len(parts) < 2:
-        return
-    conformer = mol.GetConformer()
-    positions = np.array(conformer.GetPositions())
     edge = 0.0
-    for part in map(list, parts):
+    for part in map(list, parts if len(parts) > 1 else ()):
         positions[part, 0] += edge - positions[part, 0].min()
         positions[part, 1:] -= positions[part, 1:].mean(axis=0)
         edge = positions[part, 0].max() + _GAP
-    for index, position in enumerate(positions.tolist()):
-        conformer.SetAtomPosition(index, position)
+    return positions
 
 
 class _Said:

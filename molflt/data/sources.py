@@ -28,6 +28,7 @@ from molflt.data.compression import bare_suffix
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smiles_file
+from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import check_structure
 from molflt.data.smiles_tables import LISTS, TABLES
 from molflt.errors import InputError, OnBad, noting, refuse
@@ -156,6 +157,7 @@ def open_dataset(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     on_bad: OnBad = "stop",
+    how: Reading = DEFAULT,
 ) -> StructureDataset:
     """Open whatever a path holds.
 
@@ -168,13 +170,14 @@ def open_dataset(
         labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
         on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
             is wrong with it is raised when it is asked for.
+        how: whether ions and radicals are taken, and how many conformers are made of a molecule without positions.
 
     Raises:
         InputError: nothing there, a kind of file that is not read, or damaged content.
     """
     bad: dict[int, InputError] | None = {} if on_bad == "skip" else None
     if os.fspath(path) == STANDARD_INPUT:
-        return ListDataset(_read_standard_input(tags, labels, bad), bad)
+        return ListDataset(_read_standard_input(tags, labels, bad, how), bad)
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
@@ -186,21 +189,21 @@ def open_dataset(
         if shards := sorted(source.glob("*.aselmdb")):
             return ConcatDataset([AseLmdbDataset(shard, tags, labels, on_bad == "stop") for shard in shards])
         if calculations := find_calculations(source):
-            return ListDataset(read_calculations(calculations, source, tags, labels, bad), bad)
+            return ListDataset(read_calculations(calculations, source, tags, labels, bad, how=how), bad)
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
         if not files:
             raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
-        return ConcatDataset(_all(files, lambda file: open_dataset(file, tags, labels, on_bad), str(source)))
+        return ConcatDataset(_all(files, lambda file: open_dataset(file, tags, labels, on_bad, how), str(source)))
     suffix = bare_suffix(source)
     if suffix in (".lmdb", ".mdb"):
         return LmdbDataset(source, labels, strict=on_bad == "stop")
     if suffix == ".aselmdb":
-        return AseLmdbDataset(source, tags, labels, strict=on_bad == "stop")
+        return AseLmdbDataset(source, tags, labels, strict=on_bad == "stop", how=how)
     if suffix in _SDF:
-        return ListDataset(read_sdf(source, labels, bad), bad)
+        return ListDataset(read_sdf(source, labels, bad, how), bad)
     if suffix in _SMILES:
-        return ListDataset(read_smiles_file(source, labels, bad=bad), bad)
-    return ListDataset(read_ase(source, tags, labels, bad), bad)
+        return ListDataset(read_smiles_file(source, labels, bad=bad, how=how), bad)
+    return ListDataset(read_ase(source, tags, labels, bad, how), bad)
 
 
 def resolve_inputs(
@@ -208,6 +211,7 @@ def resolve_inputs(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     on_bad: OnBad = "stop",
+    how: Reading = DEFAULT,
 ) -> StructureDataset:
     """Structures of several inputs.
 
@@ -217,6 +221,7 @@ def resolve_inputs(
         tags: see ``open_dataset``.
         labels: see ``open_dataset``.
         on_bad: see ``open_dataset``.
+        how: see ``open_dataset``.
 
     Returns:
         All structures in the order of the inputs, named ``PATH#INDEX`` or by their SMILES; records that carry a
@@ -229,15 +234,16 @@ def resolve_inputs(
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
     if pair := pair_of(inputs):
         bad: dict[int, InputError] | None = {} if on_bad == "skip" else None
-        return ListDataset(read_calculations(pair_calculations(*pair), pair[0].parent, tags, labels, bad, False), bad)
+        found = read_calculations(pair_calculations(*pair), pair[0].parent, tags, labels, bad, False, how)
+        return ListDataset(found, bad)
 
     def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:
-            return open_dataset(text, tags, labels, on_bad)
+            return open_dataset(text, tags, labels, on_bad, how)
         if matches := sorted(glob.glob(text, recursive=True)):
-            return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad), text))
+            return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad, how), text))
         try:
-            return ListDataset([from_smiles(text)])
+            return ListDataset([from_smiles(text, how=how)])
         except InputError as error:
             raise InputError(
                 f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
@@ -266,11 +272,12 @@ def structures_of(
     tags: TagConvention = "auto",
     on_bad: OnBad = "stop",
     labels: LabelSpec | None = None,
+    how: Reading = DEFAULT,
 ) -> StructureDataset:
     """Structures of one entry of a list of mixed things.
 
     Args:
-        entry: ASE ``Atoms``; an RDKit ``Mol`` (without a 3D conformer it gets hydrogens and one); a SMILES, a path
+        entry: ASE ``Atoms``; an RDKit ``Mol`` (without 3D conformers it gets hydrogens and some); a SMILES, a path
             or a glob pattern; a structure under the vocabulary; or a data set of them. Paths and data sets may hold
             several structures.
         name: of what has no name of its own.
@@ -278,16 +285,17 @@ def structures_of(
         on_bad: what happens to a path with a structure that cannot be used, see
             :func:`open_dataset`.
         labels: which label to read of Atoms and paths, see :func:`open_dataset`.
+        how: see :func:`open_dataset`.
 
     Raises:
         InputError: nothing that molflt reads, or it cannot be read.
     """
     if isinstance(entry, str | os.PathLike):
-        return resolve_inputs([os.fspath(entry)], tags, labels, on_bad)
+        return resolve_inputs([os.fspath(entry)], tags, labels, on_bad, how)
     if isinstance(entry, Atoms):
-        return ListDataset([from_atoms(entry, name, tags, labels)])
+        return ListDataset([from_atoms(entry, name, tags, labels, how)])
     if isinstance(entry, Chem.Mol):
-        return ListDataset([from_any_mol(entry, name)])
+        return ListDataset([from_any_mol(entry, name, how=how)])
     if isinstance(entry, Data):
         return ListDataset([_checked(entry, name)])
     if isinstance(entry, StructureDataset):
@@ -352,7 +360,7 @@ def _checked(data: Data, name: str) -> Data:
 
 
 def _read_standard_input(
-    tags: TagConvention, labels: LabelSpec | None, bad: dict[int, InputError] | None
+    tags: TagConvention, labels: LabelSpec | None, bad: dict[int, InputError] | None, how: Reading
 ) -> list[Data]:
     what = "SMILES, one a line, or (extended) xyz"
     content = standard_input(what=what)
@@ -366,9 +374,9 @@ def _read_standard_input(
         file.write_bytes(content)
         try:
             if suffix == ".extxyz":
-                structures = read_ase(file, tags, labels, bad)
+                structures = read_ase(file, tags, labels, bad, how)
             else:
-                structures = read_smiles_file(file, labels, bad=bad)
+                structures = read_smiles_file(file, labels, bad=bad, how=how)
         except InputError as error:
             raise _of_standard_input(error, file) from error
     for structure in structures:

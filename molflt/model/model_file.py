@@ -18,6 +18,7 @@ from safetensors.torch import save as to_bytes
 from molflt.attention.build import interchangeable_method
 from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys
 from molflt.choices import MethodName
+from molflt.data.domain import Domain
 from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
@@ -26,7 +27,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths, renamed
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 OLDEST_SCHEMA = 6
 METADATA_KEY = "molflt"
 _MOST_METADATA = 1 << 20
@@ -76,6 +77,7 @@ class ModelMetadata(BaseModel):
     )
     standardiser: dict[str, Any] = Field(description="the statistics, for reading; the ones in use are tensors")
     training_data: TrainingData
+    domain: Domain | None = Field(None, description="what training structures look like; None: not recorded")
     fine_tuned_from: Origin | None = None
     labels: LabelSpec | None = Field(
         None, description="where the label was found; None: under the target's name, in eV"

@@ -17,6 +17,7 @@ from ase.data import chemical_symbols
 from molflt.bundled import resolve_path
 from molflt.choices import EnergyUnit, OnError, Per, TagConvention
 from molflt.data.labels import ENERGY_UNITS, LabelSpec
+from molflt.data.reading import DEFAULT, Reading
 from molflt.data.screening import Screening
 from molflt.data.sources import (
     ConcatDataset,
@@ -191,6 +192,7 @@ def evaluate(
     device: torch.device | str = "auto",
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_bad: OnBad = "stop",
+    how: Reading = DEFAULT,
     tags: TagConvention = "auto",
 ) -> Evaluation:
     """Predict a labelled set, and set the predictions beside the labels.
@@ -207,6 +209,7 @@ def evaluate(
         device: where to compute, unless the model says so itself: auto, cpu or cuda.
         max_atoms: atoms per batch; bounds memory, changes no result.
         on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
+        how: whether ions and radicals are taken, and how many conformers are made of molecules without positions.
         tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
 
     Raises:
@@ -219,11 +222,13 @@ def evaluate(
     path: Path | None = None
     if isinstance(data, str | os.PathLike):
         path = resolve_path(os.fspath(data))
-        source, dataset = os.fspath(data), open_dataset(path, tags, spec, on_bad)
+        source, dataset = os.fspath(data), open_dataset(path, tags, spec, on_bad, how)
         name = name or path.stem
     else:
         entries = [data] if isinstance(data, Atoms) else list(data)
-        dataset = ConcatDataset([structures_of(e, f"entry {k}", tags, labels=spec) for k, e in enumerate(entries)])
+        dataset = ConcatDataset(
+            [structures_of(e, f"entry {k}", tags, labels=spec, how=how) for k, e in enumerate(entries)]
+        )
         name = name or "data"
         source = name
     if forces is None:

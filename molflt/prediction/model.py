@@ -15,6 +15,7 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt.choices import MethodName, OnError, TagConvention
+from molflt.data.reading import CONFORMERS, Reading
 from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
 from molflt.errors import MOST_REASONS, InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
@@ -25,9 +26,7 @@ from molflt.prediction.predictor import (
     Prediction,
     choose_device,
     in_parts,
-    not_trained_on,
     predict,
-    unknown_elements,
 )
 
 
@@ -88,6 +87,8 @@ class Model:
         embeddings: Literal[False] = ...,
         max_atoms: int = ...,
         tags: TagConvention = ...,
+        allow_charged: bool = ...,
+        conformers: int = ...,
     ) -> np.ndarray: ...
     @overload
     def predict(
@@ -101,6 +102,8 @@ class Model:
         embeddings: Literal[False] = ...,
         max_atoms: int = ...,
         tags: TagConvention = ...,
+        allow_charged: bool = ...,
+        conformers: int = ...,
     ) -> tuple[np.ndarray, np.ndarray]: ...
     @overload
     def predict(
@@ -127,6 +130,8 @@ class Model:
         embeddings: bool = False,
         max_atoms: int = DEFAULT_MAX_ATOMS,
         tags: TagConvention = "auto",
+        allow_charged: bool = False,
+        conformers: int = CONFORMERS,
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray] | Prediction:
         """Energies, in the order of the entries.
 
@@ -141,6 +146,9 @@ class Model:
             embeddings: give what the encoder makes of each atom, (n_atoms, dim), as well.
             max_atoms: atoms per batch; bounds memory, changes no result.
             tags: how to read tags of Atoms and files, see :func:`molflt.data.ase_io.from_atoms`.
+            allow_charged: take ions and radicals as if they were neutral and closed-shell.
+            conformers: how many to make of a molecule without positions. The energy of a molecule with several
+                conformers is that of the lowest.
 
         Returns:
             (n_structures,) eV, float64; with ``return_std`` a pair of those. With any of ``forces``, ``per_atom`` and
@@ -157,11 +165,12 @@ class Model:
             raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
         by_atom = dict(zip(BY_ATOM, (forces, per_atom, embeddings), strict=True))
         entries = [structures] if _is_one(structures) else list(structures)
+        how = Reading(allow_charged, conformers)
         failures: dict[int, str] = {}
         datasets: list[tuple[int, StructureDataset]] = []
         for index, entry in enumerate(entries):
             try:
-                datasets.append((index, structures_of(entry, f"entry {index}", tags, on_bad="skip")))
+                datasets.append((index, structures_of(entry, f"entry {index}", tags, on_bad="skip", how=how)))
             except InputError as error:
                 failures[index] = str(error)
         # The entry of every structure, and where its energy goes: a bad entry keeps one place.
@@ -185,12 +194,15 @@ class Model:
             if found.std is not None:
                 found.std[readable] = prediction.std
             found.contractions, found.elements = prediction.contractions, elements
+            found.conformers = {places[k]: value for k, value in prediction.conformers.items()}
+            found.warnings = {places[k]: reason for k, reason in prediction.warnings.items()}
             for place, name in zip(places, prediction.names, strict=True):
                 found.names[place] = name
             for field, values in prediction.by_atom.items():
                 for place, value in zip(places, values, strict=True):
                     found.by_atom[field][place] = value
-            self._warn_of_unknown(elements)
+            if doubtful := prediction.of_warnings():
+                warnings.warn(doubtful, stacklevel=2)
             if prediction.n_in_parts:
                 warnings.warn(in_parts(prediction.n_in_parts), stacklevel=2)
         if failures:
@@ -199,11 +211,6 @@ class Model:
             found.failures = {place: failures[k] for place, k in enumerate(entry_of.tolist()) if k in failures}
             return found
         return (found.energies, found.std) if return_std and found.std is not None else found.energies
-
-    def _warn_of_unknown(self, elements: set[int]) -> None:
-        unknown = unknown_elements(self.members[0], elements)
-        if unknown:
-            warnings.warn(not_trained_on(unknown), stacklevel=3)
 
 
 def load(

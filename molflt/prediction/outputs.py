@@ -20,7 +20,7 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.sources import StructureDataset
 from molflt.errors import InputError
 from molflt.files import atomic_file, sole_writer
-from molflt.prediction.predictor import Prediction, system_id
+from molflt.prediction.predictor import Prediction, conformers_of, system_id
 from molflt.printable import printable
 
 FORMATS = (".csv", ".extxyz", ".npz")
@@ -92,6 +92,8 @@ def write_predictions(
             arrays = {"name": np.asarray(prediction.names), "energy": prediction.energies}
             if prediction.std is not None:
                 arrays["std"] = prediction.std
+            if prediction.warnings:
+                arrays["warning"] = np.asarray([prediction.warnings.get(i, "") for i in range(len(prediction.names))])
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
         else:
             others = _load_npz(path) if path.exists() else {}
@@ -114,8 +116,16 @@ def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
     }
     if prediction.std is not None:
         columns["std_eV"] = [repr(s) for s in prediction.std.tolist()]
+    places = range(len(prediction.names))
+    if prediction.conformers:
+        columns["conformers"] = [str(c.n) if (c := prediction.conformers.get(i)) else "1" for i in places]
+        columns["conformer_spread_eV"] = [
+            repr(c.spread) if (c := prediction.conformers.get(i)) else "" for i in places
+        ]
+    if prediction.warnings:
+        columns["warning"] = [_no_formula(prediction.warnings.get(i, "")) for i in places]
     if prediction.failures:
-        columns["error"] = [_no_formula(prediction.failures.get(i, "")) for i in range(n)]
+        columns["error"] = [_no_formula(prediction.failures.get(i, "")) for i in places]
     if any(own):
         columns["record"] = [_no_formula(record) for record in prediction.names]
     for key in dict.fromkeys(key for given in info for key in given if key != "name"):
@@ -142,7 +152,13 @@ def _no_formula(text: str) -> str:
 
 
 def _with_prediction(structure: Data, prediction: Prediction, i: int, target: str) -> Atoms:
+    if (conformers := prediction.conformers.get(i)) is not None:
+        structure = conformers_of(structure)[conformers.lowest]
     atoms = to_atoms(structure)
+    if conformers is not None:
+        atoms.info |= {"conformers": conformers.n, "conformer_spread": conformers.spread}
+    if i in prediction.warnings:
+        atoms.info["warning"] = prediction.warnings[i]
     atoms.info.setdefault("name", prediction.names[i])
     atoms.info[f"predicted_{target}"] = float(prediction.energies[i])
     if prediction.std is not None:

@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from torch_geometric.data import Data
 
 from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler, collate
+from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
-from molflt.data.sources import StructureDataset
+from molflt.data.sources import ListDataset, StructureDataset
 from molflt.errors import InputError
 from molflt.memory import does_not_fit, fitting
 from molflt.model.derivatives import derivatives
@@ -32,6 +33,20 @@ DEFAULT_MAX_ATOMS = 2048
 
 BY_ATOM = ("forces", "atomic_energies", "embeddings")
 """Fields of a prediction that hold an array for each structure."""
+
+
+class Conformers(NamedTuple):
+    """What was computed of a molecule with several conformers.
+
+    Attributes:
+        n: how many there are.
+        lowest: place of the one with the lowest energy, which is the molecule's.
+        spread: eV, the highest energy minus the lowest.
+    """
+
+    n: int
+    lowest: int
+    spread: float
 
 
 @dataclass
@@ -52,6 +67,8 @@ class Prediction:
         ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
         elements: atomic numbers seen.
         n_in_parts: batches that did not fit into memory and were computed in parts.
+        conformers: of the molecules that have several, by index.
+        warnings: why the energy of a structure is not to be trusted, by index.
     """
 
     energies: np.ndarray
@@ -66,6 +83,8 @@ class Prediction:
     ids: list[str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
     n_in_parts: int = 0
+    conformers: dict[int, Conformers] = field(default_factory=dict)
+    warnings: dict[int, str] = field(default_factory=dict)
 
     @property
     def far_field(self) -> str:
@@ -87,8 +106,33 @@ class Prediction:
             failures={},
             info=[self.info[k] for k in places],
             ids=[self.ids[k] for k in places],
+            conformers={i: self.conformers[k] for i, k in enumerate(places) if k in self.conformers},
+            warnings={i: self.warnings[k] for i, k in enumerate(places) if k in self.warnings},
             **{name: [values[k] for k in places] for name, values in self.by_atom.items()},  # type: ignore[arg-type]
         )
+
+    def of_conformers(self) -> str | None:
+        """How many conformers the energies are the lowest of, and their spread, in a line; None without any."""
+        if not self.conformers:
+            return None
+        widest = max(self.conformers, key=lambda i: self.conformers[i].spread)
+        numbers = [conformers.n for conformers in self.conformers.values()]
+        n = len(numbers)
+        return (
+            f"lowest of {min(numbers)}{f' to {max(numbers)}' if max(numbers) > min(numbers) else ''} distinct "
+            f"conformers for {n:,} molecule{'s' * (n != 1)}; energies spread by up to "
+            f"{self.conformers[widest].spread:.3f} eV ({self.names[widest]})"
+        )
+
+    def of_warnings(self, most: int = 5) -> str | None:
+        """How many energies are not to be trusted, and why, in some lines; None: all may be."""
+        if not self.warnings:
+            return None
+        lines = [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]
+        more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
+        n, of = len(lines), f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
+        verb = "are" if n != 1 else "is"
+        return "\n  ".join([f"{n:,} {of} {verb} doubtful; the energies may mean little", *lines[:most], *more])
 
 
 def joined(parts: Iterable[Prediction]) -> Prediction:
@@ -96,7 +140,10 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
     parts = list(parts)
     whole = Prediction(np.concatenate([np.empty(0), *(part.energies for part in parts)]), [], Counter())
     for part in parts:
-        whole.failures.update({len(whole.names) + i: reason for i, reason in part.failures.items()})
+        before = len(whole.names)
+        whole.failures.update({before + i: reason for i, reason in part.failures.items()})
+        whole.conformers.update({before + i: found for i, found in part.conformers.items()})
+        whole.warnings.update({before + i: reason for i, reason in part.warnings.items()})
         whole.names += part.names
         whole.ids += part.ids
         whole.info += part.info
@@ -152,9 +199,16 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
     return [chemical_symbols[z] for z in sorted(atomic_numbers - set(loaded.metadata.elements))]
 
 
-def not_trained_on(unknown: list[str]) -> str:
-    """The warning about energies of such elements."""
-    return f"the model was not trained on {', '.join(unknown)}; energies of structures with them mean little"
+def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
+    """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.domain`.
+
+    Empty: it is inside. Files from before schema 9 state the elements alone.
+    """
+    domain, unknown = loaded.metadata.domain, unknown_elements(loaded, set(data.atomic_numbers.tolist()))
+    if unknown:
+        # Nothing else is known of them.
+        return [Reason("elements", f"the model was not trained on {', '.join(unknown)}")]
+    return [] if domain is None else domain.reasons(data)
 
 
 def in_parts(n: int) -> str:
@@ -238,11 +292,12 @@ def predict_batches(
     wanted = [name for name, is_wanted in asked if is_wanted]
     for indices in batches:
         with torch.no_grad() if forces else torch.inference_mode():
-            part = _predict_batch(models, dataset, indices, device, on_error, wanted)
+            part = _predict_batch(members[0], models, dataset, indices, device, on_error, wanted)
         yield part
 
 
 def _predict_batch(
+    loaded: LoadedModel,
     models: Sequence[EnergyModel],
     dataset: StructureDataset,
     indices: Sequence[int],
@@ -250,12 +305,11 @@ def _predict_batch(
     on_error: OnError,
     wanted: Sequence[str],
 ) -> Prediction:
-    energies = np.full((len(models), len(indices)), np.nan)
-    found = Prediction(energies[0], [""] * len(indices), Counter(), ids=[""] * len(indices))
+    found = Prediction(np.full(len(indices), np.nan), [""] * len(indices), Counter(), ids=[""] * len(indices))
     found.info = [{} for _ in indices]
-    shapes = {"forces": (3,), "atomic_energies": (), "embeddings": (models[0].config.dim,)}
+    widths = {"forces": (3,), "atomic_energies": (), "embeddings": (models[0].config.dim,)}
     for name in wanted:
-        setattr(found, name, [np.full((int(n), *shapes[name]), np.nan) for n in dataset.n_atoms[list(indices)]])
+        setattr(found, name, [np.full((int(n), *widths[name]), np.nan) for n in dataset.n_atoms[list(indices)]])
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
@@ -265,43 +319,95 @@ def _predict_batch(
         found.failures[position] = printable(str(error), keep="\n\t")
 
     config = models[0].config
-    usable: list[tuple[int, Data]] = []
+    # By their places in the batch, what is computed for each structure: itself, or its conformers.
+    shapes: dict[int, list[Data]] = {}
     for position, index in enumerate(indices):
         try:
             data = unlabelled(dataset[index])
             found.names[position], found.ids[position] = printable(data.name), system_id(data)
             found.info[position] = data.get("info") or {}
-            data = attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
-            usable.append((position, data))
+            shapes[position] = [
+                attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated)
+                for shape in conformers_of(data)
+            ]
+            if reasons := [
+                *(reason.text for reason in outside(loaded, shapes[position][0])),
+                *filter(None, [data.get("remark")]),
+            ]:
+                found.warnings[position] = printable("; ".join(reasons))
         except InputError as error:
+            shapes.pop(position, None)
             fail(position, error)
-    # Parts of the batch, smaller and smaller where they do not fit into memory.
-    waiting = [usable] if usable else []
+    # (n_members, n_conformers) of each, and what is wanted of the atoms of each conformer.
+    energies = {position: np.full((len(models), len(each)), np.nan) for position, each in shapes.items()}
+    of_atoms: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    # The first conformers of all are computed together, then the second: none of these batches is larger than the
+    # one asked for. Parts of them, smaller and smaller, where they do not fit into memory.
+    most = max(map(len, shapes.values()), default=0)
+    waiting = [[(position, k) for position, each in shapes.items() if k < len(each)] for k in range(most)]
     while waiting:
-        part = waiting.pop(0)
-        kept, structures = [position for position, _ in part], [data for _, data in part]
+        part = [(position, k) for position, k in waiting.pop(0) if position not in found.failures]
+        structures = [shapes[position][k] for position, k in part]
+        if not structures:
+            continue
         computed = fitting(lambda structures=structures: _compute(models, structures, device, wanted))  # type: ignore[misc]
         if computed is None and len(part) == 1:
-            fail(kept[0], InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes))))
+            fail(part[0][0], InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes))))
         elif computed is None:
             found.n_in_parts = 1
             middle = len(part) // 2
             waiting[:0] = [part[:middle], part[middle:]]
         else:
-            energies[:, kept], contractions, by_atom = computed[0]
-            for name, values in by_atom.items():
-                for position, value in zip(kept, values, strict=True):
-                    found.by_atom[name][position] = value
-            found.contractions.update(contractions)
+            some, contractions, by_atom = computed[0]
+            for column, (position, k) in enumerate(part):
+                energies[position][:, k] = some[:, column]
+                of_atoms[position, k] = {name: values[column] for name, values in by_atom.items()}
+            found.contractions.update(how for (_, k), how in zip(part, contractions, strict=False) if k == 0)
             found.elements.update(*(data.atomic_numbers.tolist() for data in structures))
-    for position in np.flatnonzero(~np.isfinite(energies).all(axis=0)).tolist():
-        if position not in found.failures:
-            energies[:, position] = np.nan
+    std = np.full(len(indices), np.nan)
+    for position, each in energies.items():
+        mean = each.mean(axis=0)
+        if position in found.failures:
+            continue
+        if not np.isfinite(mean).all():
             reason = "the model's energy is not finite; check the structure for overlapping atoms"
             fail(position, InputError(f"{found.names[position]}: {reason}"))
-    found.energies = energies.mean(axis=0)
-    found.std = energies.std(axis=0, ddof=1) if len(models) > 1 else None
+            continue
+        lowest = int(mean.argmin())
+        found.energies[position] = mean[lowest]
+        if len(models) > 1:
+            std[position] = each[:, lowest].std(ddof=1)
+        if len(mean) > 1:
+            found.conformers[position] = Conformers(len(mean), lowest, float(np.ptp(mean)))
+        for name, value in of_atoms[position, lowest].items():
+            found.by_atom[name][position] = value
+    found.std = std if len(models) > 1 else None
     return found
+
+
+def conformers_of(data: Data) -> list[Data]:
+    """A structure as it is, or one for each of its conformers."""
+    if "conformers" not in data:
+        return [copy.copy(data)]
+    shapes = []
+    for positions in data.conformers:
+        shape = copy.copy(data)
+        del shape.conformers
+        shape.positions = positions
+        shapes.append(shape)
+    return shapes
+
+
+def lowest_of(loaded: LoadedModel | Sequence[LoadedModel], data: Data, device: torch.device | str) -> Data:
+    """A structure, in that of its conformers which has the lowest energy.
+
+    Raises:
+        InputError: an energy that cannot be computed.
+    """
+    if "conformers" not in data:
+        return data
+    prediction, _ = predict(loaded, ListDataset([data]), device)
+    return conformers_of(data)[prediction.conformers[0].lowest]
 
 
 def _compute(

@@ -27,11 +27,12 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler
 from molflt.data.progress import track
+from molflt.data.reading import DEFAULT, Reading
 from molflt.data.sources import STANDARD_INPUT, StructureDataset, fingerprint
 from molflt.errors import InputError, naming
 from molflt.files import lock
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, joined, predict_batches
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Conformers, Prediction, joined, predict_batches
 from molflt.printable import printable
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -127,6 +128,7 @@ def predict_shard(
     tags: str = "auto",
     frequencies: str | None = None,
     overwrite: bool = False,
+    how: Reading = DEFAULT,
 ) -> ShardResult:
     """Predict one shard into a file of its own, going on where an interrupted attempt stopped.
 
@@ -144,6 +146,7 @@ def predict_shard(
         tags: how the tags of the inputs were read.
         frequencies: the method with which the model was loaded.
         overwrite: begin again, whatever is there.
+        how: molecules were read.
 
     Raises:
         InputError: as ``predict``; inputs that cannot be read again; a file that is of something else.
@@ -158,7 +161,7 @@ def predict_shard(
         end=int(starts[own.stop]),
         n_shards=shard.count,
         model=_model_fingerprint(members),
-        inputs=_inputs_fingerprint(inputs, tags, sizes),
+        inputs=_inputs_fingerprint(inputs, f"{tags} {how}", sizes),
         n_structures=len(structures),
         max_atoms=max_atoms,
         frequencies=frequencies,
@@ -339,12 +342,14 @@ class _Part(BaseModel):
     info: list[dict[str, str]]
     elements: list[Annotated[int, Field(ge=1, le=MAX_ATOMIC_NUMBER)]]
     contractions: dict[str, int]
+    conformers: dict[int, Conformers] = Field(default_factory=dict)
+    warnings: dict[int, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _of_one_length(self) -> _Part:
         n = len(self.names)
         lengths = {n, len(self.info), len(self.ids), len(self.energies), n if self.std is None else len(self.std)}
-        if len(lengths) > 1 or not all(0 <= i < n for i in self.failures):
+        if len(lengths) > 1 or not all(0 <= i < n for i in (*self.failures, *self.conformers, *self.warnings)):
             raise ValueError("columns of different lengths")
         return self
 
@@ -359,6 +364,8 @@ class _Part(BaseModel):
             info=[_words(info) for info in part.info],
             elements=sorted(part.elements),
             contractions=dict(part.contractions),
+            conformers=part.conformers,
+            warnings=part.warnings,
         )
 
     def prediction(self) -> Prediction:
@@ -371,6 +378,8 @@ class _Part(BaseModel):
             info=list(self.info),
             ids=self.ids,
             elements=set(self.elements),
+            conformers=self.conformers,
+            warnings=self.warnings,
         )
 
 
@@ -436,11 +445,11 @@ def _model_fingerprint(members: Sequence[LoadedModel]) -> str:
     return digest.hexdigest()
 
 
-def _inputs_fingerprint(inputs: Sequence[str], tags: str, sizes: np.ndarray) -> str:
+def _inputs_fingerprint(inputs: Sequence[str], how: str, sizes: np.ndarray) -> str:
     """Of what was given, since names come from it, and of what it stands for."""
     if STANDARD_INPUT in inputs:
         raise InputError("--shard: standard input cannot be read again by other shards; save it to a file")
-    digest = hashlib.sha256("\0".join([tags, *inputs]).encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256("\0".join([how, *inputs]).encode("utf-8", "surrogatepass"))
     digest.update(sizes.astype("<i8").tobytes())
     for text in inputs:
         for path in [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True)):

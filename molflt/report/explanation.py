@@ -13,7 +13,7 @@ from molflt.data.neighbours import nearest_image
 from molflt.data.progress import track
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import choose_device, unlabelled
+from molflt.prediction.predictor import choose_device, lowest_of, unlabelled
 from molflt.report.attention_rows import attention_row, recorded_forward
 
 
@@ -75,7 +75,8 @@ def explain(
 
     Args:
         loaded: the model.
-        structure: under ``molflt.vocabulary``; a neighbour list is made anew.
+        structure: under ``molflt.vocabulary``; a neighbour list is made anew. Of several conformers, the one with
+            the lowest energy is explained.
         atom: whose attention to give, counted from 0; None: the one whose learnt part is
             furthest from the median of all, which in a slab is an adsorbate rather than one metal atom of many.
         device: where to compute.
@@ -88,7 +89,7 @@ def explain(
         raise InputError(
             f"{structure.name}: has no atom {atom}; its {n_atoms} atoms are counted from 0 to {n_atoms - 1}"
         )
-    structure = unlabelled(structure)
+    structure = unlabelled(lowest_of(loaded, structure, choose_device(str(device))))
     model = loaded.model.to(choose_device(str(device)))
     collate = StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)
     batch = collate([structure]).to(model.device)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ase.data import chemical_symbols
 
+from molflt.data.reading import Reading
 from molflt.errors import InputError
 from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
@@ -49,9 +50,17 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
     """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path."""
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
+    how = Reading(config.data.allow_charged)
     sets = [
         evaluate(
-            members, path, name=name, forces=False, device=device, on_bad=config.data.on_bad, tags=config.data.tags
+            members,
+            path,
+            name=name,
+            forces=False,
+            device=device,
+            on_bad=config.data.on_bad,
+            how=how,
+            tags=config.data.tags,
         )
         for name, path in config.data.val.items()
     ]
@@ -110,6 +119,7 @@ def write_report(
         "key_numbers": [_key_numbers(s) for s in sets],
         "sources": [(f"data of {s.name}", s.source) for s in sets],
         "left_out": ", ".join(f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped),
+        "doubtful": [(s.name, s.prediction.of_warnings()) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
         "curves": [page.figure(page_figure([curves_panel(found, q)], 380)) for found, q in curves if found],
     }

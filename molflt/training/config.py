@@ -52,6 +52,7 @@ class DataConfig(BaseModel):
         description="what to do about a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, "
         "or skip it; skipped.csv in the run folder tells which were skipped",
     )
+    allow_charged: bool = Field(False, description="take ions and radicals as if they were neutral and closed-shell")
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
     @field_validator("val", mode="before")

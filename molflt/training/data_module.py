@@ -15,6 +15,7 @@ from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.likeness import alike
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.reading import Reading
 from molflt.data.screening import Screening, labels
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
 from molflt.errors import InputError
@@ -155,7 +156,7 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            structures = open_dataset(resolve_path(path), data.tags, spec, data.on_bad)
+            structures = open_dataset(resolve_path(path), data.tags, spec, data.on_bad, Reading(data.allow_charged))
             return Screening(structures, spec, path, self.forces, data.on_bad, compared=True)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}

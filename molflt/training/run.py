@@ -202,6 +202,7 @@ def _model(
         standardiser=asdict(statistics),
         labels=config.data.labels(),
         training_data=training_data,
+        domain=found.domain,
         fine_tuned_from=origin,
         validation={},
         epoch=-1,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from ase.data import atomic_numbers, chemical_symbols
 
+from molflt.data.domain import Domain, DomainFit
 from molflt.data.screening import Screening
 from molflt.errors import InputError
 from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics
@@ -25,6 +26,7 @@ class TrainingSet:
         mean_n_atoms: atoms per structure.
         isolated: whether no structure is periodic.
         diameter: Å, the largest distance between two atoms of one structure, images left aside.
+        domain: what the structures look like.
     """
 
     statistics: Statistics
@@ -34,6 +36,7 @@ class TrainingSet:
     mean_n_atoms: float
     isolated: bool
     diameter: float
+    domain: Domain
 
 
 def read_training_set(
@@ -52,7 +55,9 @@ def read_training_set(
     energies, compositions = [], []
     displacements, forces = _MeanSquare(), _MeanSquare()
     relaxed, isolated, diameter = True, True, 0.0
+    fit = DomainFit(len(screening.structures), screening.forces)
     for data in screening:
+        fit.add(data)
         if screening.forces:
             forces.add(data.forces[~data.fixed])
         isolated = isolated and not bool(data.pbc.any())
@@ -73,7 +78,8 @@ def read_training_set(
         given,
     )
     mean_n_atoms = float(composition.sum()) / len(composition)
-    return TrainingSet(statistics, elements, relaxed, forces.value**0.5 or 1.0, mean_n_atoms, isolated, diameter)
+    scale = forces.value**0.5 or 1.0
+    return TrainingSet(statistics, elements, relaxed, scale, mean_n_atoms, isolated, diameter, fit.domain())
 
 
 def _diameter(positions: torch.Tensor) -> float:

@@ -34,7 +34,7 @@ def loaded(model: EnergyModel, target: str = "energy", elements: list[int] = ELE
         elements=elements,
         standardiser={},
         training_data=TrainingData(path="nowhere", fingerprint="0", n_structures=1),
-        validation={},
+        validation={"val/force_mae": 0.1},
         epoch=0,
     )
     return LoadedModel(model.eval(), metadata, Path("model.safetensors"))

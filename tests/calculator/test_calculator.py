@@ -182,7 +182,7 @@ def test_results_are_kept_until_something_changes(calc, monkeypatch):
 def test_atoms_may_come_and_go(calc):
     atoms = KINDS["molecule"]()
     atoms.calc = calc
-    for change in (lambda a: a.pop(), lambda a: a.extend(Atoms("N", [[4.0, 0, 0]]))):
+    for change in (lambda a: [a.pop(), a.pop()], lambda a: a.extend(Atoms("O", [[4.0, 0, 0]]))):
         change(atoms)
         fresh = atoms.copy()
         fresh.calc = MolFLTCalculator(calc.model)
@@ -285,7 +285,7 @@ def test_charges_and_spins_are_refused(calc):
     for key, value in CHARGED + OPEN_SHELLS:
         atoms.info[key] = value
         for ask in (atoms.get_potential_energy, atoms.get_forces, lambda: calc.calculate(atoms)):
-            with pytest.raises(InputError, match=rf"C2H6O: atoms.info\['{key}'\] is .*remove it"):
+            with pytest.raises(InputError, match=rf"C2H6O: atoms.info\['{key}'\] is .*--allow-charged"):
                 ask()
         with pytest.raises(InputError, match=key):
             calc.model.predict(atoms)
@@ -293,13 +293,36 @@ def test_charges_and_spins_are_refused(calc):
     atoms.set_initial_charges([0.4, -0.4] + [0.0] * 7)
     energy = atoms.get_potential_energy()
     atoms.set_initial_charges([1.0] + [0.0] * 8)
-    with pytest.raises(InputError, match=r"add up to 1.*set_initial_charges"):
+    with pytest.raises(InputError, match=r"net charge of \+1.*--allow-charged"):
         atoms.get_potential_energy()
     atoms.set_initial_charges(None)
     assert atoms.get_potential_energy() == energy
+    atoms.set_initial_magnetic_moments([1.0, 1.0] + [0.0] * 7)
+    with pytest.raises(InputError, match="open shell"):
+        atoms.get_forces()
+    atoms.info["charge"] = 1
+    atoms.calc = MolFLTCalculator(calc.model, allow_charged=True)
+    assert atoms.get_potential_energy() == energy
+    assert calc.model.predict(atoms, allow_charged=True) == energy
 
 
-def test_initial_moments_play_no_part(calc):
+def test_forces_of_a_model_of_minima_come_with_a_warning(random_model):
+    loaded = random_model()
+    loaded.metadata.validation = {}
+    atoms = KINDS["molecule"]()
+    atoms.calc = MolFLTCalculator(loaded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        atoms.get_potential_energy()
+    with pytest.warns(UserWarning, match=r"trained without forces.*loss.force_weight"):
+        atoms.get_forces()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        atoms.rattle(0.1)
+        atoms.get_forces()
+
+
+def test_initial_moments_of_a_crystal_play_no_part(calc):
     """ASE's builders set them."""
     nickel = bulk("Ni")
     assert nickel.get_initial_magnetic_moments().any()

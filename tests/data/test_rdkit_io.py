@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rdkit import Chem, rdBase
 from rdkit.Chem import rdDepictor, rdDistGeom
+from scipy.spatial.distance import pdist
 
 from molflt.data.rdkit_io import from_any_mol, from_mol, from_smiles, read_sdf, read_smiles_file
+from molflt.data.reading import Reading
 from molflt.errors import InputError
 
 
@@ -234,3 +237,79 @@ def test_names_that_rdkit_keeps_for_itself(tmp_path: Path) -> None:
     bad: dict[int, InputError] = {}
     assert len(read_sdf(molecules, bad=bad)) == 1
     assert "a.sdf#0: a property has a name" in str(bad[0])
+
+
+ALANINE = "C[C@H](N)C(=O)O"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("CCCO", "OCCC"),
+        (ALANINE, "C[C@@H](N)C(=O)O"),
+        (ALANINE, "[H]OC(=O)[C@H](C)N"),
+        ("CC[C@H](O)[C@@H](F)C", "[2H]CC[C@@H](O)[C@@H](C)F"),
+        ("O=N(=O)CF", "[CH2:3](F)[N+](=O)[O-]"),
+        ("CCO.OO", "OO.OCC"),
+    ],
+)
+def test_one_molecule_has_one_set_of_conformers(first: str, second: str) -> None:
+    """However it is written, whatever its isotopes, and of its mirror image: the same distances."""
+    shapes = []
+    for smiles in (first, second):
+        data = from_smiles(smiles)
+        # The atoms stay in the order in which they were given, and every one keeps its place in the graph.
+        mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
+        assert data.atomic_numbers.tolist() == [atom.GetAtomicNum() for atom in mol.GetAtoms()]
+        for bond in mol.GetBonds():
+            assert float((data.positions[bond.GetBeginAtomIdx()] - data.positions[bond.GetEndAtomIdx()]).norm()) < 1.6
+        conformer = Chem.Conformer(mol.GetNumAtoms())
+        conformer.SetPositions(data.positions.numpy())
+        mol.AddConformer(conformer)
+        seen = Chem.Mol(mol)
+        Chem.AssignStereochemistryFrom3D(seen)
+        assert Chem.FindMolChiralCenters(seen) == Chem.FindMolChiralCenters(mol)
+        shapes.append([np.sort(pdist(each)) for each in data.get("conformers", data.positions[None])])
+    np.testing.assert_allclose(shapes[0], shapes[1], rtol=0, atol=1e-9)
+
+
+def test_all_conformers_of_a_molecule_are_kept() -> None:
+    mol = Chem.AddHs(Chem.MolFromSmiles("CCCC"))
+    rdDistGeom.EmbedMultipleConfs(mol, 3, randomSeed=1)
+    data = from_any_mol(mol, "butane")
+    expected = np.array([conformer.GetPositions() for conformer in mol.GetConformers()])
+    np.testing.assert_array_equal(data.conformers.numpy(), expected)
+    np.testing.assert_array_equal(data.positions.numpy(), expected[0])
+    assert "conformers" not in from_smiles("CCCC", how=Reading(conformers=1))
+
+
+def test_a_long_chain_takes_the_short_way() -> None:
+    data = from_smiles("C" * 84 + "[C@H](F)Cl")
+    assert "one rough geometry" in data.remark
+    assert 0.9 < float(torch.pdist(data.positions).min()) < 1.2
+    with pytest.raises(InputError, match="give one or more"):
+        Reading(conformers=0)
+
+
+@pytest.mark.parametrize("smiles", ["C[NH3+]", "C[O-]", "[CH3]", "[O][O]", "C[N+](C)(C)C.O", "CC[CH2]"])
+def test_ions_and_radicals_are_refused(smiles: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^x: has .*(charge|unpaired).*--allow-charged"):
+        from_smiles(smiles, "x")
+    with pytest.raises(InputError, match="--allow-charged"):
+        from_any_mol(Chem.MolFromSmiles(smiles), "x")
+    mol = _embedded(smiles)
+    _write_sdf(tmp_path / "a.sdf", [mol])
+    with pytest.raises(InputError, match=r"a\.sdf#0: has "):
+        read_sdf(tmp_path / "a.sdf")
+    (tmp_path / "a.smi").write_text(f"C\n{smiles}\n", encoding="utf-8")
+    bad: dict[int, InputError] = {}
+    assert len(read_smiles_file(tmp_path / "a.smi", bad=bad)) == 1
+    assert list(bad) == [1]
+    allowed = Reading(allow_charged=True, conformers=1)
+    assert from_smiles(smiles, how=allowed).num_nodes == mol.GetNumAtoms()
+    assert len(read_sdf(tmp_path / "a.sdf", how=allowed)) == 1
+
+
+@pytest.mark.parametrize("smiles", ["[NH3+]CC(=O)[O-]", "C[N+](=O)[O-]", "[Na+].[Cl-]", "[C-]#[O+]"])
+def test_charges_that_add_up_to_nothing_are_fine(smiles: str) -> None:
+    assert from_smiles(smiles).num_nodes == Chem.AddHs(Chem.MolFromSmiles(smiles)).GetNumAtoms()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import molecule
+from ase.build import fcc111, molecule
 from rdkit import Chem
 
 import molflt
+from molflt.data.sources import ConcatDataset, ListDataset, structures_of
 from molflt.errors import InputError
 from molflt.prediction.members import load_members
-from molflt.prediction.predictor import predict
+from molflt.prediction.predictor import conformers_of, predict
 
 
 @pytest.fixture
@@ -107,8 +109,8 @@ def test_a_bad_record_in_a_file(model, tmp_path):
 
 
 def test_what_it_says(model):
-    with pytest.warns(UserWarning, match=r"7 of 7 entries[\s\S]*and 2 more"):
-        assert np.isnan(model.predict(["C("] * 7, on_error="skip")).all()
+    with pytest.warns(UserWarning, match=r"12 of 12 entries[\s\S]*and 2 more"):
+        assert np.isnan(model.predict(["C("] * 12, on_error="skip")).all()
     with pytest.warns(UserWarning, match="not trained on F"):
         model.predict("F")
     with pytest.raises(InputError, match="choose 'raise' or 'skip'"):
@@ -136,3 +138,47 @@ def test_double_precision(tiny_run, val_set):
 def test_no_path(path: Any) -> None:
     with pytest.raises(InputError, match="is no path of a model"):
         molflt.load(path)
+
+
+def test_one_molecule_has_one_energy(model):
+    first, again, mirrored = model.predict(["C[C@H](O)CN", "NC[C@@H](C)O", "C[C@@H](O)CN"])
+    assert first == pytest.approx(again, abs=1e-5) == pytest.approx(mirrored, abs=1e-5)
+    found, _ = predict(model.members, ConcatDataset([structures_of("C[C@H](O)CN", "x")]))
+    conformers = found.conformers[0]
+    assert conformers.n > 1
+    assert conformers.spread > 0
+    data = structures_of("C[C@H](O)CN", "x")[0]
+    each, _ = predict(model.members, ListDataset(conformers_of(data)))
+    assert len(each.energies) == conformers.n
+    assert not each.conformers
+    assert conformers.lowest == each.energies.argmin()
+    assert found.energies[0] == pytest.approx(each.energies.min(), abs=1e-6)
+    assert conformers.spread == pytest.approx(np.ptp(each.energies), abs=1e-5)
+    # One conformer is the first, and a lower energy may be found by more.
+    assert model.predict("C[C@H](O)CN", conformers=1)[0] >= first - 1e-6
+
+
+def test_ions_are_refused_by_index(model):
+    with pytest.raises(InputError, match=r"entry 1: .*net charge of \+1.*allow_charged=True"):
+        model.predict(["CCO", "C[NH3+]"])
+    assert np.isfinite(model.predict(["C[NH3+]", molecule("CH3")], allow_charged=True)).all()
+    with pytest.raises(InputError, match="odd number of electrons"):
+        model.predict(Atoms("CH3", molecule("CH3").positions))
+
+
+def test_structures_outside_the_domain_are_named_with_the_reason(molflt, tmp_path):
+    model = "pretrained:qm7-small"
+    fine = molflt("predict", model, "CCO")
+    assert fine.status == 0
+    assert "doubtful" not in fine.err
+    out = tmp_path / "out.csv"
+    found = molflt("predict", model, "CCO", "CCCCCCCCCC", "CCF", "-o", out)
+    assert "2 of 3 structures are doubtful" in found.err
+    assert "CCCCCCCCCC: 32 atoms, and at most 23 in training" in found.err
+    assert "CCF: the model was not trained on F" in found.err
+    rows = list(csv.DictReader(out.open(encoding="utf-8")))
+    assert [bool(row["warning"]) for row in rows] == [False, True, True]
+    assert molflt("info", model).out.count("most_atoms: 23") == 1
+    slab = tmp_path / "slab.extxyz"
+    ase.io.write(slab, fcc111("Cu", (2, 2, 3), vacuum=5.0), columns=["symbols", "positions"])
+    assert "the model was not trained on Cu" in molflt("explain", model, slab, "-o", tmp_path / "a.csv").err

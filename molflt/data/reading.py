@@ -1,0 +1,96 @@
+"""How molecules are read: which electronic states are taken, and how many conformers are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from molflt.errors import InputError
+
+CONFORMERS = 8
+_ROUNDING = 0.05
+"""Elementary charges by which written partial charges of a neutral structure may miss zero in sum, and Bohr magnetons
+that are none."""
+_NO_METALS = frozenset((1, 2, *range(5, 11), *range(14, 19), *range(32, 37), 52, 53, 54, 85, 86))
+"""Elements of which a molecule with an odd number of electrons is a radical or an ion."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How molecules are read.
+
+    Attributes:
+        allow_charged: take ions and open shells, which models know nothing of, as if they were neutral and closed.
+        conformers: how many are made of a molecule that comes without positions; large ones get fewer.
+
+    Raises:
+        InputError: no conformers.
+    """
+
+    allow_charged: bool = False
+    conformers: int = CONFORMERS
+
+    def __post_init__(self) -> None:
+        if self.conformers < 1:
+            raise InputError(f"conformers={self.conformers}: give one or more")
+
+    def refuse_state(self, name: str, charge: float = 0.0, unpaired: int = 0) -> None:
+        """Refuse an ion or an open shell.
+
+        Args:
+            name: where it came from, for the message.
+            charge: elementary charges, of the whole structure.
+            unpaired: electrons; the multiplicity is one more.
+
+        Raises:
+            InputError: it is one, and ``allow_charged`` is False.
+        """
+        if abs(charge) > _ROUNDING or charge != charge:
+            self.refuse(name, f"has a net charge of {charge:+g}")
+        if unpaired:
+            self.refuse(name, f"has {unpaired} unpaired electron{'s' * (unpaired > 1)}")
+
+    def refuse_odd(self, name: str, atomic_numbers: Iterable[int]) -> None:
+        """Refuse a molecule without metals that cannot be both neutral and closed-shell.
+
+        Args:
+            name: where it came from, for the message.
+            atomic_numbers: of an isolated structure; on a surface, an odd number of electrons means nothing. A free
+                atom is taken: sets hold them for reference.
+
+        Raises:
+            InputError: it has an odd number of electrons, and ``allow_charged`` is False.
+        """
+        numbers = [int(z) for z in atomic_numbers]
+        if len(numbers) > 1 and sum(numbers) % 2 and _NO_METALS.issuperset(numbers):
+            self.refuse(name, "has an odd number of electrons: it is a radical or an ion, or an atom is missing")
+
+    def refuse_moments(self, name: str, moments: np.ndarray) -> None:
+        """Refuse magnetic moments of an isolated structure.
+
+        Those of a periodic one are where a self-consistent calculation starts, as ASE's builders set them
+        (``bulk("Ni")``), not a state that a training set would not have.
+
+        Raises:
+            InputError: one is not zero, and ``allow_charged`` is False.
+        """
+        if np.any(~(np.abs(moments) <= _ROUNDING)):
+            self.refuse(name, f"has magnetic moments, {float(np.sum(moments)):+g} μB in all: an open shell")
+
+    def refuse(self, name: str, what: str) -> None:
+        """Refuse a structure for what is said of it, unless ``allow_charged``.
+
+        Raises:
+            InputError: it is refused.
+        """
+        if not self.allow_charged:
+            raise InputError(
+                f"{name}: {what}, but molflt's models know no charge and no spin; correct it, leave it out, or take "
+                "it as if it were neutral and closed-shell with --allow-charged (in Python allow_charged=True, in "
+                "training data.allow_charged=true)"
+            )
+
+
+DEFAULT = Reading()

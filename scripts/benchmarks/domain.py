@@ -1,0 +1,155 @@
+"""How often structures are said to be outside a model's domain, where they are inside and where they are not.
+
+    MOLFLT_DATA=DATA python -m scripts.benchmarks.domain --out docs/results
+
+No model is trained: the rule (molflt/data/domain.py) looks at geometries alone. It is learnt from a part of a set,
+and asked about others: structures held out, whose share outside is that of false alarms, and structures that a model
+of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that is outside
+by anything but its kind, size or elements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from ase.data import atomic_numbers
+from torch_geometric.data import Data
+
+from molflt.data.domain import Domain, DomainFit
+from molflt.data.sources import open_dataset
+from molflt.vocabulary import TAG_ADSORBATE
+from scripts import results
+
+_METALS = ("Pt", "Cu", "Zn")
+_LARGEST_ADSORBATE, _LARGEST_MOLECULE, _HELD_OUT = 9, 15, 5
+Rows = list[results.Row]
+
+
+def learnt(structures: Sequence[Data]) -> Domain:
+    """The domain of a training set."""
+    fit = DomainFit(len(structures), forces=False)
+    for structure in structures:
+        fit.add(structure)
+    return fit.domain()
+
+
+def row(data: str, training: Sequence[Data], what: str, asked: Sequence[Data]) -> results.Row:
+    """What a rule learnt from some structures says of others."""
+    domain, elements = learnt(training), {z for s in training for z in s.atomic_numbers.tolist()}
+    outside = rest = 0
+    for structure in asked:
+        rules = {reason.rule for reason in domain.reasons(structure)}
+        unknown = not elements.issuperset(structure.atomic_numbers.tolist())
+        outside += bool(rules) or unknown
+        rest += bool(rules & {"distance", "neighbours", "gap"}) and not unknown
+    n = len(asked)
+    found = {"outside": f"{outside / n:.1%}", "by the rest": f"{rest / n:.1%}"}
+    return {"set": data, "training": str(len(training)), "asked": what, "n": str(n), **found}
+
+
+def bare(structure: Data) -> Data:
+    """The surface alone."""
+    chosen = structure.tags != TAG_ADSORBATE
+    part = _of(structure, chosen)
+    part.cell, part.pbc = structure.cell, structure.pbc
+    return part
+
+
+def in_vacuum(structure: Data) -> Data:
+    """The adsorbate alone, as a molecule."""
+    return _of(structure, structure.tags == TAG_ADSORBATE)
+
+
+def _of(structure: Data, chosen: torch.Tensor) -> Data:
+    zero = torch.zeros_like
+    return Data(
+        atomic_numbers=structure.atomic_numbers[chosen],
+        positions=structure.positions[chosen],
+        tags=zero(structure.tags[chosen]),
+        fixed=structure.fixed[chosen],
+        cell=zero(structure.cell),
+        pbc=zero(structure.pbc),
+        num_nodes=int(chosen.sum()),
+    )
+
+
+def scrambled(noise: float) -> Callable[[Data], Data]:
+    """Structures with Gaussian noise of so many Å on every coordinate."""
+    random = np.random.default_rng(0)
+
+    def move(structure: Data) -> Data:
+        moved = copy.copy(structure)
+        shape = tuple(structure.positions.shape)
+        moved.positions = structure.positions + torch.from_numpy(random.normal(scale=noise, size=shape))
+        return moved
+
+    return move
+
+
+def lifted(structure: Data) -> Data:
+    """The adsorbate 3 Å further from the surface."""
+    moved = copy.copy(structure)
+    up = 3.0 * (structure.tags == TAG_ADSORBATE)
+    moved.positions = structure.positions + up[:, None] * torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    return moved
+
+
+def read(file: Path) -> list[Data]:
+    """All structures of a file."""
+    found = open_dataset(file)
+    return [found[k] for k in range(len(found))]
+
+
+def of_fg(folder: Path) -> Rows:
+    """Rows of the FG set: learnt from slices 2 to 4, asked about slice 1."""
+    slices = {k: read(folder / f"slice{k}.extxyz.gz") for k in range(1, 5)}
+    training, held_out = slices[2] + slices[3] + slices[4], slices[1]
+    everything = training + held_out
+    rows = [row("FG", training, "held out (slice 1)", held_out)]
+    for noise in (0.02, 0.05, 0.1, 0.2):
+        rows.append(row("FG", training, f"noise of {noise} Å", list(map(scrambled(noise), held_out))))
+    rows.append(row("FG", training, "adsorbate lifted by 3 Å", list(map(lifted, held_out))))
+    rows.append(row("FG", training, "surface without a molecule", list(map(bare, held_out))))
+    rows.append(row("FG", training, "molecule in vacuum", list(map(in_vacuum, held_out))))
+    for metal in _METALS:
+        parts = _parts(everything, lambda s, z=atomic_numbers[metal]: z in s.atomic_numbers)  # type: ignore[misc]
+        rows.append(row("FG", parts[0], f"{metal}, left out", parts[1]))
+    parts = _parts(everything, lambda s: int((s.tags == TAG_ADSORBATE).sum()) > _LARGEST_ADSORBATE)
+    rows.append(row("FG", parts[0], f"adsorbates above {_LARGEST_ADSORBATE} atoms, left out", parts[1]))
+    return rows
+
+
+def of_qm7(file: Path) -> Rows:
+    """Rows of QM7: learnt from molecules of up to 15 atoms, asked about others and about larger ones."""
+    small, large = _parts(read(file), lambda s: int(s.num_nodes) > _LARGEST_MOLECULE)
+    training = [s for k, s in enumerate(small) if k % _HELD_OUT]
+    held_out = small[::_HELD_OUT]
+    rows = [row("QM7", training, f"held out (up to {_LARGEST_MOLECULE} atoms)", held_out)]
+    for noise in (0.02, 0.05, 0.1, 0.2):
+        rows.append(row("QM7", training, f"noise of {noise} Å", list(map(scrambled(noise), held_out))))
+    rows.append(row("QM7", training, f"more than {_LARGEST_MOLECULE} atoms", large))
+    return rows
+
+
+def _parts(structures: Sequence[Data], chosen: Callable[[Data], bool]) -> tuple[list[Data], list[Data]]:
+    return [s for s in structures if not chosen(s)], [s for s in structures if chosen(s)]
+
+
+def main() -> None:
+    """Ask, and write FOLDER/domain.csv."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of domain.csv")
+    options = parser.parse_args()
+    folder = Path(os.environ["MOLFLT_DATA"])
+    rows = of_fg(folder / "fg") + of_qm7(folder / "qm7" / "qm7_train.extxyz.gz")
+    results.record(options.out / "domain.csv", rows)
+
+
+if __name__ == "__main__":
+    main()
