@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
+    from molflt.adsorption.adsorb import adsorb
     from molflt.calculator import MolFLTCalculator
     from molflt.prediction.evaluation import Evaluation, evaluate
     from molflt.prediction.model import Model, load
@@ -22,6 +23,7 @@ __all__ = [
     "Prediction",
     "Run",
     "__version__",
+    "adsorb",
     "evaluate",
     "load",
     "train",
@@ -34,6 +36,7 @@ _LAZY = {
     "MolFLTCalculator": "calculator",
     "Prediction": "prediction.predictor",
     "Run": "training.run",
+    "adsorb": "adsorption.adsorb",
     "evaluate": "prediction.evaluation",
     "load": "prediction.model",
     "train": "training.start",

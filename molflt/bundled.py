@@ -1,4 +1,4 @@
-"""The data that come with the package: ``bundled:adsorption/train.lmdb`` and its like.
+"""The data that come with the package: ``bundled:fg/train.lmdb`` and its like.
 
 A clone has them in its folder ``data``, a wheel in ``molflt/data_sets``.
 """
@@ -22,7 +22,7 @@ def resolve_path(path: str) -> Path:
     """
     if not path.startswith(BUNDLED_PREFIX):
         return Path(path)
-    folder = next((folder for folder in _FOLDERS if (folder / "adsorption").is_dir()), None)
+    folder = next((folder for folder in _FOLDERS if (folder / "fg").is_dir()), None)
     if folder is None:
         raise InputError(
             f"{path}: this installation has no bundled data (there is neither {' nor '.join(map(str, _FOLDERS))}); "

@@ -13,7 +13,7 @@ FLOORS = (
     ("attention", "data"),
     ("model", "literature"),
     ("prediction", "invariance"),
-    ("training",),
+    ("training", "adsorption"),
     ("calculator", "report", "export"),
     ("cli",),
     ("__main__",),

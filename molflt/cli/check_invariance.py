@@ -36,7 +36,7 @@ def check_invariance_command(
     would move the energies by 30 % of their spread. With both precisions, the energies of the one are compared with
     those of the other as well. Exit status 1 when something fails.
 
-    Example: molflt check-invariance runs/tiny/best.safetensors data/adsorption/test.lmdb
+    Example: molflt check-invariance runs/tiny/best.safetensors data/fg/val.lmdb
     """
     from molflt.data.reading import Reading
     from molflt.data.sources import resolve_inputs

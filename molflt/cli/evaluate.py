@@ -59,7 +59,7 @@ def evaluate_command(
 
     A report with plots and the structures of the largest errors is written beside the model.
 
-    Example: molflt evaluate runs/tiny data/adsorption/test.lmdb
+    Example: molflt evaluate runs/tiny data/fg/val.lmdb
     """
     from molflt.data.reading import Reading
     from molflt.prediction.evaluation import evaluate
@@ -85,6 +85,7 @@ def evaluate_command(
     )
     if found.skipped:
         warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)
+    unknown = unknown_elements(members[0], found.prediction.elements)
     if line := found.prediction.of_conformers():
         say(line)
     if lines := found.prediction.of_warnings():
@@ -97,7 +98,6 @@ def evaluate_command(
         evaluation_report(report, members, [found], command_line())
     if as_json:
         what = {"model": str(model), "data": data, "target": members[0].metadata.target}
-        unknown = unknown_elements(members[0], found.prediction.elements)
         answer_json(what | _content(found, unknown, len(members)))
         return
     _print(found, members[0].metadata.target, len(members))

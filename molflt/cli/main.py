@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from molflt import __version__
+from molflt.cli.adsorb import adsorb_command
 from molflt.cli.average import average_command
 from molflt.cli.check_invariance import check_invariance_command
 from molflt.cli.config import config_command
@@ -110,6 +111,7 @@ for _command in (
     evaluate_command,
     predict_command,
     merge_command,
+    adsorb_command,
     explain_command,
     plot_command,
     check_invariance_command,

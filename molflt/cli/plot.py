@@ -34,7 +34,7 @@ def plot_command(
     errors on DATA: parity, residuals, and by elements, adsorbates or sizes.
 
     Example: molflt plot parity runs/tiny/best.safetensors
-    data/adsorption/test.lmdb -o parity.png
+    data/fg/val.lmdb -o parity.png
     """
     claim_new_file(context, out, (".png", ".svg", ".pdf"), overwrite, "a figure")
     from molflt.prediction.predictor import choose_device

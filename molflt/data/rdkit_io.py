@@ -64,7 +64,7 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Readin
         InputError: not a SMILES, no atoms, a charge, an open shell, or no conformer found.
     """
     name = smiles if name is None else name
-    return _made(_parse(smiles, name), name, seed, how)
+    return _made(parse_smiles(smiles, name), name, seed, how)
 
 
 def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0, how: Reading = DEFAULT) -> Data:
@@ -213,7 +213,7 @@ def read_smiles_file(
         with noting(found, index, _named(name, row.own_name), row.columns):
             if row.problem:
                 raise InputError(f"{name}: {row.problem}")
-            mols[index] = _parse(row.molecule, name)
+            mols[index] = parse_smiles(row.molecule, name)
             _refuse_state(mols[index], name, how)
     if bad is None:
         # Before the time that conformers take.
@@ -231,7 +231,12 @@ def read_smiles_file(
     return structures
 
 
-def _parse(smiles: str, name: str) -> Chem.Mol:
+def parse_smiles(smiles: str, name: str) -> Chem.Mol:
+    """A molecule as a graph from its SMILES or InChI, without positions; ``name`` is for messages.
+
+    Raises:
+        InputError: neither, or no atoms.
+    """
     kind = "InChI" if smiles.startswith("InChI=") else "SMILES"
     with _captured() as said:
         try:

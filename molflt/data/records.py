@@ -17,7 +17,7 @@ from molflt.errors import InputError
 from molflt.printable import printable
 
 ENERGIES = ("y_init", "y_relaxed", "energy")
-TEXTS = ("name", "adsorbate", "metals")
+TEXTS = ("name", "adsorbate", "metal", "molecule", "group", "slice")
 RECORD_KEYS = frozenset(
     ("pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms", "sid", "forces", "force")
 ) | {*ENERGIES, *TEXTS}

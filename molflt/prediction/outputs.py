@@ -155,11 +155,11 @@ def _with_prediction(structure: Data, prediction: Prediction, i: int, target: st
     if (conformers := prediction.conformers.get(i)) is not None:
         structure = conformers_of(structure)[conformers.lowest]
     atoms = to_atoms(structure)
+    atoms.info["name"] = (structure.get("info") or {}).get("name") or prediction.names[i]
     if conformers is not None:
         atoms.info |= {"conformers": conformers.n, "conformer_spread": conformers.spread}
     if i in prediction.warnings:
         atoms.info["warning"] = prediction.warnings[i]
-    atoms.info.setdefault("name", prediction.names[i])
     atoms.info[f"predicted_{target}"] = float(prediction.energies[i])
     if prediction.std is not None:
         atoms.info[f"predicted_{target}_std"] = float(prediction.std[i])

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from ase.data import chemical_symbols
 
+from molflt.adsorption.adsorb import Adsorption
 from molflt.prediction.evaluation import Evaluation, GroupErrors
 from molflt.report.learning_curves import TRAIN, Curve, best_point, log_ticks
 from molflt.report.rpe_curves import FarCurves, LocalCurves
@@ -184,6 +185,16 @@ def groups_panel(found: GroupErrors, group: str) -> Panel:
         for name, mae, n, colour in zip(found.sets, found.mae, found.n, palette(len(found.sets)), strict=True)
     ]  # fmt: skip
     return Panel(series, group, "MAE / eV", title=f"{found.sets[0]}; on the bars: number of structures", zero=True)
+
+
+def adsorption_panel(results: Sequence[Adsorption]) -> Panel:
+    """Bars of the lowest adsorption energies of one molecule, with their uncertainties."""
+    spread = np.array([one.uncertainty for one in results])
+    series = Series([f"{one.metal}{one.face[3:]}" for one in results], np.array([one.energy for one in results]),
+                    results[0].molecule, OKABE_ITO[0], mark="bars", numbers=spread[:, None], legend=False,
+                    spread=spread if np.isfinite(spread).all() else None,
+                    hover="%{x}: %{y:.3f} ± %{customdata[0]:.3f} eV")  # fmt: skip
+    return Panel([series], "surface", "lowest adsorption energy / eV", zero=True)
 
 
 def coverage_panel(sets: Sequence[Evaluation]) -> Panel:

@@ -60,6 +60,11 @@ def _trace(series: Series, shown: bool, named: bool) -> Any:
     if series.numbers is not None:
         common["customdata"] = series.numbers
     y = [None if np.isnan(value) else value for value in series.y.tolist()]
+    if series.spread is not None:
+        colour, width = ("#333333", 4) if series.mark == "bars" else (series.colour, 0)
+        common["error_y"] = {
+            "type": "data", "array": series.spread, "thickness": 1, "width": width, "color": colour
+        }  # fmt: skip
     if series.mark == "bars":
         return go.Bar(x=[for_plotly(group) for group in series.x], y=y, marker={"color": series.colour}, **common)
     marker: dict[str, Any] = {"color": series.colour, "size": 6}
@@ -69,9 +74,6 @@ def _trace(series: Series, shown: bool, named: bool) -> Any:
         marker["opacity"] = 0.6
     if series.texts is not None:
         common["text"] = [for_plotly(text).replace("\n", "<br>") for text in series.texts]
-    if series.spread is not None:
-        bars = {"type": "data", "array": series.spread, "thickness": 1, "width": 0, "color": series.colour}
-        common["error_y"] = bars
     line = {"color": series.colour, "dash": series.dash, "width": series.width, "simplify": False}
     return go.Scatter(x=series.x, y=series.y, mode=_MODES[series.mark], marker=marker, line=line, **common)
 

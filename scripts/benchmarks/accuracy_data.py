@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
+from scripts.benchmarks import fg_splits
 
 N_FOLDS = 5
 MATBENCH_SEED = 18012019
@@ -28,13 +29,15 @@ class DataSet:
     """One data set.
 
     Attributes:
-        file: below MOLFLT_DATA; empty for the bundled set.
+        file: below MOLFLT_DATA; empty for the bundled FG set.
         n_folds: 1 for a fixed division.
         epochs: of the common budget.
         max_atoms: of a batch.
         cutoff: Å, of the local RPE.
         unit: of the errors that are reported.
         model: what differs from the common model.
+        standardise: of the label, as in the configuration.
+        rule: of the FG set, what is held out: a name of :data:`fg_splits.RULES`; empty for its ``val``.
     """
 
     file: str
@@ -44,14 +47,18 @@ class DataSet:
     cutoff: float
     unit: str
     model: dict[str, Any] = field(default_factory=dict)
+    standardise: str = "element"
+    rule: str = ""
 
 
+FG = DataSet("", 1, 60, 768, 5.0, "eV", {"auxiliary_head": True, "n_layers": 3, "n_rbf": 24}, "auto")
 DATA_SETS = {
     "qm7": DataSet("qm7/qm7_train.extxyz.gz", 1, 60, 384, 4.0, "eV"),
-    "is2re": DataSet("", 1, 15, 512, 5.0, "eV", {"auxiliary_head": True}),
+    "fg": FG,
     "perovskites": DataSet("perovskites/perovskites.extxyz.gz", N_FOLDS, 80, 320, 4.0, "eV per cell"),
     "atoms": DataSet("adsorption/atomic_adsorption_882.extxyz.gz", N_FOLDS, 60, 256, 5.0, "eV"),
 }
+DATA_SETS |= {f"fg-{rule}": replace(FG, rule=rule) for rule in fg_splits.RULES}
 QM7_TRAIN = 5000
 
 
@@ -84,15 +91,18 @@ def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
         name: of :data:`DATA_SETS`.
         fold: which.
         folder: for the files.
-        most: structures to take, the first of the file, and one split of the bundled set; None for all.
+        most: structures to take, the first of the file, but all of the FG set and its ``val``; None for all.
     """
     data = DATA_SETS[name]
-    if not data.file:
-        base = "bundled:adsorption/"
-        names = ("val", "test", "val_ood_metal", "val_ood_adsorbate")[: None if most is None else 1]
-        return Split(f"{base}train.lmdb", {n: f"{base}{n}.lmdb" for n in names}, "y_relaxed")
+    if not data.file and not data.rule:
+        return Split("bundled:fg/train.lmdb", {"val": "bundled:fg/val.lmdb"}, "y_relaxed")
     label = f"{name}-{fold}" if most is None else f"{name}-{fold}-{most}"
     train, test = folder / f"{label}-train.lmdb", folder / f"{label}-test.lmdb"
+    if data.rule:
+        for path, structures in zip((train, test), fg_splits.divide(data.rule), strict=True):
+            if not path.exists():
+                write(path, structures, range(len(structures))[:most])
+        return Split(str(train), {"test": str(test)}, "y_relaxed")
     write_missing(data, (train, test), lambda n: divide(n, fold, data.n_folds), most)
     return Split(str(train), {"test": str(test)}, "energy")
 

@@ -81,7 +81,7 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
             "train": split.train,
             "val": split.held_out,
             "target": split.target,
-            "standardise": "element",
+            "standardise": chosen.standardise,
             "max_atoms": chosen.max_atoms,
         },
         "model": model,

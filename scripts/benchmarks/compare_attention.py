@@ -1,6 +1,6 @@
 """Every attention of the literature on atoms: same encoder, budget and seeds, one table.
 
-Trains each mechanism on the bundled adsorption set and, where MOLFLT_DATA is set, on QM7, and measures the mean
+Trains each mechanism on the bundled FG set and, where MOLFLT_DATA is set, on QM7, and measures the mean
 absolute error on held-out structures (moving average after the last step), how far predictions move when structures
 are turned, and, each in a process of its own, the time of a training step and the peak of resident memory it adds.
 Finished runs are kept and not repeated, so an interrupted comparison goes on where it stopped.
@@ -74,8 +74,6 @@ def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -
             "standardise": "element",
         }
         values["model"]["auxiliary_head"] = False
-    else:
-        values["data"]["val"] = {"val": values["data"]["val"]["val"]}
     return TrainConfig.model_validate(values)
 
 
@@ -240,7 +238,7 @@ def main() -> None:
     """Command line."""
     parser = results.parser(__doc__, "runs and tables")
     parser.add_argument("--attention", nargs="+", default=DEFAULT, choices=list(presets()))
-    parser.add_argument("--data", nargs="+", default=["adsorption", "qm7"], choices=["adsorption", "qm7"])
+    parser.add_argument("--data", nargs="+", default=["fg", "qm7"], choices=["fg", "qm7"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--no-cost", action="store_true", help="leave out time and memory")

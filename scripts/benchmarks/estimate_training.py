@@ -31,7 +31,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import PRESETS, preset_config
 
-DATA = Path(__file__).resolve().parents[2] / "data" / "adsorption" / "val.lmdb"
+DATA = Path(__file__).resolve().parents[2] / "data" / "fg" / "val.lmdb"
 MIB, GIB = 2**20, 2**30
 OPTIMISER_TENSORS = 2
 """Adam keeps two moments of every parameter."""

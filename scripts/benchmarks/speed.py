@@ -120,7 +120,7 @@ def run_layers(options: argparse.Namespace, store: results.Store) -> None:
 
 
 def run_models(options: argparse.Namespace, store: results.Store, folder: Path) -> None:
-    """A training step of ``small``, and of peers as wide as it is, on the bundled adsorption set."""
+    """A training step of ``small``, and of peers as wide as it is, on the bundled FG set."""
     width = models.model_config("small", "molflt").dim
     rows = [models.ours("small", "molflt")]
     for row in models.matched():

@@ -104,9 +104,9 @@ def large_slabs(n_structures: int, seed: int = 0) -> list[Data]:
 
 
 def bundled(n_atoms: int) -> list[Data]:
-    """The first training structures of data/adsorption, up to ``n_atoms`` in all."""
+    """The first training structures of data/fg, up to ``n_atoms`` in all."""
     found: list[Data] = []
-    for data in LmdbDataset(ROOT / "data" / "adsorption" / "train.lmdb"):
+    for data in LmdbDataset(ROOT / "data" / "fg" / "train.lmdb"):
         if found and sum(len(s.positions) for s in found) + len(data.positions) > n_atoms:
             break
         found.append(data)

@@ -40,7 +40,7 @@ A key is given in the YAML file, or on the command line behind it, where the las
     molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention=local data.unit=kcal/mol
 
 A key that does not exist is an error that names the nearest one that does. Paths are relative to the folder in which
-the command runs. `bundled:NAME` is one of the data sets that come with molflt: `bundled:adsorption/train.lmdb`.
+the command runs. `bundled:NAME` is one of the data sets that come with molflt: `bundled:fg/train.lmdb`.
 """
 
 

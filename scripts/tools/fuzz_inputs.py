@@ -144,7 +144,7 @@ def yaml(random: Random) -> bytes:
                 return random.choice(("&a ", "!!str ", "")) + random.choice(
                     ("flt", "1", "-3", "1e-3", "'x'", "true", "*a")
                 )
-        return random.choice(("1", "0.5", "flt", "bundled:adsorption/val.lmdb", "${seed}", "${x}", "${.a}", "[]"))
+        return random.choice(("1", "0.5", "flt", "bundled:fg/val.lmdb", "${seed}", "${x}", "${.a}", "[]"))
 
     lines = [f"{random.choice(keys)}: {value(0)}" for _ in range(random.randrange(1, 8))]
     return "\n".join(lines).encode("utf-8", "replace")

@@ -26,6 +26,7 @@ TIMEOUT = 300
 """Seconds for a cell, on one busy core."""
 MACHINE = re.compile(r"(?<![\w.])/(?:root|home|tmp|work|opt|Users|usr/local)/|site-packages")
 """A path that another machine does not have."""
+_BAR = re.compile(r"\x1b\[(\?25|2K|1A)|\d+/\d+ +(-:--:--|\d+:\d\d:\d\d)")
 _ARGV = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 
@@ -73,8 +74,8 @@ def tidy(notebook: Any) -> None:
 
 
 def _is_bar(output: Any) -> bool:
-    """Whether it is a progress bar, which erases its line again and again."""
-    return output.get("name") == "stderr" and "\x1b[2K" in output.get("text", "")
+    """Whether it is a piece of a progress bar: the line with the time that is left, or what moves the cursor."""
+    return output.get("name") == "stderr" and _BAR.search(output.get("text", "")) is not None
 
 
 def strange_paths(notebook: Any) -> list[str]:

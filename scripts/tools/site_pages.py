@@ -22,8 +22,8 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "data/adsorption/README.md": "data/adsorption.md",
-    "molflt/pretrained/adsorption-small.md": "models/adsorption-small.md",
+    "data/fg/README.md": "data/fg.md",
+    "molflt/pretrained/fg.md": "models/fg.md",
     "molflt/pretrained/qm7-small.md": "models/qm7-small.md",
 }
 """Pages of the repository, and where they are on the site."""

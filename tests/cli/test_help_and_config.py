@@ -18,8 +18,8 @@ from molflt.training.presets import PRESETS, preset_config
 
 Run = Callable[..., Any]
 COMMANDS = (
-    "train", "evaluate", "predict", "merge", "explain", "plot", "check-invariance", "info", "convert", "average",
-    "export", "config", "fetch",
+    "train", "evaluate", "predict", "merge", "adsorb", "explain", "plot", "check-invariance", "info", "convert",
+    "average", "export", "config", "fetch",
 )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_skipped_structures(molflt, model_path, val_set, tmp_path):
         (["--shard", "3/2", "-o", "out.csv"], "I from 1 to N"),
         (["--shard", "1/2"], "give -o NAME.csv or NAME.npz"),
         (["--shard", "1/2", "-o", "out.extxyz"], "give -o NAME.csv or NAME.npz"),
-        (["--shard", "1/2", "-o", "out.csv", "--calibrate", "x"], "leave out --forces and --calibrate"),
+        (["--shard", "1/2", "-o", "out.csv", "--calibrate", "x"], "leave out --forces, --per-atom and --calibrate"),
         (["--shard", "1/2", "-o", "out.npz", "--oc20-split", "id"], "give it to 'molflt merge'"),
     ],
 )

@@ -62,7 +62,7 @@ def test_largest_errors_bear_the_names_of_the_records(loaded: Any, tmp_path: Pat
     table = tmp_path / "in.csv"
     table.write_text("smiles,ID,y_relaxed\nCCO,mol-17,-2.5\nO,,1\n", encoding="utf-8")
     found = evaluate(loaded, str(table))
-    evaluation_report(tmp_path / "r.html", loaded, [found])
+    evaluation_report(tmp_path / "r.html", [loaded], [found])
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "in.csv#0 (mol-17)" in page
     assert "in.csv#1 (O)" in page

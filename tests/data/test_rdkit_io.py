@@ -188,10 +188,10 @@ def test_rdkit_finds_no_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("Invariant Violation")
 
-    monkeypatch.setattr(rdDistGeom, "EmbedMolecule", lambda *_: -1)
+    monkeypatch.setattr(rdDistGeom, "EmbedMultipleConfs", lambda *_: [])
     with pytest.raises(InputError, match="ethanol: RDKit found no conformer"):
         from_smiles("CCO", "ethanol")
-    monkeypatch.setattr(rdDistGeom, "EmbedMolecule", fail)
+    monkeypatch.setattr(rdDistGeom, "EmbedMultipleConfs", fail)
     with pytest.raises(InputError, match="ethanol: RDKit could not build a geometry: Invariant Violation"):
         from_smiles("CCO", "ethanol")
 

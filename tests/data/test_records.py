@@ -68,10 +68,10 @@ def test_optional_fields_have_defaults(make_record: Any) -> None:
 
 
 def test_stored_edges_are_ignored_and_texts_kept(make_record: Any) -> None:
-    extra = {"edge_index": np.zeros((2, 3), dtype=int), "name": "Cu111/CO", "adsorbate": "CO", "metals": "Cu"}
+    extra = {"edge_index": np.zeros((2, 3), dtype=int), "name": "Cu111/CO", "adsorbate": "CO", "metal": "Cu"}
     data = to_data({**make_record(), **extra}, "x")
     assert "edge_index" not in data
-    assert (data.name, data.adsorbate, data.metals) == ("Cu111/CO", "CO", "Cu")
+    assert (data.name, data.adsorbate, data.metal) == ("Cu111/CO", "CO", "Cu")
 
 
 def test_names_do_not_command_terminals(make_record: Any) -> None:

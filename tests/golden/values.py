@@ -29,7 +29,7 @@ from molflt.model.model_file import set_frequencies
 from molflt.training.presets import PRESETS, preset_config
 
 FOLDER = Path(__file__).parent
-ADSORPTION = FOLDER.parents[1] / "data" / "adsorption" / "test.lmdb"
+FG = FOLDER.parents[1] / "data" / "fg" / "val.lmdb"
 LARGE = tuple(name for name in PRESETS if name.startswith("paper"))
 MOLECULES = ("H2O", "CH3CH2OH", "C6H6", "C4H4S", "CH3CONH2", "HCOOH", "C5H5N", "isobutane")
 
@@ -43,9 +43,9 @@ def structures() -> list[Any]:
 
 
 def shipped_structures() -> list[Any]:
-    """Eight molecules and every fifteenth structure of the adsorption data's test set."""
-    dataset = open_dataset(ADSORPTION)
-    return [_data(molecule(name)) for name in MOLECULES] + [dataset[i] for i in range(0, len(dataset), 15)]
+    """Eight molecules and every 31st structure of the FG set's ``val``."""
+    dataset = open_dataset(FG)
+    return [_data(molecule(name)) for name in MOLECULES] + [dataset[i] for i in range(0, len(dataset), 31)]
 
 
 def energies(model: EnergyModel, data: Sequence[Any]) -> list[float]:

@@ -15,21 +15,19 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_a_clone_reads_its_own_data() -> None:
-    assert resolve_path("bundled:adsorption/val.lmdb") == REPOSITORY / "data" / "adsorption" / "val.lmdb"
+    assert resolve_path("bundled:fg/val.lmdb") == REPOSITORY / "data" / "fg" / "val.lmdb"
     assert resolve_path("some/path") == Path("some/path")
 
 
 def test_a_name_that_does_not_exist() -> None:
-    with pytest.raises(
-        InputError, match=r"bundled:adsorption/tests\.lmdb: no such file.*bundled:adsorption/test\.lmdb"
-    ):
-        resolve_path("bundled:adsorption/tests.lmdb")
+    with pytest.raises(InputError, match=r"bundled:fg/test\.lmdb: no such file.*bundled:fg/train\.lmdb"):
+        resolve_path("bundled:fg/test.lmdb")
 
 
 def test_an_installation_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bundled, "_FOLDERS", (tmp_path / "data_sets", tmp_path / "data"))
-    with pytest.raises(InputError, match=r"bundled:adsorption/val\.lmdb: .*no bundled data.*install molflt again"):
-        resolve_path("bundled:adsorption/val.lmdb")
+    with pytest.raises(InputError, match=r"bundled:fg/val\.lmdb: .*no bundled data.*install molflt again"):
+        resolve_path("bundled:fg/val.lmdb")
 
 
 def test_the_namespace_is_listed_and_light() -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "shared", "site")
 TINY = """
-data: {train: "bundled:adsorption/val_ood_metal.lmdb", val: "bundled:adsorption/val_ood_adsorbate.lmdb"}
+data: {train: "bundled:fg/train.lmdb", val: "bundled:fg/val.lmdb"}
 model: {dim: 16, n_heads: 2, n_layers: 1, ffn_dim: 16, n_rbf: 8, cutoff: 4.0}
 trainer: {max_epochs: 1, max_steps: 2}
 """
@@ -69,12 +69,12 @@ def test_what_the_distributions_hold(distributions: tuple[Path, Path]) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "SECURITY.md", "setup.py"}
     wanted |= {"docs/design.md", "tests/conftest.py", "tests/packaging/test_wheel.py", "scripts/test.sh"}
-    wanted |= {"notebooks/quickstart.ipynb", "data/adsorption/README.md", "data/adsorption/train.lmdb"}
+    wanted |= {"notebooks/quickstart.ipynb", "data/fg/README.md", "data/fg/train.lmdb"}
     assert wanted <= names
     with zipfile.ZipFile(wheel) as archive:
         held = archive.namelist()
-    data = {f"molflt/data_sets/adsorption/{name.name}" for name in (REPOSITORY / "data/adsorption").glob("*.lmdb")}
-    assert len(data) == 5
+    data = {f"molflt/data_sets/fg/{name.name}" for name in (REPOSITORY / "data/fg").glob("*.lmdb")}
+    assert len(data) == 2
     data |= {f"molflt/report/templates/3Dmol-{name}" for name in ("min.js", "LICENSE.txt")}
     assert data | {"molflt/__main__.py", "molflt/py.typed", "molflt/pretrained/qm7-small.safetensors"} <= set(held)
     assert not [name for name in held if not name.startswith(("molflt/", f"molflt-{__version__}.dist-info/"))]
@@ -89,7 +89,7 @@ def test_it_is_the_wheel_that_runs(python: Path, tmp_path: Path) -> None:
 def test_commands(python: Path, tmp_path: Path) -> None:
     """From a folder that holds nothing: the configuration, training on bundled data, a model that comes with it."""
     command = str(python.with_name("molflt"))
-    assert "bundled:adsorption/train.lmdb" in done([command, "config", "tiny"], tmp_path)
+    assert "bundled:fg/train.lmdb" in done([command, "config", "tiny"], tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
     done([command, "train", "tiny.yaml", "--out", "run"], tmp_path)
     assert (tmp_path / "run" / "best.safetensors").exists()

@@ -17,7 +17,7 @@ from molflt.model.model_file import read_metadata
 from molflt.prediction.members import pretrained_models
 
 MODELS = pretrained_models()
-QM7, ADSORPTION = "qm7-small", "adsorption-small"
+QM7, ADSORPTION = "qm7-small", "fg"
 
 
 def test_both_are_there_with_their_cards():

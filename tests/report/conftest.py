@@ -25,11 +25,12 @@ from tests.report.test_rpe_curves import make_model
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)' {{ 7 * 7 }}"
 
 
-def _slab(metal: str) -> Atoms:
-    slab = fcc111(metal, (2, 2, 2), vacuum=5.0)
-    add_adsorbate(slab, "O", 1.9, "ontop")
-    slab.set_tags([0 if tag == 2 else 1 if tag == 1 else 2 for tag in slab.get_tags()])
-    return slab
+def slab(metal: str) -> Atoms:
+    """Two layers with an oxygen atom, tagged as in OC20."""
+    found = fcc111(metal, (2, 2, 2), vacuum=5.0)
+    add_adsorbate(found, "O", 1.9, "ontop")
+    found.set_tags([0 if tag == 2 else 1 if tag == 1 else 2 for tag in found.get_tags()])
+    return found
 
 
 def evaluation_of(
@@ -55,7 +56,7 @@ def evaluated_set(name: str = "val", n: int = 12, adsorbates: bool = True, std: 
     random = np.random.default_rng(3)
     structures = []
     for i in range(n):
-        atoms = _slab(("Cu", "Pt")[i // 2 % 2]) if i % 2 else molecule(("H2O", "CH4", "CO")[i // 2 % 3])
+        atoms = slab(("Cu", "Pt")[i // 2 % 2]) if i % 2 else molecule(("H2O", "CH4", "CO")[i // 2 % 3])
         data = from_atoms(atoms, name=f"structure {i}" if i else EVIL)
         if adsorbates:
             data.adsorbate = "O" if i % 2 else f"{EVIL}2"

@@ -15,9 +15,9 @@ from tests.report.conftest import evaluated_set, evaluation_of
 
 def test_learning_curves() -> None:
     records = [
-        {"epoch": 0, "step": 1, "val/energy_mae": 3.0, "train/energy_mae": 5.0},
-        {"epoch": 2, "step": 2, "val/energy_mae": 1.0, "train/energy_mae": 4.0, "b/energy_mae": 0.5},
-        {"epoch": 4, "step": 3, "val/energy_mae": 2.0},
+        {"epoch": 1, "step": 1, "val/energy_mae": 3.0, "train/energy_mae": 5.0},
+        {"epoch": 3, "step": 2, "val/energy_mae": 1.0, "train/energy_mae": 4.0, "b/energy_mae": 0.5},
+        {"epoch": 5, "step": 3, "val/energy_mae": 2.0},
     ]
     curves = learning_curves(records, "energy_mae")
     assert [curve.split for curve in curves] == ["train", "val", "b"]

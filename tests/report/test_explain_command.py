@@ -67,7 +67,7 @@ def test_csv(molflt: Run, model_path: Path) -> None:
 
 def test_large_structures_are_cut_in_print(molflt: Run, model_path: Path) -> None:
     result = molflt("explain", model_path, "C" * 12, "-o", "atoms.csv")
-    assert "the 20 largest of 38 atoms; -o NAME.csv writes all" in result.out
+    assert "the largest parts, 20 of 38 atoms; -o NAME.csv writes all" in result.out
     assert result.out.count("│\n") in (20, 21)
     assert "←" in result.out
 

@@ -164,7 +164,7 @@ def test_the_estimate_from_the_command_line(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_attentions_are_compared_from_the_command_line(tmp_path):
-    small = ["--attention", "performer", "flt", "--data", "adsorption", "--seeds", "0", "--steps", "2"]
+    small = ["--attention", "performer", "flt", "--data", "fg", "--seeds", "0", "--steps", "2"]
     command = [sys.executable, "-m", "scripts.benchmarks.compare_attention", "--out", str(tmp_path), *small]
     done = subprocess.run(command, cwd=results.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

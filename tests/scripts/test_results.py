@@ -20,7 +20,7 @@ def test_the_tables_of_the_pages_are_those_of_the_csv_files():
     stale = [str(path) for path, (text, new, _) in found.items() if text != new]
     assert not stale, "python -m scripts.tools.tables"
     names = {" ".join(name.split()[:2]) for _, _, page in found.values() for name in page}
-    assert {f"accuracy {data}" for data in ("qm7", "is2re", "perovskites", "atoms")} <= names
+    assert {f"accuracy {data}" for data in ("qm7", "perovskites", "atoms")} <= names
     for name in ("loader", "model"):
         page = {"loader": loader, "model": models_report}[name].page
         written = (BENCHMARKS / f"{name}.md").read_text(encoding="utf-8")

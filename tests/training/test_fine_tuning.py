@@ -65,7 +65,6 @@ def test_the_same_energies_from_a_shift_away_are_known_at_once(fine, make_config
     labels = relabelled(shift)
     said: list[str] = []
     run = train(fine(**labels, **ASLEEP, **{"data.standardise": "element"}), tmp_path / "fine", say=said.append)
-    assert run.mad > 1000
     assert run.best < 1e-3
     assert "tensors taken over" in said[0]
     found = run.model.metadata
@@ -141,7 +140,7 @@ def test_another_architecture(fine, tmp_path):
     ("init", "error"),
     [
         ({"model": "{data}"}, r"init\.model: .*train\.lmdb: not a model file"),
-        ({"model": "pretrained:none"}, r"init\.model: pretrained:none: no such model; there are adsorption-small"),
+        ({"model": "pretrained:none"}, r"init\.model: pretrained:none: no such model; there are fg"),
         (
             {"model": "{model}", "freeze": ["embeding"]},
             r"init\.freeze: there is no part embeding; there are radial, embedding\.element, .*layers\.0, .*y_head",
@@ -192,7 +191,7 @@ def test_a_resumed_run_may_be_longer_but_not_shorter(make_config, tiny_run, tmp_
     shutil.copytree(tiny_run, tmp_path / "run")
     go(make_config(**{"trainer.max_epochs": 4}), tmp_path / "run", resume=True)
     records = read_records(tmp_path / "run")
-    assert [record["epoch"] for record in records] == [0, 1, 2, 3]
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
     assert records[:2] == read_records(tiny_run)
     assert load_config(tmp_path / "run" / "config.yaml").trainer.max_epochs == 4
     with pytest.raises(InputError, match=r"trainer\.max_epochs: 4 then, 3 now"):

@@ -148,6 +148,7 @@ def work_of(
             feature_applications=repeats * math.ceil(n / STRIP),
             pair_mixed=repeats * held * method.n_weights(len(basis)) * sizes.n_heads,
             pair_products=repeats * n * n * sizes.n_channels,
+            pair_spilled=_spilled(held * method.n_weights(len(basis))),
         )
         return None if made is None else made + on_edges + far
     on_pairs = Work(
@@ -172,8 +173,8 @@ def work_of(
     return None if made is None else on_pairs + made + with_far_field
 
 
-def _spilled(n_values: int) -> int:
-    return max(0, n_values - _KEPT)
+def _spilled(n_values: float) -> float:
+    return max(0.0, n_values - _KEPT)
 
 
 _KEPT = 1 << 23

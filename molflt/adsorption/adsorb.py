@@ -1,0 +1,178 @@
+"""How strongly a molecule adsorbs on metals: the lowest predicted energy over many guesses of where it sits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ase import Atoms
+
+from molflt.adsorption.molecules import molecule
+from molflt.adsorption.placing import Guess, guesses
+from molflt.adsorption.surfaces import METALS, Surface, surface
+from molflt.data.sources import ListDataset
+from molflt.errors import InputError
+from molflt.prediction.members import ModelPath
+from molflt.prediction.model import Model, load
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict, unknown_elements
+
+DEFAULT_MODEL = "pretrained:fg"
+N_GUESSES = 200
+
+
+@dataclass(frozen=True)
+class Adsorption:
+    """A molecule on one metal.
+
+    Attributes:
+        molecule: its SMILES, as given.
+        metal: its symbol.
+        face: of the surface, such as ``fcc(111)``.
+        guesses: of where the molecule sits.
+        energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
+        uncertainties: (n_guesses,) eV: standard deviation over the members of an ensemble; of a single model its
+            root mean square error on its validation set, or NaN where it has none.
+    """
+
+    molecule: str
+    metal: str
+    face: str
+    guesses: Sequence[Guess]
+    energies: np.ndarray
+    uncertainties: np.ndarray
+
+    @property
+    def best(self) -> int:
+        """Index of the guess with the lowest energy."""
+        return int(np.argmin(self.energies))
+
+    @property
+    def energy(self) -> float:
+        """The lowest energy, eV."""
+        return float(self.energies[self.best])
+
+    @property
+    def tenth(self) -> float:
+        """A tenth of the guesses are below this, eV. Errors of the model move it less than the lowest of all."""
+        return float(np.quantile(self.energies, 0.1))
+
+    @property
+    def uncertainty(self) -> float:
+        """Of the lowest energy, eV."""
+        return float(self.uncertainties[self.best])
+
+    @property
+    def guess(self) -> Guess:
+        """The one with the lowest energy."""
+        return self.guesses[self.best]
+
+
+def adsorb(
+    smiles: str,
+    on: str | Iterable[str] = METALS,
+    model: Model | ModelPath | Sequence[ModelPath] = DEFAULT_MODEL,
+    *,
+    n_guesses: int = N_GUESSES,
+    seed: int = 0,
+    device: str = "auto",
+    max_atoms: int = DEFAULT_MAX_ATOMS,
+) -> list[Adsorption]:
+    """Predict adsorption energies of a molecule on close-packed surfaces of metals, at low coverage.
+
+    Conformers of the molecule are put on the clean surface in many ways (:mod:`molflt.adsorption.placing`); the model
+    predicts for each the energy of the structure that it would relax to, relative to the clean surface and the
+    molecule in vacuum. The lowest of them counts.
+
+    Args:
+        smiles: of one neutral closed-shell molecule. Another SMILES of it gives the same.
+        on: metals, as symbols, several in one text between commas.
+        model: of relaxed adsorption energies (``y_relaxed``).
+        n_guesses: on each metal.
+        seed: of conformers and guesses.
+        device: auto, cpu or cuda; of a model that is given by its path.
+        max_atoms: atoms per batch; bounds memory, changes no result.
+
+    Returns:
+        One result for each metal, in their order, each metal once.
+
+    Raises:
+        InputError: the molecule or a metal is none that this can be said of, or the model is of another kind or has
+            not seen one of the elements.
+    """
+    surfaces = _surfaces(on)
+    conformers = molecule(smiles, seed)
+    loaded = model if isinstance(model, Model) else load(model, device)
+    return adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
+
+
+def adsorb_conformers(
+    conformers: Sequence[Atoms],
+    surfaces: Sequence[Surface],
+    model: Model,
+    name: str,
+    n_guesses: int = N_GUESSES,
+    seed: int = 0,
+    max_atoms: int = DEFAULT_MAX_ATOMS,
+) -> list[Adsorption]:
+    """As :func:`adsorb`, of a molecule whose conformers are known.
+
+    Args:
+        conformers: only numbers and positions are read.
+        surfaces: where to put them.
+        model: see :func:`adsorb`.
+        name: of the molecule.
+        n_guesses: see :func:`adsorb`.
+        seed: of the guesses.
+        max_atoms: see :func:`adsorb`.
+
+    Raises:
+        InputError: as :func:`adsorb`.
+    """
+    _check(model, conformers[0], surfaces)
+    if n_guesses < 1:
+        raise InputError(f"{n_guesses} guesses: give at least one")
+    placed = [guesses(one, conformers, n_guesses, name, seed) for one in surfaces]
+    structures = ListDataset(guess.structure for some in placed for guess in some)
+    prediction, _ = predict(model.members, structures, model.device, max_atoms)
+    spread = prediction.std
+    if spread is None:
+        spread = np.full(len(structures), error_on_validation(model))
+    ends = np.cumsum([len(some) for some in placed])[:-1]
+    parts = zip(surfaces, placed, np.split(prediction.energies, ends), np.split(spread, ends), strict=True)
+    return [Adsorption(name, one.metal, one.face, some, energies, spreads) for one, some, energies, spreads in parts]
+
+
+def meaning_of_uncertainty(model: Model) -> str:
+    """In words."""
+    if len(model.members) > 1:
+        return f"standard deviation over the {len(model.members)} members of the ensemble"
+    if np.isnan(error_on_validation(model)):
+        return "not known: the model's file has no error on validation data"
+    return "root mean square error of the model on its validation data"
+
+
+def error_on_validation(model: Model) -> float:
+    """Root mean square error of a model on the first of its validation sets, eV, as its file has it; else NaN."""
+    errors = [error for key, error in model.metadata.validation.items() if key.endswith("/energy_rmse")]
+    return errors[0] if errors else float("nan")
+
+
+def _surfaces(on: str | Iterable[str]) -> list[Surface]:
+    texts = [on] if isinstance(on, str) else list(on)
+    found = [surface(metal) for text in texts for metal in text.split(",")]
+    if not found:
+        raise InputError(f"no metal: choose among {', '.join(METALS)}")
+    return list({one.metal: one for one in found}.values())
+
+
+def _check(model: Model, molecule: Atoms, surfaces: Sequence[Surface]) -> None:
+    path = model.members[0].path
+    if model.target != "y_relaxed":
+        raise InputError(
+            f"{path}: predicts {model.target}, the energy of the given geometry; adsorb needs a model of y_relaxed, "
+            "the adsorption energy of the relaxed one"
+        )
+    numbers = {int(z) for atoms in (molecule, *(one.atoms for one in surfaces)) for z in atoms.numbers}
+    if unknown := unknown_elements(model.members[0], numbers):
+        raise InputError(f"{path}: was not trained on {', '.join(unknown)}; its energies of them would mean nothing")

@@ -1,0 +1,45 @@
+"""Molecules that the FG set is about: neutral, closed-shell, small."""
+
+from __future__ import annotations
+
+from ase import Atoms
+from rdkit import Chem
+
+from molflt.data.ase_io import to_atoms
+from molflt.data.rdkit_io import from_smiles, parse_smiles
+from molflt.data.reading import Reading
+from molflt.errors import InputError
+from molflt.prediction.predictor import conformers_of
+
+MOST_CONFORMERS = 6
+_TRIED = 30
+"""Conformers that are made; many relax into the same one."""
+_MOST_ATOMS = 100
+"""With hydrogens; more do not fit between two slabs, and would take long to embed."""
+
+
+def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
+    """Conformers of a molecule, the same for every way to write it.
+
+    Args:
+        smiles: of one molecule without charge and unpaired electrons.
+        seed: of the conformers.
+
+    Raises:
+        InputError: not a SMILES, several molecules, an ion, a radical, too large, or no conformer found.
+    """
+    mol = parse_smiles(smiles, smiles)
+    n_atoms = Chem.AddHs(mol).GetNumAtoms()
+    if n_atoms > _MOST_ATOMS:
+        raise InputError(f"{smiles:.200}: {n_atoms} atoms do not fit into the cell; at most {_MOST_ATOMS} are tried")
+    if len(Chem.GetMolFrags(mol)) > 1:
+        raise InputError(f"{smiles}: is several molecules; adsorb places one")
+    if charge := Chem.GetFormalCharge(mol):
+        raise InputError(f"{smiles}: has the charge {charge:+d}, but energies are known of neutral molecules only")
+    if any(atom.GetNumRadicalElectrons() for atom in mol.GetAtoms()):
+        raise InputError(
+            f"{smiles}: has unpaired electrons, but energies are known of closed-shell molecules only (carbon "
+            "monoxide is [C-]#[O+])"
+        )
+    made = from_smiles(smiles, seed=seed, how=Reading(conformers=_TRIED))
+    return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]

@@ -1,0 +1,168 @@
+"""Guesses of where a molecule sits on a surface: sites, orientations and heights as in the FG set, no clashes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ase import Atoms
+from ase.data import covalent_radii
+from scipy.spatial.transform import Rotation
+from torch_geometric.data import Data
+
+from molflt.adsorption.surfaces import Surface
+from molflt.data.records import make_data
+from molflt.errors import InputError
+from molflt.vocabulary import TAG_ADSORBATE
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+CONTACT = (0.953, 1.022, 1.074, 1.130, 1.239)
+"""Closest contact of molecule and metal, in sums of covalent radii, at the quantiles ``LEVELS`` of the initial
+geometries of the FG set, slices 2 to 4; as those that follow, and as those in between, which are drawn."""
+ELEVATION = (0.1, 1.6, 6.3, 14.5, 31.5)
+"""Angle between the molecule's longest axis and the surface, in degrees."""
+ROLL = (0.1, 2.8, 11.6, 29.5, 81.5)
+"""Turn about the longest axis out of the position in which the second lies along the surface, in degrees."""
+IMAGES_APART = 2.4
+"""Å between the molecule and its periodic images: a contact of two hydrogens, by their van der Waals radii."""
+HIGHEST = 15.0
+"""Å: z of the molecule's highest atom, 5 Å under the next slab; higher in none of the set."""
+_LOW = 0.5
+"""Å above its lowest heavy atom: what may be put over a site."""
+_TRIES = 5
+"""Per guess that is wanted."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A molecule on a surface.
+
+    Attributes:
+        structure: under the vocabulary, with the adsorbate's atoms last.
+        site: over which a part of it was put.
+        conformer: its index.
+    """
+
+    structure: Data
+    site: str
+    conformer: int
+
+
+def guesses(surface: Surface, conformers: Sequence[Atoms], n: int, name: str, seed: int = 0) -> list[Guess]:
+    """Put conformers of a molecule on a surface.
+
+    Sites take turns. Conformer, orientation, and which of its lowest heavy atoms (or their centre) goes over the
+    site, are drawn; so is the closest contact, which determines the height.
+
+    Args:
+        surface: where to.
+        conformers: of one molecule; only numbers and positions are read.
+        n: how many guesses.
+        name: of the molecule.
+        seed: of what is drawn; the same seed gives the same guesses.
+
+    Returns:
+        At most ``n`` guesses, fewer where the molecule hardly fits.
+
+    Raises:
+        InputError: it does not fit into the cell in any way that was tried.
+    """
+    random = np.random.default_rng(seed)
+    frames = [_lying(atoms.positions) for atoms in conformers]
+    found: list[Guess] = []
+    for _ in range(_TRIES * n):
+        if len(found) == n:
+            break
+        site = list(surface.sites)[len(found) % len(surface.sites)]
+        conformer = int(random.integers(len(conformers)))
+        numbers = conformers[conformer].numbers
+        positions = frames[conformer] @ _orientation(random).as_matrix().T
+        if _distance_of_images(positions, surface) < IMAGES_APART:
+            continue
+        positions[:, :2] += surface.sites[site] - _anchor(positions, numbers, random)
+        contact = float(np.interp(random.uniform(LEVELS[0], LEVELS[-1]), LEVELS, CONTACT))
+        positions[:, 2] += _height(positions, numbers, surface, contact)
+        if positions[:, 2].max() > HIGHEST:
+            continue
+        title = f"{name} on {surface.metal}, guess {len(found)}"
+        found.append(Guess(_structure(surface, numbers, positions, title), site, conformer))
+    if not found:
+        across = max(float(np.ptp(frame[:, 0])) for frame in frames)
+        a, b = surface.atoms.cell.lengths()[:2]
+        raise InputError(
+            f"{name}: the molecule is {across:.1f} Å long and does not fit into the cell of {surface.metal}, "
+            f"{a:.1f} Å × {b:.1f} Å, without coming close to its own images or the next slab"
+        )
+    return found
+
+
+def _lying(positions: np.ndarray) -> np.ndarray:
+    """Centred, the longest axis along x, the second along y: lying flat on the surface."""
+    centred = positions - positions.mean(axis=0)
+    axes = np.linalg.svd(centred)[2]
+    # A rotation, not a reflection, which would make another molecule of a chiral one.
+    axes[2] *= np.sign(np.linalg.det(axes))
+    lying: np.ndarray = centred @ axes.T
+    return lying
+
+
+def _orientation(random: np.random.Generator) -> Rotation:
+    """Rolled about the longest axis, which is lifted, and turned about the normal."""
+    roll, elevation = (np.interp(random.uniform(LEVELS[0], LEVELS[-1]), LEVELS, q) for q in (ROLL, ELEVATION))
+    roll = random.choice([-roll, roll]) + random.choice([0.0, 180.0])
+    elevation = random.choice([-elevation, elevation])
+    # Extrinsic: about the axes of the surface, one after the other.
+    return Rotation.from_euler("xyz", [roll, elevation, random.uniform(0.0, 360.0)], degrees=True)
+
+
+def _anchor(positions: np.ndarray, numbers: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """(2,) what goes over a site: one of the lowest atoms that are not hydrogen, or their centre."""
+    heavy = numbers > 1 if (numbers > 1).any() else np.ones(len(numbers), dtype=bool)
+    low = positions[heavy & (positions[:, 2] < positions[heavy, 2].min() + _LOW), :2]
+    choices: np.ndarray = np.concatenate([low, low.mean(axis=0, keepdims=True)])
+    return random.choice(choices)
+
+
+def _images(surface: Surface) -> np.ndarray:
+    """(9, 2) translations along the surface to the cell itself, first, and its neighbours."""
+    shifts = np.array([(i, j) for i in (0, -1, 1) for j in (0, -1, 1)])
+    translations: np.ndarray = shifts @ np.asarray(surface.atoms.cell)[:2, :2]
+    return translations
+
+
+def _distance_of_images(positions: np.ndarray, surface: Surface) -> float:
+    """Å from the molecule to its nearest periodic image along the surface."""
+    shifts = np.pad(_images(surface)[1:], ((0, 0), (0, 1)))
+    vectors = positions[:, None, None] - positions[:, None] - shifts
+    return float(np.linalg.norm(vectors, axis=-1).min())
+
+
+def _height(positions: np.ndarray, numbers: np.ndarray, surface: Surface, contact: float) -> float:
+    """How far to lift the molecule until its closest contact, in sums of covalent radii, is the one that is wanted.
+
+    An atom touches another if its height above it is the leg of a right triangle, with the wanted distance as the
+    hypotenuse and the distance along the surface as the other leg; the pair that touches first decides.
+    """
+    cell = np.asarray(surface.atoms.cell)[:2, :2]
+    metal = surface.atoms.positions
+    vectors = positions[:, None, :2] - metal[:, :2]
+    vectors -= np.round(vectors @ np.linalg.inv(cell)) @ cell
+    squared = ((vectors[:, :, None] + _images(surface)) ** 2).sum(axis=-1).min(axis=-1)
+    wanted = contact * (covalent_radii[numbers][:, None] + covalent_radii[surface.atoms.numbers])
+    legs = np.sqrt(np.clip(wanted**2 - squared, 0.0, None))
+    lifts = np.where(squared < wanted**2, metal[:, 2] + legs - positions[:, 2:], -np.inf)
+    return float(lifts.max())
+
+
+def _structure(surface: Surface, numbers: np.ndarray, positions: np.ndarray, name: str) -> Data:
+    slab, n = surface.atoms, len(numbers)
+    fields = {
+        "atomic_numbers": np.concatenate([slab.numbers, numbers]),
+        "positions": np.concatenate([slab.positions, positions]),
+        "cell": np.asarray(slab.cell)[None],
+        "pbc": np.ones((1, 3), dtype=bool),
+        "tags": np.concatenate([slab.get_tags(), np.full(n, TAG_ADSORBATE)]),
+        "fixed": np.concatenate([surface.fixed, np.zeros(n, dtype=bool)]),
+    }
+    return make_data(fields, name, name)

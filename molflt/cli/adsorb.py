@@ -1,0 +1,67 @@
+"""``molflt adsorb``: how strongly a molecule binds to metals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from molflt.cli.options import DEVICE, MAX_ATOMS, claim_new_file
+from molflt.cli.terminal import answer, errors, output, say
+
+
+def adsorb_command(
+    context: typer.Context,
+    molecule: str = typer.Argument(
+        ..., help="SMILES of one neutral molecule, such as CCO for ethanol.", show_default=False
+    ),
+    on: str = typer.Option(
+        None, "--on", metavar="METALS", help="Such as Pt,Pd,Cu; left out: all fourteen.", show_default=False
+    ),
+    model: str = typer.Option("pretrained:fg", help="Model of y_relaxed: a file, run directory or ensemble."),
+    guesses: int = typer.Option(200, min=1, help="Ways to put the molecule on each metal."),
+    out: Path = typer.Option(
+        None,
+        "--out",
+        "-o",
+        help="Write to NAME.csv, NAME.extxyz (the best structures) or NAME.html (a page in 3D).",
+        show_default=False,
+    ),
+    seed: int = typer.Option(0, min=0, help="Of conformers and places."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    device: str = DEVICE,
+    max_atoms: int = MAX_ATOMS,
+) -> None:
+    """Predict the lowest adsorption energy of a molecule on metals.
+
+    Puts conformers of the molecule on the close-packed surface in many ways, without clashes, and predicts for each
+    the energy of the structure that it would relax to.
+
+    Example: molflt adsorb CCO --on Pt,Pd,Cu -o ethanol.html
+    """
+    if out is not None:
+        claim_new_file(context, out, (".csv", ".extxyz", ".html"), overwrite)
+    from rich.table import Table
+
+    from molflt.adsorption.adsorb import adsorb, meaning_of_uncertainty
+    from molflt.adsorption.surfaces import METALS
+    from molflt.prediction.model import load
+    from molflt.report.adsorption_page import HEAD, rows, write_adsorption
+
+    loaded = load(model, device)
+    results = adsorb(
+        molecule, METALS if on is None else on, loaded, n_guesses=guesses, seed=seed, max_atoms=max_atoms
+    )
+    if out is not None:
+        write_adsorption(out, results, loaded)
+    answer(f"{molecule}: lowest adsorption energy on each surface")
+    table = Table(*HEAD)
+    for column in (*table.columns[1:4], table.columns[5]):
+        column.justify = "right"
+    for row in rows(results, minus="-"):
+        table.add_row(*row)
+    output.print(table)
+    meaning = meaning_of_uncertainty(loaded)
+    errors.print(f"±: {meaning}; 10 %: a tenth of the guesses are below this", markup=False)
+    if out is not None:
+        say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

@@ -1,0 +1,93 @@
+"""Adsorption energies as files: a table, the best structures, and a page with both."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import ase.io
+
+from molflt.adsorption.adsorb import Adsorption, meaning_of_uncertainty
+from molflt.data.ase_io import to_atoms
+from molflt.files import atomic_file
+from molflt.prediction.model import Model
+from molflt.report.charts import adsorption_panel
+from molflt.report.html import Page, energy
+from molflt.report.page_figures import page_figure
+from molflt.report.viewer import structure_view
+
+
+def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) -> None:
+    """Write the lowest energies of a molecule, atomically; the suffix decides what.
+
+    Args:
+        path: ``.csv`` (a row for each metal), ``.extxyz`` (the guess with the lowest energy on each) or ``.html`` (a
+            page with a chart, a table and those guesses in 3D).
+        results: of one molecule.
+        model: that predicted them.
+    """
+    if path.suffix.lower() == ".html":
+        _write_page(path, results, model)
+        return
+    with atomic_file(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as handle:
+        if path.suffix.lower() == ".csv":
+            writer = csv.writer(handle)
+            writer.writerow(
+                ("molecule", "metal", "surface", "y_relaxed_eV", "uncertainty_eV", "tenth_eV", "site", "guesses")
+            )
+            writer.writerows(
+                (a.molecule, a.metal, a.face, a.energy, a.uncertainty, a.tenth, a.guess.site, len(a.guesses))
+                for a in results
+            )
+        else:
+            for one in results:
+                atoms = to_atoms(one.guess.structure)
+                atoms.info |= {
+                    "name": one.guess.structure.name,
+                    "adsorbate": one.molecule,
+                    "metals": one.metal,
+                    "site": one.guess.site,
+                    "predicted_y_relaxed": one.energy,
+                    "uncertainty": one.uncertainty,
+                }
+                ase.io.write(handle, atoms, format="extxyz")
+
+
+def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, ...]]:
+    """Cells of a table: surface, lowest energy, uncertainty, lowest tenth, site, number of guesses."""
+    return [
+        (
+            f"{one.metal}{one.face[3:]}",
+            f"{one.energy:.3f}".replace("-", minus),
+            f"{one.uncertainty:.3f}",
+            f"{one.tenth:.3f}".replace("-", minus),
+            one.guess.site,
+            f"{len(one.guesses):,}",
+        )
+        for one in results
+    ]
+
+
+HEAD = ("surface", "E / eV", "± / eV", "10 % / eV", "site", "guesses")
+
+
+def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None:
+    page = Page("adsorb.html")
+    page.write(
+        path,
+        title=f"{results[0].molecule} on {', '.join(one.metal for one in results)}",
+        subtitle=f"lowest adsorption energies, predicted by {model.members[0].path}",
+        chart=page.figure(page_figure([adsorption_panel(results)], 380)),
+        table={"head": HEAD, "rows": rows(results)},
+        uncertainty=meaning_of_uncertainty(model),
+        cards=[
+            {
+                "name": f"{one.metal}{one.face[3:]}",
+                "about": f"{one.guess.site}; the lowest of {len(one.guesses):,} guesses",
+                "energy": energy(one.energy),
+                "figure": structure_view(page, one.guess.structure),
+            }
+            for one in results
+        ],
+    )

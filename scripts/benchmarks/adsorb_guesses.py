@@ -1,0 +1,148 @@
+"""How good are the guesses of ``molflt adsorb``? Structures of the FG set, put on their surfaces anew.
+
+Of each structure the energy is predicted three times: from DFT's own initial geometry; as the lowest over guesses
+with the adsorbate's internal geometry from there; and as the lowest over guesses with RDKit's conformers, as the
+command has it, of the SMILES that RDKit reads off that geometry. All are compared with DFT's energy of the relaxed
+structure.
+
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg --limit 50 --results few.csv
+
+Structures come in a random order, which is always the same, so that the first are a sample of all. Each has a row in
+docs/results/adsorb_guesses.csv before the next is begun; those that are there are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import torch
+from ase import Atoms
+from rdkit import Chem
+from rdkit.Chem import rdDetermineBonds
+
+from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers
+from molflt.adsorption.molecules import molecule
+from molflt.adsorption.surfaces import surface
+from molflt.data.ase_io import from_atoms
+from molflt.data.progress import track
+from molflt.data.sources import fingerprint
+from molflt.errors import InputError
+from molflt.prediction.members import member_paths
+from molflt.prediction.model import Model, load
+from molflt.vocabulary import TAG_ADSORBATE
+from scripts import results
+
+KEPT = results.DOCS / "results" / "adsorb_guesses.csv"
+PREDICTIONS = {
+    "from_initial": "DFT's initial geometry",
+    "own_lowest": "lowest, own internal geometry",
+    "own_tenth": "a tenth of those guesses below",
+    "rdkit_lowest": "lowest, RDKit's conformers",
+    "rdkit_tenth": "a tenth of those guesses below",
+}
+COLUMNS = ("sid", "name", "metal", "molecule", "group", "smiles", "conformers", "y_relaxed", *PREDICTIONS, "failure")
+
+
+def adsorbate(atoms: Atoms) -> Atoms:
+    """The molecule of a structure in one piece, whatever images of its atoms are given."""
+    found = atoms[atoms.arrays["tags"] == TAG_ADSORBATE]
+    vectors = found.get_all_distances(mic=True, vector=True)
+    distances = np.linalg.norm(vectors, axis=-1)
+    positions, placed = found.get_positions(), [0]
+    while waiting := [k for k in range(len(found)) if k not in placed]:
+        near, far = np.unravel_index(distances[np.ix_(placed, waiting)].argmin(), (len(placed), len(waiting)))
+        near, far = placed[int(near)], waiting[int(far)]
+        positions[far] = positions[near] + vectors[near, far]
+        placed.append(far)
+    return Atoms(found.numbers, positions)
+
+
+def perceived(atoms: Atoms) -> str:
+    """The SMILES of a neutral molecule from its geometry.
+
+    Raises:
+        InputError: RDKit finds no neutral molecule with these distances.
+    """
+    lines = [
+        f"{symbol} {x:.6f} {y:.6f} {z:.6f}" for symbol, (x, y, z) in zip(atoms.symbols, atoms.positions, strict=True)
+    ]
+    mol = Chem.MolFromXYZBlock("\n".join([str(len(atoms)), "", *lines]))
+    try:
+        rdDetermineBonds.DetermineBonds(mol, charge=0)
+    except ValueError as error:
+        raise InputError(f"no bonds found: {error}") from error
+    return str(Chem.MolToSmiles(Chem.RemoveHs(mol)))
+
+
+def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
+    """The row of one structure; what cannot be guessed is left out, with the reason."""
+    one, info = surface(atoms.info["metal"]), atoms.info
+    row: dict[str, Any] = {name: info[name] for name in ("sid", "name", "metal", "molecule", "group", "y_relaxed")}
+    initial = from_atoms(atoms, info["name"], tags="oc20")
+    row["from_initial"] = float(model.predict([initial])[0])
+    own = adsorbate(atoms)
+    try:
+        for kind in ("own", "rdkit"):
+            conformers = [own]
+            if kind == "rdkit":
+                row["smiles"] = perceived(own)
+                conformers = molecule(row["smiles"])
+                row["conformers"] = len(conformers)
+            (found,) = adsorb_conformers(conformers, [one], model, info["name"], n_guesses)
+            row |= {f"{kind}_lowest": found.energy, f"{kind}_tenth": found.tenth}
+    except InputError as error:
+        row["failure"] = str(error)
+    return row
+
+
+def summary(rows: list[results.Row]) -> str:
+    """Mean absolute and mean signed errors of those structures that have all predictions, as a table."""
+    whole = [row for row in rows if all(row[name] for name in PREDICTIONS)]
+    lines = []
+    for name, what in PREDICTIONS.items():
+        errors = np.array([float(row[name]) - float(row["y_relaxed"]) for row in whole])
+        lines.append([what, f"{np.abs(errors).mean():.3f}", f"{errors.mean():+.3f}"])
+    head = [f"{len(whole)} of {len(rows)} structures", "MAE / eV", "mean error / eV"]
+    return results.markdown(head, lines) if whole else f"none of {len(rows)} structures could be guessed"
+
+
+def main() -> None:
+    """Every structure that is asked for and has no row yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a model file, run directory or ensemble of y_relaxed, or pretrained:NAME")
+    parser.add_argument("--data", type=Path, help="by default $MOLFLT_DATA/fg/slice1.extxyz.gz")
+    parser.add_argument("--limit", type=int, help="structures in all; by default every one")
+    parser.add_argument("--guesses", type=int, default=N_GUESSES, help=f"of each kind; by default {N_GUESSES}")
+    parser.add_argument("--results", type=Path, default=KEPT)
+    options = parser.parse_args()
+    if options.data is None and "MOLFLT_DATA" not in os.environ:
+        parser.error("give --data, or set MOLFLT_DATA to the folder that has fg/slice1.extxyz.gz")
+    data = options.data or Path(os.environ["MOLFLT_DATA"]) / "fg" / "slice1.extxyz.gz"
+    torch.set_num_threads(1)
+    try:
+        weights = " ".join(fingerprint(path)[:12] for path in member_paths(options.model))
+        conditions = {"data": data.name, "guesses": options.guesses, "weights": weights}
+        store = results.Store(options.results, COLUMNS, conditions)
+        known = {row["sid"] for row in store.rows}
+        with gzip.open(data, "rb") as stream:
+            structures = ase.io.read(io.TextIOWrapper(stream, "utf-8"), index=":", format="extxyz")
+        order = np.random.default_rng(0).permutation(len(structures))[: options.limit]
+        model = load(options.model)
+        waiting = [structures[k] for k in order if str(structures[k].info["sid"]) not in known]
+        for atoms in track(waiting, "structures", total=len(order), done=len(order) - len(waiting)):
+            store.add(judge(atoms, model, options.guesses))
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+    print(summary(store.rows))
+
+
+if __name__ == "__main__":
+    main()

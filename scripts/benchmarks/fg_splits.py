@@ -1,0 +1,51 @@
+"""Divisions of the FG set by metal, group, molecule and size, and its four folds: what each holds out, as a rule.
+
+All of slices 1 to 4 that a rule does not hold out is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch_geometric.data import Data
+
+from molflt.bundled import resolve_path
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.vocabulary import TAG_ADSORBATE
+
+METALS = ("Pt", "Cu", "Zn")
+GROUPS = ("amidines", "carbamate_esters")
+MOLECULES = (
+    "13Y1", "37X3", "3812", "38Z2", "38Z3", "4802", "4803", "4804", "48S2", "49N5",
+    "49Y2", "49_1", "4a14", "4aZ4", "4aZ9", "4aZb", "4aZh", "4aZl", "4aZo", "8a03",
+)  # fmt: skip
+"""The first 20 of the 203 names in their order, permuted by ``numpy.random.default_rng(0)``."""
+MOST_ATOMS = 9
+"""Of an adsorbate that is trained on, in the division by size."""
+
+Rule = Callable[[Data], bool]
+
+
+def _text(field: str, value: str) -> Rule:
+    return lambda data: bool(data[field] == value)
+
+
+RULES: dict[str, Rule] = {
+    **{metal: _text("metal", metal) for metal in METALS},
+    **{group.replace("_", "-"): _text("group", group) for group in GROUPS},
+    "molecules": lambda data: data.molecule in MOLECULES,
+    "size": lambda data: int((data.tags == TAG_ADSORBATE).sum()) > MOST_ATOMS,
+    **{f"slice{number}": _text("slice", str(number)) for number in (1, 2, 3, 4)},
+}
+"""Whether a structure is held out, by the name of the division."""
+
+
+def divide(name: str) -> tuple[list[Data], list[Data]]:
+    """What is trained on and what is held out.
+
+    Args:
+        name: of :data:`RULES`.
+    """
+    everything = [data for part in ("train", "val") for data in LmdbDataset(resolve_path(f"bundled:fg/{part}.lmdb"))]
+    held_out = RULES[name]
+    return [data for data in everything if not held_out(data)], [data for data in everything if held_out(data)]

@@ -1,1 +1,0 @@
-"""The generator of the bundled adsorption data."""

@@ -1,0 +1,139 @@
+"""``molflt adsorb`` and ``molflt.adsorb``, with a model that has learnt nothing but knows all elements of the set."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase.io import read
+
+import molflt
+from molflt.adsorption.adsorb import meaning_of_uncertainty
+from molflt.adsorption.surfaces import METALS, surface
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import LoadedModel, save_model
+
+ELEMENTS = sorted({1, 6, 7, 8, *(int(surface(metal).atoms.numbers[0]) for metal in METALS)})
+
+
+@pytest.fixture
+def make_untrained(loaded: LoadedModel, tmp_path: Path):
+    def make(seed: int = 0, **changes) -> Path:
+        torch.manual_seed(seed)
+        changes = {"target": "y_relaxed", "elements": ELEMENTS, "seed": seed, **changes}
+        metadata = loaded.metadata.model_copy(update=changes)
+        path = tmp_path / f"untrained {seed}.safetensors"
+        model = EnergyModel(metadata.config, seed)
+        with torch.no_grad():
+            # As initialised, it has the same energy for everything.
+            for parameter in model.energy_head.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        save_model(path, model, metadata)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def untrained(make_untrained) -> Path:
+    return make_untrained()
+
+
+def test_the_lowest_of_all_guesses(untrained):
+    """As a loop over single structures finds it."""
+    model = molflt.load(untrained)
+    results = molflt.adsorb("CC=O", "Pt, zn,Pt", model, n_guesses=9)
+    assert [(one.metal, one.face) for one in results] == [("Pt", "fcc(111)"), ("Zn", "hcp(0001)")]
+    for one in results:
+        energies = [float(model.predict(guess.structure)[0]) for guess in one.guesses]
+        assert one.energies == pytest.approx(energies, abs=1e-5)
+        assert np.ptp(energies) > 1e-4
+        assert one.best == int(np.argmin(energies))
+        assert one.energy == pytest.approx(min(energies), abs=1e-5)
+        assert one.tenth == pytest.approx(np.quantile(energies, 0.1), abs=1e-5)
+        assert {int(guess.structure.tags.max()) for guess in one.guesses} == {2}
+        assert one.uncertainty == model.metadata.validation["val/energy_rmse"]
+    assert meaning_of_uncertainty(model).startswith("root mean square error")
+
+
+def test_another_smiles_of_the_same_molecule(untrained):
+    first, *others = (
+        molflt.adsorb(smiles, ["Cu"], untrained, n_guesses=6)[0]
+        for smiles in ("CC(=O)OCC", "O=C(OCC)C", "[CH3][CH2]O[C:3](C)=O", "CCOC=O")
+    )
+    for other in others[:2]:
+        assert np.array_equal(other.energies, first.energies)
+    # Power: another molecule is another.
+    assert not np.array_equal(others[2].energies, first.energies)
+
+
+def test_the_spread_of_an_ensemble(make_untrained):
+    members = [make_untrained(seed) for seed in (0, 1, 2)]
+    model = molflt.load(members)
+    (one,) = molflt.adsorb("O", "Ag", members, n_guesses=5)
+    structures = [guess.structure for guess in one.guesses]
+    each = np.stack([molflt.load(member).predict(structures) for member in members])
+    assert one.energies == pytest.approx(each.mean(axis=0), abs=1e-5)
+    assert one.uncertainty == pytest.approx(each[:, one.best].std(ddof=1), abs=1e-5)
+    assert "the 3 members" in meaning_of_uncertainty(model)
+
+
+@pytest.mark.parametrize(
+    ("smiles", "on", "message"),
+    [
+        ("[NH4+]", "Pt", r"\[NH4\+\]: has the charge \+1"),
+        ("CC[O-]", "Pt", "has the charge -1"),
+        ("[CH3]", "Pt", "has unpaired electrons"),
+        ("[C]=O", "Pt", r"carbon monoxide is \[C-\]#\[O\+\]"),
+        ("CO.O", "Pt", "is several molecules"),
+        ("C1CC", "Pt", "is not a valid SMILES"),
+        ("", "Pt", "the SMILES is empty"),
+        ("CS", "Pt", "was not trained on S; its energies of them would mean nothing"),
+        ("CO", "Pt,W", "'W' is no metal with a known surface"),
+        ("CO", (), "no metal: choose among"),
+        ("C" * 14, "Cu", "does not fit into the cell of Cu"),
+    ],
+)
+def test_what_it_cannot_do(untrained, smiles, on, message):
+    with pytest.raises(molflt.InputError, match=message) as caught:
+        molflt.adsorb(smiles, on, untrained, n_guesses=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_another_kind(untrained, make_untrained):
+    with pytest.raises(molflt.InputError, match="predicts y_init, the energy of the given geometry"):
+        molflt.adsorb("CO", "Pt", make_untrained(1, target="y_init"))
+    unknown = make_untrained(2, validation={})
+    (one,) = molflt.adsorb("[C-]#[O+]", "Pt", unknown, n_guesses=1)
+    assert np.isnan(one.uncertainty)
+    assert meaning_of_uncertainty(molflt.load(unknown)).startswith("not known")
+
+
+def test_command(molflt, untrained, tmp_path):
+    command = ("adsorb", "CCO", "--on", "Pt,Fe", "--model", untrained, "--guesses", 4, "-o")
+    for name in ("a.csv", "a.extxyz", "a.html"):
+        result = molflt(*command, tmp_path / name)
+        assert result.status == 0, result
+        assert result.out.endswith(f"2 surfaces in {tmp_path / name}\n")
+        assert "Fe(110)" in result.out
+        assert result.err.startswith("±: root mean square error of the model on its validation data; 10 %: ")
+        assert result.err.count("\n") == 1
+    with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
+        table = list(csv.DictReader(handle))
+    structures = read(tmp_path / "a.extxyz", index=":")
+    assert [row["metal"] for row in table] == ["Pt", "Fe"]
+    for row, atoms in zip(table, structures, strict=True):
+        assert f"{float(row['y_relaxed_eV']):.3f}" in result.out
+        assert atoms.info["predicted_y_relaxed"] == float(row["y_relaxed_eV"])
+        assert row["guesses"] == "4"
+        assert (atoms.info["adsorbate"], atoms.info["metals"]) == ("CCO", row["metal"])
+        assert atoms[48:].get_chemical_formula() == "C2H6O"
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert (page.count('class="figure"'), page.count('<div class="structure"')) == (1, 2)
+    assert "CCO on Pt, Fe" in page
+    again = molflt(*command, tmp_path / "a.csv")
+    assert (again.status, again.err.count("\n")) == (2, 1)
+    wrong = molflt("adsorb", "[Na+]", "--on", "Pt", "--model", untrained, "-o", tmp_path / "b.html")
+    assert (wrong.status, wrong.err.count("\n")) == (2, 1)
+    assert not (tmp_path / "b.html").exists()

@@ -1,0 +1,113 @@
+"""Guesses, judged by ASE's neighbour lists and by the FG set."""
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.data import covalent_radii
+from ase.geometry import get_distances
+from ase.neighborlist import neighbor_list
+
+from molflt.adsorption import placing
+from molflt.adsorption.molecules import molecule
+from molflt.adsorption.placing import CONTACT, ELEVATION, HIGHEST, IMAGES_APART, LEVELS, ROLL, guesses
+from molflt.adsorption.surfaces import surface
+from molflt.data.ase_io import to_atoms
+from molflt.errors import InputError
+from tests.adsorption.fg_set import fg_structures
+
+LONG = "OC[C@H](N)CC(=O)OC"
+"""Two functional groups, chiral, many conformers."""
+
+
+def contacts(atoms: Atoms) -> tuple[float, float]:
+    """The closest contact with the metal in sums of covalent radii, and Å to the closest image of the adsorbate."""
+    i, j, distance, shift = neighbor_list("ijdS", atoms, 4.0)
+    tags = atoms.get_tags()
+    to_metal = (tags[i] == 2) & (tags[j] < 2)
+    sums = covalent_radii[atoms.numbers[i]] + covalent_radii[atoms.numbers[j]]
+    to_image = (tags[i] == 2) & (tags[j] == 2) & shift.any(axis=1)
+    return float((distance / sums)[to_metal].min()), float(distance[to_image].min(initial=4.0))
+
+
+@pytest.mark.parametrize(
+    ("smiles", "metals"), [(LONG, ("Co", "Fe", "Ni")), ("c1ccc2ccccc2c1", ("Ag", "Os")), ("[HH]", ("Cu",))]
+)
+def test_no_guess_clashes(smiles, metals):
+    """Neither with the metal nor with an image, in all three directions; every site is used."""
+    conformers = molecule(smiles)
+    for metal in metals:
+        one = surface(metal)
+        found = guesses(one, conformers, 12, smiles)
+        assert len(found) == 12
+        assert {guess.site for guess in found} == set(one.sites)
+        for guess in found:
+            atoms = to_atoms(guess.structure)
+            contact, image = contacts(atoms)
+            assert CONTACT[0] - 1e-9 <= contact <= CONTACT[-1] + 1e-9
+            assert image >= IMAGES_APART
+            assert atoms.positions[:, 2].max() <= HIGHEST
+            assert atoms[:48].positions == pytest.approx(one.atoms.positions)
+    # Power: the oracle sees a molecule that is pushed down, and one in a cell that is too small.
+    atoms.positions[48:, 2] -= 1.0
+    assert contacts(atoms)[0] < CONTACT[0]
+    atoms.set_cell(np.asarray(atoms.cell) * [[0.25], [1], [1]])
+    assert contacts(atoms)[1] < IMAGES_APART
+
+
+def test_a_molecule_stays_what_it_is():
+    """Guesses are rigid motions of conformers, never mirror images, with one of the lowest atoms on a site."""
+    conformers = molecule(LONG)
+    assert len(conformers) > 2
+    one = surface("Pt")
+    used = set()
+    for guess in guesses(one, conformers, 40, LONG):
+        used.add(guess.conformer)
+        before, after = conformers[guess.conformer].positions, guess.structure.positions.numpy()[48:]
+        assert np.linalg.det(_rotation(before, after)) == pytest.approx(1)
+        heavy = guess.structure.atomic_numbers.numpy()[48:] > 1
+        low = after[heavy & (after[:, 2] < after[heavy, 2].min() + 0.5)]
+        candidates = np.concatenate([low, low.mean(axis=0, keepdims=True)]) * [1, 1, 0]
+        site = [[*one.sites[guess.site], 0.0]]
+        assert get_distances(site, candidates, cell=one.atoms.cell, pbc=[1, 1, 0])[1].min() < 1e-9
+    assert len(used) == len(conformers)
+
+
+def _rotation(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The linear map of one to the other, which is a rotation or a reflection if the motion is rigid."""
+    x, y = before - before.mean(axis=0), after - after.mean(axis=0)
+    matrix = np.linalg.lstsq(x, y, rcond=None)[0]
+    assert x @ matrix == pytest.approx(y, abs=1e-9)
+    assert matrix @ matrix.T == pytest.approx(np.eye(3), abs=1e-9)
+    return matrix
+
+
+def test_too_large():
+    with pytest.raises(InputError, match=r"the molecule is 1\d\.\d Å long and does not fit into the cell of Cu"):
+        guesses(surface("Cu"), molecule("C" * 14), 2, "tetradecane")
+    with pytest.raises(InputError, match="152 atoms do not fit into the cell; at most 100 are tried"):
+        molecule("C" * 50)
+
+
+@pytest.mark.slow
+def test_quantiles_are_those_of_the_set():
+    """Of every fourth training structure, and of what is drawn."""
+    structures = [atoms for number in (2, 3, 4) for atoms in fg_structures(number, every=4)]
+    for atoms in structures:
+        atoms.set_tags(atoms.arrays["tags"])
+    assert np.quantile([contacts(atoms)[0] for atoms in structures], LEVELS) == pytest.approx(CONTACT, abs=0.02)
+    given = np.array([_angles(atoms.positions[atoms.get_tags() == 2]) for atoms in structures])
+    random = np.random.default_rng(0)
+    lying = placing._lying(molecule("CCCO")[0].positions)
+    drawn = np.array([_angles(lying @ placing._orientation(random).as_matrix().T) for _ in range(1000)])
+    for k, quantiles in enumerate((ELEVATION, ROLL)):
+        assert np.quantile(given[:, k], LEVELS) == pytest.approx(quantiles, abs=4)
+        # What is drawn has no tails, and is uniform between the quantiles.
+        assert np.quantile(drawn[:, k], [0.25, 0.5, 0.75]) == pytest.approx(quantiles[1:4], abs=6)
+
+
+def _angles(positions: np.ndarray) -> tuple[float, float]:
+    """Elevation and roll in degrees, from the principal axes."""
+    axes = np.linalg.svd(positions - positions.mean(axis=0))[2]
+    elevation = np.arcsin(min(1.0, abs(axes[0, 2])))
+    roll = np.arcsin(min(1.0, abs(axes[1, 2]) / max(np.cos(elevation), 1e-9)))
+    return float(np.degrees(elevation)), float(np.degrees(roll))

@@ -1,0 +1,67 @@
+"""Surfaces against the FG set's own, and against what a close-packed surface is."""
+
+import numpy as np
+import pytest
+from ase.geometry import get_distances
+
+from molflt.adsorption.surfaces import METALS, Surface, surface
+from molflt.errors import InputError
+from tests.adsorption.fg_set import fg_structures
+
+
+def around(one: Surface, place: np.ndarray, layer: int) -> np.ndarray:
+    """Sorted distances along the surface from a place to the twelve atoms of a layer, 0 the top one."""
+    atoms = one.atoms[np.argsort(one.atoms.positions[:, 2])[::-1][12 * layer : 12 * layer + 12]]
+    flat = atoms.positions * [1, 1, 0]
+    (distances,) = get_distances([[*place, 0.0]], flat, cell=atoms.cell, pbc=[True, True, False])[1]
+    return np.sort(distances)
+
+
+@pytest.mark.parametrize("metal", METALS)
+def test_sites(metal):
+    """What is where, by counting neighbours: the names are not taken from ASE on trust."""
+    one = surface(metal)
+    assert len(one.atoms) == 48
+    assert np.array_equal(one.fixed, one.atoms.get_tags() == 0)
+    assert (one.atoms.positions[one.fixed, 2].max() < one.atoms.positions[~one.fixed, 2]).all()
+    top = around(one, one.sites["ontop"], 0)
+    assert top[0] == pytest.approx(0, abs=1e-9)
+    if metal == "Fe":
+        a = top[5]
+        assert top[1:7] == pytest.approx([a * 0.75**0.5] * 4 + [a] * 2)
+        assert around(one, one.sites["shortbridge"], 0)[:2] == pytest.approx([a * 0.75**0.5 / 2] * 2)
+        assert around(one, one.sites["longbridge"], 0)[:2] == pytest.approx([a / 2] * 2)
+        return
+    a = top[1]
+    assert top[1:7] == pytest.approx([a] * 6)
+    assert around(one, one.sites["bridge"], 0)[:2] == pytest.approx([a / 2] * 2)
+    for name in ("fcc", "hcp"):
+        assert around(one, one.sites[name], 0)[:3] == pytest.approx([a / 3**0.5] * 3)
+    # Over an atom of the second layer, or over none.
+    assert around(one, one.sites["hcp"], 1)[0] == pytest.approx(0, abs=1e-9)
+    assert around(one, one.sites["fcc"], 1)[0] == pytest.approx(a / 3**0.5)
+    assert (around(one, one.sites["fcc"], 2)[0] < 1e-9) == one.face.startswith("fcc")
+
+
+def test_slabs_are_those_of_the_set():
+    """All fourteen: cell, every atom's place, tags, fixed atoms. Translations along the surface do not count."""
+    found = {atoms.info["metal"].capitalize(): atoms for atoms in fg_structures(1, every=20)}
+    assert sorted(found) == list(METALS)
+    for metal, given in found.items():
+        one, bare = surface(metal), given[given.arrays["tags"] < 2]
+        assert np.asarray(one.atoms.cell) == pytest.approx(np.asarray(given.cell), abs=1e-4)
+        low = one.atoms.positions[np.argmin(one.atoms.positions[:, 2])]
+        first = bare.positions[np.argmin(bare.positions[:, 2])]
+        _, distances = get_distances(one.atoms.positions + first - low, bare.positions, cell=given.cell, pbc=True)
+        pairs = distances.argmin(axis=1)
+        assert sorted(pairs) == list(range(48))
+        # In cobalt's the free layers are relaxed along the surface as well.
+        assert distances.min(axis=1).max() < (2e-3 if metal == "Co" else 2e-5)
+        assert np.array_equal(bare.arrays["tags"][pairs], one.atoms.get_tags())
+        assert np.array_equal(bare.arrays["fixed"][pairs].astype(bool), one.fixed)
+
+
+def test_unknown_metal():
+    assert surface(" pt ").metal == "Pt"
+    with pytest.raises(InputError, match="'W' is no metal with a known surface; choose among Ag, Au, Cd"):
+        surface("W")
