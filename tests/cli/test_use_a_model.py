@@ -259,7 +259,7 @@ def test_convert_there_and_back(molflt: Run, model_path: Path, structure_files: 
 
 
 class TestWrongFiles:
-    """Each wrong file is status 2 and one line on standard error, and where several records are wrong, one for each."""
+    """A wrong file is status 2 and one line on standard error; several wrong records are one more line each."""
 
     CONTENTS: dict[str, bytes] = {  # noqa: RUF012
         "empty": b"",
