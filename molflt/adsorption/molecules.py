@@ -29,6 +29,8 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
         InputError: not a SMILES, several molecules, an ion, a radical, too large, or no conformer found.
     """
     mol = parse_smiles(smiles, smiles)
+    for atom in mol.GetAtoms():
+        atom.SetAtomMapNum(0)
     n_atoms = Chem.AddHs(mol).GetNumAtoms()
     if n_atoms > _MOST_ATOMS:
         raise InputError(f"{smiles:.200}: {n_atoms} atoms do not fit into the cell; at most {_MOST_ATOMS} are tried")
@@ -41,5 +43,6 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
             f"{smiles}: has unpaired electrons, but energies are known of closed-shell molecules only (carbon "
             "monoxide is [C-]#[O+])"
         )
-    made = from_smiles(smiles, seed=seed, how=Reading(conformers=_TRIED))
+    # Where a guess is put depends on the order of the atoms.
+    made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, Reading(conformers=_TRIED))
     return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]

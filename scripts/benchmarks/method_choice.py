@@ -45,6 +45,7 @@ from molflt.attention.geometry import geometry_of_batch
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from molflt.attention.registry import attention_config
 from molflt.data.ase_io import from_atoms
+from molflt.data.reading import Reading
 from molflt.files import atomic_file
 from scripts import results
 from scripts.benchmarks import structures
@@ -129,7 +130,7 @@ def slab(n: int, seed: int = 0) -> Data:
     positions = (grid + rng.uniform(-0.1, 0.1, grid.shape)) * step
     numbers = rng.choice([1, 6, 7, 8], size=n)
     atoms = Atoms(numbers, positions, cell=[side, side, 3 * THICKNESS], pbc=[True, True, False])
-    return from_atoms(atoms, f"slab of {n} atoms", tags="oc20")
+    return from_atoms(atoms, f"slab of {n} atoms", tags="oc20", how=Reading(allow_charged=True))
 
 
 MAKERS: dict[str, Callable[[int], Data]] = {"isolated": structures.ball, "slab": slab, "bulk": structures.cube}

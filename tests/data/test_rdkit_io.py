@@ -188,10 +188,10 @@ def test_rdkit_finds_no_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("Invariant Violation")
 
-    monkeypatch.setattr(rdDistGeom, "EmbedMultipleConfs", lambda *_: [])
+    monkeypatch.setattr(rdDistGeom, "EmbedMolecule", lambda *_: -1)
     with pytest.raises(InputError, match="ethanol: RDKit found no conformer"):
         from_smiles("CCO", "ethanol")
-    monkeypatch.setattr(rdDistGeom, "EmbedMultipleConfs", fail)
+    monkeypatch.setattr(rdDistGeom, "EmbedMolecule", fail)
     with pytest.raises(InputError, match="ethanol: RDKit could not build a geometry: Invariant Violation"):
         from_smiles("CCO", "ethanol")
 
