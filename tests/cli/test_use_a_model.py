@@ -103,7 +103,9 @@ def test_evaluate_reads_the_real_oc20_samples(name: str, molflt: Run, model_path
     assert content["n"] == 5
     assert math.isfinite(content["energy_mae"])
     assert content["unknown"]
-    assert "the model was not trained on Ca, Hg\n" in result.err
+    assert result.err.startswith("Warning: 5 of 5 structures are doubtful; ")
+    assert len(content["doubtful"]) == 5
+    assert all("the model was not trained on " in line and line in result.err for line in content["doubtful"])
 
 
 def test_predict_prints_numbers_and_names(
@@ -190,7 +192,8 @@ def test_unknown_elements_are_a_warning_on_stderr(molflt: Run, model_path: Path,
     result = molflt("predict", model_path, tmp_path / "a.extxyz", "CF")
     assert result.status == 0
     assert len(result.out.splitlines()) == 2
-    assert "the model was not trained on Si\n" in result.err
+    assert "Warning: 2 of 2 structures are doubtful; " in result.err
+    assert "a.extxyz#0: the model was not trained on Si\n" in result.err
     assert "CF: the model was not trained on F\n" in result.err
 
 
@@ -256,7 +259,7 @@ def test_convert_there_and_back(molflt: Run, model_path: Path, structure_files: 
 
 
 class TestWrongFiles:
-    """Each wrong file is one line on standard error and status 2."""
+    """A wrong file is status 2 and one line on standard error; several wrong records are one more line each."""
 
     CONTENTS: dict[str, bytes] = {  # noqa: RUF012
         "empty": b"",
@@ -279,7 +282,9 @@ class TestWrongFiles:
                 assert result.out == ""
                 assert result.err.startswith("Error: ")
                 assert path.name in result.err
-                assert sum(line.startswith("Error: ") for line in result.err.splitlines()) == 1, result
+                first, *records = result.err.strip().splitlines()
+                assert not records or first.endswith(f"{len(records)} of {len(records)} structures cannot be used")
+                assert all(line.startswith("  ") and f"{path.name}#" in line for line in records), result
 
     @pytest.mark.parametrize("command", ["info", "predict", "evaluate"])
     def test_nothing_there(self, command: str, molflt: Run, model_path: Path, tmp_path: Path) -> None:

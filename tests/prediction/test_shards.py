@@ -291,7 +291,8 @@ PART = {
 LIES = [
     {"names": "ab"}, {"names": [1, 2]}, {"ids": [[], []]}, {"energies": [[1], [2]]}, {"energies": [10**400, 1]},
     {"energies": ["x", 1]}, {"std": [1.0]}, {"failures": {"7": "no"}}, {"failures": {"0": []}}, {"elements": [10**9]},
-    {"elements": None}, {"info": [{}]}, {"info": [1, 2]},
+    {"elements": None}, {"info": [{}]}, {"info": [1, 2]}, {"warnings": {"7": "no"}},
+    {"conformers": {"7": [2, 0, 0.1]}}, {"conformers": {"0": [2]}},
 ]  # fmt: skip
 
 
