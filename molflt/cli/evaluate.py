@@ -19,7 +19,7 @@ from molflt.cli.options import (
     TAGS,
     claim_new_file,
 )
-from molflt.cli.terminal import answer, answer_json, command_line, say, warn, warn_skipped
+from molflt.cli.terminal import answer, answer_json, command_line, remark, say, warn, warn_skipped
 
 if TYPE_CHECKING:
     from molflt.prediction.evaluation import Evaluation
@@ -87,7 +87,7 @@ def evaluate_command(
         warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)
     unknown = unknown_elements(members[0], found.prediction.elements)
     if line := found.prediction.of_conformers():
-        say(line)
+        remark(line)
     if lines := found.prediction.of_warnings():
         warn(lines)
     for warning in found.warnings:

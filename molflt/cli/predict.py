@@ -9,7 +9,7 @@ import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
 from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
-from molflt.cli.terminal import answer_json, detail, errors, say, warn, warn_skipped
+from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn, warn_skipped
 from molflt.errors import InputError
 from molflt.printable import printable
 
@@ -97,7 +97,7 @@ def predict_command(
         )
         prediction = shard_result.prediction
     if line := prediction.of_conformers():
-        say(line)
+        remark(line)
     if lines := prediction.of_warnings():
         warn(lines)
     if prediction.n_in_parts:

@@ -131,6 +131,12 @@ def say(message: str) -> None:
         answer(message)
 
 
+def remark(message: str) -> None:
+    """How a command is getting on, on standard error, where the answer may be piped on; not with ``--quiet``."""
+    if not Verbosity.quiet:
+        errors.print(message, markup=False)
+
+
 def detail(message: str) -> None:
     """What only ``--verbose`` wants to know, on standard error."""
     if Verbosity.verbose:
