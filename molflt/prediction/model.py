@@ -117,6 +117,8 @@ class Model:
         embeddings: bool = ...,
         max_atoms: int = ...,
         tags: TagConvention = ...,
+        allow_charged: bool = ...,
+        conformers: int = ...,
     ) -> Prediction: ...
 
     def predict(

@@ -21,7 +21,7 @@ from molflt.attention.far.grid import assign, optimal_influence, trigonometric_m
 from molflt.attention.far.images import far_apart, open_frame, padded_cell, periodic_vectors
 from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.mesh_operator import Axes, Band, MeshOperator, PiecesOperator, channels_at_once
-from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.far.method import FarOperator, FrequencyMethod
 from molflt.attention.geometry import Geometry, subset_of_atoms
 from molflt.attention.smooth import taper
 from molflt.attention.sparse import SparsePattern
@@ -128,12 +128,12 @@ class MeshMethod(FrequencyMethod):
         pieces = far_apart(geometry, b, basis.reach)
         if len(pieces) == 1:
             return self._mesh(geometry, b, basis)
-        operators: list[tuple[Tensor, MeshOperator | Tensor]] = []
+        operators: list[tuple[Tensor, FarOperator]] = []
         for atoms in pieces:
             piece = subset_of_atoms(geometry, b, atoms)
             few = len(atoms) <= _FEW
             operators.append(
-                (atoms, ExactMethod().pair_basis(piece, basis)[0] if few else self._mesh(piece, 0, basis))
+                (atoms, ExactMethod().pairs_operator(piece, 0, basis) if few else self._mesh(piece, 0, basis))
             )
         return PiecesOperator(operators)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from molflt.attention.far.grid import along_first, along_others, exchange
+from molflt.attention.far.method import FarOperator
 from molflt.attention.geometry import select_rows
 from molflt.attention.sparse import SparsePattern, weighted_sum
 
@@ -109,20 +110,14 @@ class PiecesOperator:
     """Pieces of a structure that are too far apart to feel each other; a :class:`FarOperator`.
 
     Attributes:
-        pieces: indices of the atoms of each piece, and its operator: a mesh, or f̂ on the pairs of a few atoms.
+        pieces: indices of the atoms of each piece, and its operator: a mesh, or one on the pairs of a few atoms.
     """
 
-    pieces: list[tuple[Tensor, MeshOperator | Tensor]]
+    pieces: list[tuple[Tensor, FarOperator]]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarOperator`."""
-        found = []
-        for atoms, operator in self.pieces:
-            own = values[atoms]
-            if isinstance(operator, Tensor):
-                found.append(torch.einsum("ijt,th,jhc->ihc", operator, weights, own))
-            else:
-                found.append(operator(weights, own))
+        found = [operator(weights, values[atoms]) for atoms, operator in self.pieces]
         return torch.zeros_like(values).index_copy(
             0, torch.cat([atoms for atoms, _ in self.pieces]), torch.cat(found)
         )
