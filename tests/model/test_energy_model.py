@@ -153,8 +153,7 @@ def test_atomic_energies_sum_to_the_energy():
 
 
 def test_what_is_far_from_the_adsorbate_counts_only_without_contact():
-    """Oracle: the weights from all images by brute force. A slab twice as wide, with the same adsorbate, changes nothing
-    but with ``read_out=all``, where it changes much."""
+    """Oracle: the weights from all images by brute force. Power: with ``read_out=all`` a wider slab changes much."""
 
     def wide(n: int) -> Atoms:
         slab = fcc111("Cu", (n, 3, 2), vacuum=6.0)
