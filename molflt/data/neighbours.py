@@ -284,6 +284,10 @@ def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
     return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
 
 
+_BONDED = 1.6
+"""Å. A molecule whose parts are no further apart hangs together; a longer bond costs a look at the images."""
+
+
 def whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
     """The images in which a molecule hangs together, wherever a cell's border cut it.
 
@@ -301,7 +305,11 @@ def whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarra
     if n < 2 or not pbc.any():
         return positions
     i, j = np.triu_indices(n, 1)
-    vectors, lengths = find_mic(positions[j] - positions[i], cell, pbc)
+    vectors = positions[j] - positions[i]
+    as_given = csr_array((np.linalg.norm(vectors, axis=1), (i, j)), shape=(n, n))
+    if minimum_spanning_tree(as_given).data.max() < _BONDED:
+        return positions
+    vectors, lengths = find_mic(vectors, cell, pbc)
     tree = minimum_spanning_tree(csr_array((lengths, (i, j)), shape=(n, n)))
     order, before = breadth_first_order(tree, 0, directed=False)
     step = np.zeros((n, n, 3))

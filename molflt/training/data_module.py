@@ -113,7 +113,7 @@ class NoisyDataset(PreparedDataset):
         if 0 < len(adsorbate) < len(moved):
             strength = random.uniform()
             arms = whole(moved[adsorbate].numpy(), data.cell[0].numpy(), data.pbc[0].numpy())
-            arms -= arms.mean(axis=0)
+            arms = arms - arms.mean(axis=0)
             turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True)
             shift = random.normal(scale=strength * _SHIFT, size=3)
             moved[adsorbate] += torch.from_numpy(turn.apply(arms) - arms + shift)
