@@ -21,6 +21,7 @@ def _paper(n_layers: int, attention: str, **sizes: Any) -> dict[str, Any]:
             "ffn_dim": 2048,
             "n_rbf": 128,
             "pair_types": True,
+            "read_out": "all",
             "attention_dropout": 0.1,
             "attention": {**presets()[attention], **sizes},
         },
