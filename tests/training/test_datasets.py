@@ -15,7 +15,8 @@ from molflt.data.sources import ListDataset, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import Standardiser, fit_statistics
-from molflt.training.data_module import EnergyDataModule, NoisyDataset, PreparedDataset
+from molflt.training.data_module import EnergyDataModule
+from molflt.training.prepared import NoisyDataset, PreparedDataset
 from molflt.training.training_set import read_training_set
 from molflt.vocabulary import TAG_ADSORBATE
 
