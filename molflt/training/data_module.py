@@ -115,7 +115,7 @@ class EnergyDataModule(lightning.LightningDataModule):
                 self._prepared = PreparedDataset(self.train_structures, config.model, kept)
             dataset = self._prepared
             if self.separation:
-                dataset = SeparatedDataset(dataset, config.data.target, self.separation, config.seed, epoch)
+                dataset = SeparatedDataset(dataset, self.separation, config.seed, epoch)
         sampler = self._sampler(dataset.n_atoms, shuffle=True)
         sampler.set_epoch(epoch)
         return self._loader(dataset, sampler)
