@@ -29,6 +29,7 @@ MODEL: dict[str, Any] = {
 
 _CHANGES: dict[str, dict[str, Any]] = {
     "flt": {},
+    "flt, separation": {},
     "gaussians": {"attention": {"spectrum": "gaussians"}},
     "waves": {"attention": {"spectrum": "sampled"}},
     "flt-undamped": {"attention": "flt-undamped"},
@@ -54,6 +55,9 @@ VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types":
 
 TURNED = ("concat, turned at random",)
 """Rows that see every structure in another orientation in every epoch."""
+
+SEPARATED = ("flt, separation",)
+"""Rows that see compositions of distant molecules, too, as is the default of training."""
 
 UNBIASED = ("no local RPE",)
 """Rows whose neighbours count by content and envelope alone."""
@@ -85,6 +89,7 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
             "max_atoms": chosen.max_atoms,
         },
         "model": model,
+        "loss": {"separation": "auto" if name in SEPARATED else 0},
         "optimiser": {"lr": 2e-3, "warmup_steps": 200},
         "trainer": {"max_epochs": epochs, "max_steps": max_steps, "val_every": max(1, epochs // 10)},
     }

@@ -66,6 +66,8 @@ def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -
     values["model"]["attention"] = {**presets()[attention], **without}
     values["trainer"] |= {"max_steps": steps, "max_epochs": 1000}
     values["data"]["max_atoms"] = MAX_ATOMS
+    # What is trained on is the same for all, and no more than the sets themselves.
+    values["loss"] |= {"noisy_nodes": False, "separation": 0}
     if data == "qm7":
         values["data"] |= {
             "train": str(folder / "qm7-train.lmdb"),

@@ -191,6 +191,8 @@ def config(
                 },
             },
             "optimiser": {"lr": lr},
+            # Ions feel each other from afar.
+            "loss": {"separation": 0},
             "trainer": {"max_epochs": epochs},
         }
     )
