@@ -170,7 +170,8 @@ class ForceCheck:
         found: list[tuple[float, float]] = []
         for alike in self._alike.values():
             if len(alike) > 1 and len(alike[0].positions) > 1:
-                distances = cdist(*[[pdist(data.positions[:_DESCRIBED]) for data in alike]] * 2)
+                shapes = [_shape(data, alike[0]) for data in alike]
+                distances = cdist(shapes, shapes)
                 np.fill_diagonal(distances, np.inf)
                 nearest = distances.argmin(axis=1)
                 pairs = {(min(k, other), max(k, other)) for k, other in enumerate(nearest.tolist())}
@@ -182,9 +183,7 @@ class ForceCheck:
         """None where the geometries are too far apart."""
         (r_a, f_a), (r_b, f_b) = ((data.positions.numpy(), data.forces.numpy()) for data in (a, b))
         if bool(a.pbc.any()):
-            cell = a.cell.numpy().reshape(3, 3)
-            shift = (r_b - r_a) @ np.linalg.pinv(cell)
-            moved = (shift - np.where(a.pbc.numpy().reshape(3), np.round(shift), 0.0)) @ cell
+            moved = _nearest_image(a, b)
         else:
             r_a, r_b = r_a - r_a.mean(axis=0), r_b - r_b.mean(axis=0)
             turn = _turning(r_b, r_a)
@@ -236,6 +235,22 @@ class ForceCheck:
             f"{source}: the forces, read as {self._read_as}, do not fit the energies: by differences of energy "
             f"between geometries of the same atoms they {' and '.join(found)}"
         ]
+
+
+def _shape(data: Data, first: Data) -> np.ndarray:
+    """Numbers by whose distance geometries of the same atoms are near or far, unchanged when a molecule turns."""
+    if bool(data.pbc.any()):
+        return _nearest_image(first, data).ravel()
+    shape: np.ndarray = pdist(data.positions[:_DESCRIBED].numpy())
+    return shape
+
+
+def _nearest_image(a: Data, b: Data) -> np.ndarray:
+    """(n, 3) Å: how far the atoms of ``a`` are moved in ``b``, to the nearest image."""
+    cell = a.cell.numpy().reshape(3, 3)
+    shift = (b.positions - a.positions).numpy() @ np.linalg.pinv(cell)
+    moved: np.ndarray = (shift - np.where(a.pbc.numpy().reshape(3), np.round(shift), 0.0)) @ cell
+    return moved
 
 
 def _turning(positions: np.ndarray, onto: np.ndarray) -> np.ndarray:

@@ -211,8 +211,8 @@ class RunRecorder(Callback):
         if improved:
             self.best, self.best_epoch = found, trainer.current_epoch
         self.without_improvement = 0 if improved else self.without_improvement + 1
-        numbers = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "best_epoch": self.best_epoch + 1}
-        record = {**numbers, **metrics}
+        record = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **metrics}
+        record["best_epoch"] = self.best_epoch + 1
         self._records = [*self._records, record]
         if trainer.is_global_zero:
             write_records(self.run_dir, self._records)
