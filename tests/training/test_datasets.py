@@ -7,15 +7,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ase.build import molecule
+from ase.geometry import get_distances
 
+from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.records import to_record
 from molflt.data.screening import Screening, labels
 from molflt.data.sources import ListDataset, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import Standardiser, fit_statistics
-from molflt.training.data_module import EnergyDataModule, NoisyDataset, PreparedDataset
+from molflt.training.config import TrainConfig
+from molflt.training.data_module import EnergyDataModule
+from molflt.training.prepared import NoisyDataset, PreparedDataset
+from molflt.training.separation import SHARE, SeparatedDataset
 from molflt.training.training_set import read_training_set
+from molflt.vocabulary import TAG_ADSORBATE
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
 MODEL = ModelConfig(cutoff=4.0)
@@ -62,21 +71,44 @@ def test_fixed_atoms_stay_and_the_source_is_untouched(structures):
     assert all("edge_index" not in structure for structure in structures)
 
 
-def test_noised_points_lie_between_given_and_relaxed(structures):
-    """Without noise: on the line from given to relaxed, the same share of the way for all atoms of a structure."""
-    shares, points = [], noisy(structures, std=0.0)
-    for i, given in enumerate(structures):
-        point = points[i]
-        way = (given.positions_relaxed - given.positions)[~given.fixed]
-        share = (point.positions - given.positions)[~given.fixed] / way
-        assert float(share.max() - share.min()) < 1e-8
-        shares.append(float(share.mean()))
-        # What is left to go is the target of the displacement head.
-        left = (point.positions_relaxed - point.positions)[~given.fixed]
-        torch.testing.assert_close(left, (1 - shares[-1]) * way)
-        assert torch.equal(point.y_relaxed, given.y_relaxed)
-    assert 0 <= min(shares) < 0.3
+def test_surfaces_lie_between_given_and_relaxed(structures):
+    """Without noise: as given, or on the line to relaxed, the same share of the way for all atoms of a structure."""
+    shares = []
+    for epoch in range(4):
+        points = noisy(structures, epoch=epoch, std=0.0)
+        for i, given in enumerate(structures):
+            point, free = points[i], ~given.fixed & (given.tags != TAG_ADSORBATE)
+            way = (given.positions_relaxed - given.positions)[free]
+            share = (point.positions - given.positions)[free] / way
+            assert float(share.max() - share.min()) < 1e-8
+            shares.append(float(share.mean()))
+            # What is left to go is the target of the displacement head.
+            left = (point.positions_relaxed - point.positions)[free]
+            torch.testing.assert_close(left, (1 - shares[-1]) * way)
+            assert torch.equal(point.y_relaxed, given.y_relaxed)
+    assert 0.3 < np.mean(np.array(shares) == 0.0) < 0.7
     assert 0.7 < max(shares) <= 1
+
+
+def test_an_adsorbate_moves_as_a_whole(structures):
+    """Distances within it stay, also across the border of the cell that cuts it in two."""
+    given = structures[1]
+    cut = np.array([[0.9, 0.1, 7.0], [-0.9, -0.2, 7.4], [-0.3, 0.9, 8.0]])
+    given.positions = torch.cat([given.positions[given.tags != TAG_ADSORBATE], torch.from_numpy(cut)])
+    n = len(given.positions)
+    given.atomic_numbers = torch.cat([given.atomic_numbers[: n - 3], torch.tensor([8, 1, 1])])
+    given.tags = torch.cat([given.tags[: n - 3], torch.full((3,), TAG_ADSORBATE)])
+    given.fixed = torch.cat([given.fixed[: n - 3], torch.zeros(3, dtype=torch.bool)])
+    given.positions[-3:] %= given.cell[0].diagonal()
+    given.positions_relaxed = given.positions.clone()
+    cell, pbc = given.cell[0].numpy(), given.pbc[0].numpy()
+    furthest = []
+    for epoch in range(20):
+        moved = noisy([given], epoch=epoch, std=0.0)[0].positions[-3:]
+        now = get_distances(moved.numpy(), cell=cell, pbc=pbc)[1]
+        np.testing.assert_allclose(now, np.linalg.norm(cut[:, None] - cut, axis=2), atol=1e-9)
+        furthest.append(float((moved - given.positions[-3:]).abs().max()))
+    assert 0.1 < max(furthest) < 1.0
 
 
 def test_neighbours_are_those_of_the_noised_positions(structures):
@@ -151,12 +183,12 @@ def test_standardiser_stays_in_double_precision():
         assert float(moved.references[6]) == 1027.123456789012
 
 
-def test_when_inputs_are_noised(make_config, monkeypatch):
-    for setting, expected in (("auto", False), (False, False), (True, True)):
+def test_when_inputs_are_noised(make_config):
+    for setting, expected in (("auto", True), (False, False), (True, True)):
         assert EnergyDataModule(make_config(**{"loss.noisy_nodes": setting})).noisy is expected
-    for limit, expected in ((28, True), (29, False)):
-        monkeypatch.setattr("molflt.training.data_module.NOISY_NODES_FROM", limit)
-        assert EnergyDataModule(make_config()).noisy is expected
+    assert not EnergyDataModule(make_config(**{"data.target": "y_init"})).noisy
+    with pytest.raises(InputError, match=r"needs data\.target=y_relaxed"):
+        EnergyDataModule(make_config(**{"data.target": "y_init", "loss.noisy_nodes": True}))
 
 
 @pytest.mark.parametrize(("target", "kind"), [("energy", "element"), ("y_relaxed", "structure")])
@@ -180,3 +212,46 @@ def test_structures_are_shared_by_processes(make_config):
         data.train_dataloader()
     with pytest.raises(InputError, match="10 structures cannot be shared by 29 processes; use fewer"):
         data.val_dataloader()
+
+
+def molecules():
+    found = [
+        from_atoms(molecule(name), name) for name in ("H2O", "NH3", "CH4", "CO2", "CH3OH", "C2H6", "H2O2", "N2H4")
+    ]
+    for k, data in enumerate(found):
+        data.energy = torch.tensor([-float(k)], dtype=torch.float64)
+    return found
+
+
+def test_compositions_are_new_in_every_epoch_and_of_the_same_sizes():
+    prepared = PreparedDataset(ListDataset(molecules()), MODEL, ("energy",))
+    first, again, later = (SeparatedDataset(prepared, 2.5, 3, epoch) for epoch in (1, 1, 2))
+    assert len(first) == 8 + 20
+    np.testing.assert_array_equal(first.n_atoms, later.n_atoms)
+    changed = 0
+    for k in range(8, 28):
+        a, b, c = first[k], again[k], later[k]
+        assert len(a.positions) == first.n_atoms[k] == len(c.positions)
+        assert torch.equal(a.positions, b.positions)
+        assert not torch.equal(a.positions, c.positions)
+        changed += float(a.energy) != float(c.energy)
+    # Ammonia is the only one of its size here; the others change places.
+    assert changed > 3
+
+
+def test_when_distant_molecules_are_composed(tmp_path):
+    def module(**overrides):
+        path = tmp_path / "molecules.lmdb"
+        if not path.exists():
+            write_lmdb(path, map(to_record, molecules()), progress=False)
+        values = {"train": str(path), "val": {"val": str(path)}, "target": "energy", **overrides.pop("data", {})}
+        return EnergyDataModule(TrainConfig.model_validate({"data": values, **overrides}))
+
+    assert module().separation == SHARE
+    assert module(loss={"separation": 0.7}).separation == 0.7
+    assert module(loss={"separation": 0}).separation == 0
+    # A mean for each structure does not add up, and ions feel each other from afar.
+    assert module(data={"standardise": "structure"}).separation == 0
+    assert module(data={"allow_charged": True}).separation == 0
+    with pytest.raises(InputError, match="so that energies add up"):
+        module(data={"standardise": "structure"}, loss={"separation": 0.1})
