@@ -104,7 +104,7 @@ def main() -> None:
     parser = results.parser(__doc__, "data and runs")
     parser.add_argument("--data", nargs="+", choices=[name for name in DATA_SETS if name in SETS], default=list(SETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--base-epochs", type=int, help="of the models that never saw the group; default: of their set")
+    parser.add_argument("--base-epochs", type=int, help="of the models that never saw the group")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of the few structures; default: {EPOCHS}")
     parser.add_argument("--results", type=Path, help=f"CSV of the finished runs; default: {KEPT.name} of the pages")
     parser.add_argument("--miniature", action="store_true", help="a few structures and epochs: shows that all runs")
