@@ -99,10 +99,11 @@ class SubsetDataset:
     Args:
         dataset: the whole.
         indices: which of its structures.
+        n_atoms: (n_structures,) their sizes, where they are known already; the data set is not asked then.
     """
 
-    def __init__(self, dataset: StructureDataset, indices: Iterable[int]) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: StructureDataset, indices: Iterable[int], n_atoms: np.ndarray | None = None) -> None:
+        self._dataset, self._n_atoms = dataset, n_atoms
         self.indices = np.fromiter((int(k) for k in indices), dtype=np.int64)
         n = len(dataset)
         if len(self.indices) and (self.indices.min() < -n or self.indices.max() >= n):
@@ -121,7 +122,7 @@ class SubsetDataset:
     @property
     def n_atoms(self) -> np.ndarray:
         """(n_structures,) int64."""
-        return self._dataset.n_atoms[self.indices]
+        return self._dataset.n_atoms[self.indices] if self._n_atoms is None else self._n_atoms
 
 
 class ConcatDataset:

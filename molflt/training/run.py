@@ -35,6 +35,7 @@ from molflt.training.initial import load_initial, take_over, with_architecture
 from molflt.training.processes import (
     check_processes,
     cluster_plugins,
+    connect,
     is_first_process,
     losing_no_loader,
     losing_no_process,
@@ -115,7 +116,8 @@ def train(
     """
     check_processes(config.trainer)
     run_dir = Path(run_dir)
-    with alone(run_dir, OCCUPIED) if is_first_process() else nullcontext():
+    n_processes = config.trainer.devices * config.trainer.num_nodes
+    with alone(run_dir, OCCUPIED) if is_first_process() else nullcontext(), losing_no_process(n_processes):
         return _train(config, run_dir, resume, say, callbacks or [])
 
 
@@ -139,7 +141,8 @@ def _train(
         say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
     _quiet_lightning()
     lightning.seed_everything(config.seed, workers=True, verbose=False)
-    data = EnergyDataModule(config)
+    trainer = _trainer(config, run_dir, callbacks)
+    data = EnergyDataModule(config, connect(trainer.strategy))
     model, metadata = _model(config, data, initial, say)
     if checkpoint:
         check_same_beginning(run_dir, metadata)
@@ -148,7 +151,8 @@ def _train(
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
     recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience, config.trainer.keep_last)
-    trainer = _trainer(config, run_dir, [*callbacks, recorder])
+    # Before the checkpoints, which are last.
+    trainer.callbacks.insert(len(callbacks), recorder)  # type: ignore[attr-defined]
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
@@ -157,11 +161,7 @@ def _train(
             say(skipped)
         for warning in data.warnings:
             say(f"Warning: {warning}")
-    with (
-        _interrupts(trainer),
-        losing_no_loader(),
-        losing_no_process(config.trainer.devices * config.trainer.num_nodes),
-    ):
+    with _interrupts(trainer), losing_no_loader():
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:
         recorder.check_models()
