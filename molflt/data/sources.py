@@ -183,11 +183,11 @@ def open_dataset(
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
         if (source / "data.mdb").is_file():
-            return LmdbDataset(source, labels, strict=on_bad == "stop")
+            return LmdbDataset(source, labels, on_bad == "stop", tags, how)
         if shards := sorted(source.glob("*.lmdb")):
-            return ConcatDataset([LmdbDataset(shard, labels, strict=on_bad == "stop") for shard in shards])
+            return ConcatDataset([LmdbDataset(shard, labels, on_bad == "stop", tags, how) for shard in shards])
         if shards := sorted(source.glob("*.aselmdb")):
-            return ConcatDataset([AseLmdbDataset(shard, tags, labels, on_bad == "stop") for shard in shards])
+            return ConcatDataset([AseLmdbDataset(shard, tags, labels, on_bad == "stop", how) for shard in shards])
         if calculations := find_calculations(source):
             return ListDataset(read_calculations(calculations, source, tags, labels, bad, how=how), bad)
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
@@ -196,7 +196,7 @@ def open_dataset(
         return ConcatDataset(_all(files, lambda file: open_dataset(file, tags, labels, on_bad, how), str(source)))
     suffix = bare_suffix(source)
     if suffix in (".lmdb", ".mdb"):
-        return LmdbDataset(source, labels, strict=on_bad == "stop")
+        return LmdbDataset(source, labels, on_bad == "stop", tags, how)
     if suffix == ".aselmdb":
         return AseLmdbDataset(source, tags, labels, strict=on_bad == "stop", how=how)
     if suffix in _SDF:

@@ -20,6 +20,7 @@ from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.sources import ListDataset, StructureDataset
+from molflt.data.unusable import refuse_unusable
 from molflt.errors import InputError
 from molflt.memory import does_not_fit, fitting
 from molflt.model.derivatives import derivatives
@@ -243,8 +244,9 @@ def predict(
         The predictions, and the atomic numbers seen.
 
     Raises:
-        InputError: a structure cannot be read or computed, forces of a model whose energy is not that of the given
-            geometry, or embeddings of an ensemble, whose members' have nothing in common.
+        InputError: structures cannot be read or computed, of which the first ten are named; forces of a model whose
+            energy is not that of the given geometry; or embeddings of an ensemble, whose members' have nothing in
+            common.
     """
     batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
     tracked = track(batches, "predicting", total=len(batches))
@@ -313,7 +315,7 @@ def _predict_batch(
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
-            raise error
+            refuse_unusable(dataset, "the inputs", {indices[position]: error})
         found.names[position] = found.names[position] or printable(error.record)
         found.info[position] = found.info[position] or error.info
         found.failures[position] = printable(str(error), keep="\n\t")
