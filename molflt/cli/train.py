@@ -87,4 +87,4 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     if report:
         from molflt.report.model_report import training_report
 
-        say(f"report: {training_report(out, settings, command_line())}")
+        say(f"report: {training_report(out, settings, command_line(), trained.warnings)}")

@@ -72,4 +72,5 @@ def _train_members(
     ).metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
-    return Run(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)
+    best_epoch = max(result.best_epoch for result in results)
+    return Run(run_dir, metrics.energy_mae, best_epoch, metrics.mad, results[0].warnings)

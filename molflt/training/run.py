@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,14 @@ class Run:
         best: energy MAE of the first validation split, eV; of an ensemble, that of the members' mean.
         best_epoch: counted from one.
         mad: mean absolute deviation of that split's labels, eV.
+        warnings: what looks wrong with the labels, and structures that are in several sets.
     """
 
     folder: Path
     best: float
     best_epoch: int
     mad: float
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def best_model(self) -> Path:
@@ -167,7 +169,7 @@ def _train(
     if first:
         recorder.check_models()
     mad = data.mad[next(iter(data.mad))]
-    return Run(run_dir, recorder.best, recorder.best_epoch + 1, mad)
+    return Run(run_dir, recorder.best, recorder.best_epoch + 1, mad, data.warnings)
 
 
 def _model(
