@@ -69,7 +69,7 @@ class Reading:
 
         Args:
             name: where it came from, for the message.
-            entries: of the file, by their names; None says nothing.
+            entries: of the file, by their names; None and empty text say nothing.
             called: how the message calls an entry, with a place for its name.
 
         Raises:
@@ -77,7 +77,8 @@ class Reading:
         """
         for key, value in entries.items():
             allowed = KNOWN_VALUES.get(key.lower()) if isinstance(key, str) else None
-            if allowed is not None and value is not None and not _is_one_of(value, allowed):
+            said = value is not None and not (isinstance(value, str) and not value.strip())
+            if allowed is not None and said and not _is_one_of(value, allowed):
                 neutral = " or ".join(map(str, allowed))
                 self.refuse(name, f"{called.format(key)} is {value!r:.40} (neutral and closed-shell: {neutral})")
 
