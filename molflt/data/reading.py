@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from molflt.errors import InputError
+from molflt.printable import shown
 
 CONFORMERS = 8
 KNOWN_VALUES: dict[str, tuple[float, ...]] = {
@@ -80,7 +81,8 @@ class Reading:
             said = value is not None and not (isinstance(value, str) and not value.strip())
             if allowed is not None and said and not _is_one_of(value, allowed):
                 neutral = " or ".join(map(str, allowed))
-                self.refuse(name, f"{called.format(key)} is {value!r:.40} (neutral and closed-shell: {neutral})")
+                stated = shown(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
+                self.refuse(name, f"{called.format(key)} is {stated} (neutral and closed-shell: {neutral})")
 
     def refuse_odd(self, name: str, atomic_numbers: Iterable[int]) -> None:
         """Refuse a molecule without metals that cannot be both neutral and closed-shell.

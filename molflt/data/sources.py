@@ -27,7 +27,7 @@ from molflt.data.calculations import find_calculations, pair_calculations, pair_
 from molflt.data.compression import bare_suffix
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smiles_file
+from molflt.data.rdkit_io import from_any_mol, from_smiles, parse_smiles, read_sdf, read_smiles_file
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import check_structure
 from molflt.data.smiles_tables import LISTS, TABLES
@@ -243,11 +243,12 @@ def resolve_inputs(
         if matches := sorted(glob.glob(text, recursive=True)):
             return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad, how), text))
         try:
-            return ListDataset([from_smiles(text, how=how)])
+            parse_smiles(text, text)
         except InputError as error:
             raise InputError(
                 f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
             ) from error
+        return ListDataset([from_smiles(text, how=how)])
 
     return ConcatDataset(_all(inputs, opened, "the inputs"))
 

@@ -25,7 +25,7 @@ from molflt.errors import InputError
 from molflt.memory import does_not_fit, fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel
+from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.printable import printable
 from molflt.vocabulary import DIFFERENTIABLE, LABELS
 
@@ -446,4 +446,18 @@ def why_no_forces(target: str) -> str | None:
         f"was trained on {target}, the energy of the relaxed structure, which is the same for every geometry on the "
         "way to the minimum: its derivative is no force. Train on energies of the given geometry "
         f"(data.target={' or '.join(DIFFERENTIABLE)}) for forces and stress"
+    )
+
+
+def doubt_of_forces(metadata: ModelMetadata) -> str | None:
+    """What to say of the forces of a model that has learnt energies at minima only; None of others."""
+    domain = metadata.domain
+    trained = any(key.endswith("force_mae") for key in metadata.validation)
+    if trained or (domain is not None and domain.knows_displaced):
+        return None
+    return (
+        "this model was trained without forces, and on no structure in many geometries: its energy away from "
+        "its training structures is a guess, and a relaxation or dynamics leads nowhere. Train with forces "
+        "(loss.force_weight=1) or on displaced geometries; meanwhile relax by another method, and predict "
+        "the energy of the result"
     )

@@ -149,7 +149,7 @@ def test_all_bad_records_are_named_or_skipped(suffix: str, molflt: Run, model_pa
 @pytest.mark.parametrize(
     ("change", "what", "option"),
     [
-        ({"charge": np.array([1.0])}, "'charge' is array([1.", "--allow-charged"),
+        ({"charge": np.array([1.0])}, "'charge' is [1.0] (", "--allow-charged"),
         ({"Multiplicity": 3}, "'Multiplicity' is 3", "--allow-charged"),
         ({"tags": None}, "has a relaxation but no tags", "--tags layers"),
     ],
