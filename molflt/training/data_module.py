@@ -11,13 +11,8 @@ from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.likeness import alike
 from molflt.data.reading import Reading
-<<<<<<< HEAD
 from molflt.data.screening import ALONE, Crew, Screening, labels
-from molflt.data.sources import StructureDataset, fingerprint, open_dataset
-=======
-from molflt.data.screening import Screening, labels
 from molflt.data.sources import fingerprint, open_dataset
->>>>>>> main
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 from molflt.training.prepared import NoisyDataset, PreparedDataset
