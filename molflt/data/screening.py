@@ -17,7 +17,7 @@ from molflt.data.neighbours import check_geometry
 from molflt.data.plausibility import doubts
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, SubsetDataset
-from molflt.errors import InputError, OnBad, refuse
+from molflt.errors import AgreedError, InputError, OnBad, refuse
 from molflt.files import atomic_file
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -49,7 +49,7 @@ class Crew:
         """Do something in every process; all must call it.
 
         Raises:
-            InputError: in all processes, where one of them met it.
+            InputError: in all processes, where one of them met it; of several, an ``AgreedError``.
         """
         failure = None
         try:
@@ -58,7 +58,7 @@ class Crew:
             failure = error
         failures = [text for text in self.gather(failure and str(failure)) if text]
         if failures:
-            raise failure or InputError(failures[0])
+            raise failure if failure and self.n == 1 else AgreedError(failures[0])
         return mine
 
 
@@ -160,7 +160,7 @@ class Screening:
         share = self._read(self.crew.share(len(self.structures)), found)
         mine = self.crew.agree(lambda: [look(index, data) for index, data in share])
         parts, shares = zip(*self.crew.gather((mine, found)), strict=True)
-        self._judge(shares)
+        self.crew.agree(lambda: self._judge(shares))
         return [one for part in parts for one in part]
 
     def _read(self, share: range, found: _Found) -> Iterator[tuple[int, Data]]:
