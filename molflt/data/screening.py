@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from molflt.data.labels import CANDIDATES, STORED, LabelSpec
 from molflt.data.likeness import Sketch, sketch
 from molflt.data.neighbours import check_geometry
-from molflt.data.plausibility import doubts
+from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, SubsetDataset
 from molflt.errors import AgreedError, InputError, OnBad, refuse
@@ -84,6 +84,7 @@ class Skipped:
 class _Found:
     """What came up in a pass over some of the structures, in their order."""
 
+    force_check: ForceCheck
     skipped: list[Skipped] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     sketches: list[Sketch] = field(default_factory=list)
@@ -96,12 +97,11 @@ class _Found:
     remedy: str = ""
 
     def add(self, later: _Found) -> None:
-        for name, mine in vars(self).items():
-            theirs = getattr(later, name)
-            if isinstance(mine, str):
-                setattr(self, name, mine or theirs)
-            else:
-                setattr(self, name, mine | theirs if isinstance(mine, dict) else mine + theirs)
+        self.force_check.merge(later.force_check)
+        self.bad |= later.bad
+        self.stored, self.remedy = self.stored or later.stored, self.remedy or later.remedy
+        for name in ("skipped", "sizes", "sketches", "energies", "compositions", "unlabelled", "forceless"):
+            getattr(self, name).extend(getattr(later, name))
 
 
 class Screening:
@@ -145,7 +145,7 @@ class Screening:
         self._sizes: list[int] = []
 
     def __iter__(self) -> Iterator[Data]:
-        found = _Found()
+        found = _Found(ForceCheck(self.labels))
         for _, data in self._read(range(len(self.structures)), found):
             yield data
         self._judge([found])
@@ -156,7 +156,7 @@ class Screening:
         Of several processes, each reads its share of the records, and all get everything: what ``look`` returns is
         pickled. What is wrong with a record is raised in all of them.
         """
-        found = _Found()
+        found = _Found(ForceCheck(self.labels))
         share = self._read(self.crew.share(len(self.structures)), found)
         mine = self.crew.agree(lambda: [look(index, data) for index, data in share])
         parts, shares = zip(*self.crew.gather((mine, found)), strict=True)
@@ -194,6 +194,8 @@ class Screening:
                     found.energies.append(float(data[self.labels.target]))
                     numbers = data.atomic_numbers.numpy()
                     found.compositions.append(np.bincount(numbers, minlength=MAX_ATOMIC_NUMBER + 1))
+                    if self.forces:
+                        found.force_check.add(data)
                 yield index, data
 
     def _judge(self, shares: Sequence[_Found]) -> None:
@@ -218,6 +220,7 @@ class Screening:
         if found.energies:
             compositions = np.stack(found.compositions)
             self.doubts = doubts(self.labels, np.array(found.energies), compositions, self.source)
+            self.doubts += found.force_check.doubts(self.source)
 
     @property
     def usable(self) -> StructureDataset:

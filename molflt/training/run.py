@@ -41,7 +41,7 @@ from molflt.training.processes import (
     losing_no_loader,
     losing_no_process,
 )
-from molflt.training.recorder import RunRecorder
+from molflt.training.recorder import RunRecorder, Score
 from molflt.training.run_directory import (
     CHECKPOINT,
     OCCUPIED,
@@ -62,9 +62,11 @@ class Run:
 
     Attributes:
         folder: the run directory, of an ensemble that of all members.
-        best: energy MAE of the first validation split, eV; of an ensemble, that of the members' mean.
+        best: energy MAE of the first validation split at the best epoch, eV; of an ensemble, that of the members'
+            mean.
         best_epoch: counted from one.
         mad: mean absolute deviation of that split's labels, eV.
+        best_force_mae: likewise of force components, eV/Å; None where forces are not learnt.
         warnings: what looks wrong with the labels, and structures that are in several sets.
     """
 
@@ -72,6 +74,7 @@ class Run:
     best: float
     best_epoch: int
     mad: float
+    best_force_mae: float | None = None
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -153,7 +156,12 @@ def _train(
         f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
-    recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience, config.trainer.keep_last)
+    split, mad = next(iter(data.mad.items()))
+    kind = config.trainer.best_by
+    if kind == "auto":
+        kind = "both" if data.forces else "energy"
+    score = Score(kind, split, mad, data.training_set.force_std)
+    recorder = RunRecorder(run_dir, metadata, data.mad, score, say, config.trainer.patience, config.trainer.keep_last)
     # Before the checkpoints, which are last.
     trainer.callbacks.insert(len(callbacks), recorder)  # type: ignore[attr-defined]
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
@@ -168,8 +176,9 @@ def _train(
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:
         recorder.check_models()
-    mad = data.mad[next(iter(data.mad))]
-    return Run(run_dir, recorder.best, recorder.best_epoch + 1, mad, data.warnings)
+    best = recorder.best_metrics
+    mae, force_mae = best[f"{split}/energy_mae"], best.get(f"{split}/force_mae")
+    return Run(run_dir, mae, recorder.best_epoch + 1, mad, force_mae, data.warnings)
 
 
 def _model(
