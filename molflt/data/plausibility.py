@@ -165,6 +165,16 @@ class ForceCheck:
             alike.append(data)
             self._n_kept += data.num_nodes
 
+    def merge(self, later: ForceCheck) -> None:
+        """Add what was found in structures that come later in the set."""
+        self._squares += later._squares
+        self._n += later._n
+        for key, some in later._alike.items():
+            alike = self._alike.setdefault(key, [])
+            for data in some[: _KEPT - len(alike) if self._n_kept < _KEPT_ATOMS else 0]:
+                alike.append(data)
+                self._n_kept += data.num_nodes
+
     def _compared(self) -> tuple[np.ndarray, np.ndarray]:
         """Work in eV from every geometry to the nearest of the same atoms, and the energy it should have cost."""
         found: list[tuple[float, float]] = []

@@ -47,8 +47,17 @@ _TRIED = 2
 """Structures, the smallest, on which a report measures the invariances: a sign, not what check-invariance does."""
 
 
-def training_report(run_dir: Path, config: TrainConfig, command: str | None = None) -> Path:
-    """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path."""
+def training_report(
+    run_dir: Path, config: TrainConfig, command: str | None = None, warnings: Sequence[str] = ()
+) -> Path:
+    """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path.
+
+    Args:
+        run_dir: of the run.
+        config: of the run.
+        command: by which the model was trained.
+        warnings: of the run, on its data.
+    """
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
     how = Reading(config.data.allow_charged)
@@ -66,7 +75,7 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
     ]
     report = run_dir / "report.html"
     remove_leftovers(run_dir, [report.name])
-    evaluation_report(report, members, sets, command, members[0].path.parent)
+    evaluation_report(report, members, sets, command, members[0].path.parent, warnings)
     return report
 
 
@@ -76,14 +85,16 @@ def evaluation_report(
     sets: Sequence[Evaluation],
     command: str | None = None,
     run_dir: Path | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
-    """Write the report of an evaluation; with a run directory, its learning curves as well."""
+    """Write the report of an evaluation; with a run directory, its learning curves and warnings as well."""
     structures = sets[0].structures
     smallest = np.argsort(structures.n_atoms, kind="stable")[:_TRIED]
     tried = [unlabelled(structures[int(k)]) for k in smallest]
     results = run_suite(members[0], tried, ["float32", "float64"], n_draws=1)
     records = [] if run_dir is None else read_records(run_dir)
-    write_report(path, members[0], sets, records, results, command=command, n_members=len(members))
+    n_members = len(members)
+    write_report(path, members[0], sets, records, results, command=command, n_members=n_members, warnings=warnings)
 
 
 def write_report(
@@ -95,6 +106,7 @@ def write_report(
     title: str = "molflt report",
     command: str | None = None,
     n_members: int = 1,
+    warnings: Sequence[str] = (),
 ) -> None:
     """Write a report, atomically. It needs no network to be opened, and loads nothing.
 
@@ -107,6 +119,7 @@ def write_report(
         title: of the page.
         command: by which the model was trained or evaluated.
         n_members: of the ensemble.
+        warnings: on the data that the model was trained on; those of the evaluations are shown as well.
     """
     page, metadata = Page("report.html"), loaded.metadata
     n_structures = sum(map(len, sets))
@@ -119,6 +132,7 @@ def write_report(
         "key_numbers": [_key_numbers(s) for s in sets],
         "sources": [(f"data of {s.name}", s.source) for s in sets],
         "left_out": ", ".join(f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped),
+        "warnings": dict.fromkeys([*warnings, *(warning for s in sets for warning in s.warnings)]),
         "doubtful": [(s.name, s.prediction.of_warnings()) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
         "curves": [page.figure(page_figure([curves_panel(found, q, best)], 380)) for found, q in curves if found],

@@ -72,4 +72,4 @@ def _train_members(
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
     last = max(result.best_epoch for result in results)
-    return Run(run_dir, metrics.energy_mae, last, metrics.mad, found.force_mae)
+    return Run(run_dir, metrics.energy_mae, last, metrics.mad, found.force_mae, results[0].warnings)
