@@ -29,6 +29,7 @@ from molflt.attention.mechanism import AttentionLayer, heads_first, split_heads
 from molflt.attention.moments import LocalMoments
 from molflt.attention.near import LocalRPE
 from molflt.attention.sparse import scalar_products, weighted_sum
+from molflt.attention.vectors import COMPONENTS, VectorStream
 
 
 @dataclass
@@ -95,7 +96,7 @@ class _Content:
     """What a layer makes of the atoms' features; each (n_atoms, n_heads, ...).
 
     Attributes:
-        q, k, v: queries, keys, values.
+        q, k, v: queries, keys, values; those of vectors come first.
         c_q, c_k: the content factor is c(q_i, k_j) = c_q_i · c_k_j; None where it is one.
     """
 
@@ -172,8 +173,10 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         n_weights: basis functions of f̂; 0 for no far field.
         far_rank: content factor of the far field.
         kernel: feature map of the content factor, for ``far_rank="m"``; else None.
-        far_dim: how much of the values the far field carries, all heads together: the first channels of every head.
+        far_dim: how much of the values the far field carries, all heads together: the first channels of every head,
+            those of vectors included.
         moments: of the neighbours, added to the output; None for none.
+        stream: of vectors, which takes up the moments; None for none.
         dropout: on the values, which is the same in every contraction order.
     """
 
@@ -187,9 +190,11 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         kernel: Kernel | None,
         far_dim: int,
         moments: LocalMoments | None,
+        stream: VectorStream | None,
         dropout: float,
     ) -> None:
         super().__init__()
+        self.dim = dim
         self.n_heads = n_heads
         self.far_rank = far_rank
         self.query_key = BoundedProjection(dim, n_heads)
@@ -203,16 +208,34 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
         self.kernel = kernel if n_weights else None
         self.moments = moments
+        self.stream = stream
+        self.vector_channels = 0 if stream is None else stream.n_channels
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
         """See :class:`AttentionLayer`."""
+        moments = prepared.context.moments
+        if self.moments is None or moments is None:
+            return self.output(self._attended(x, None, geometry, prepared))
+        if self.stream is None:
+            return self.output(self._attended(x, None, geometry, prepared)) + self.moments(x, moments)
+        x, flat = x.split([self.dim, COMPONENTS * self.vector_channels], dim=1)
+        given = flat.view(-1, COMPONENTS, self.vector_channels)
+        sums = torch.cat(list(self.moments.sums(x, moments)))
+        tensors = given + self.stream.take(sums)
+        values = self.stream.values(x, tensors)
+        attended = self._attended(x, values, geometry, prepared).view(len(x), self.n_heads, -1)
+        carried, heads = attended.split([values.shape[2], attended.shape[2] - values.shape[2]], dim=2)
+        tensors = tensors + self.stream.gather(carried)
+        of_products, change = self.stream.products(x, tensors)
+        out = self.output(heads.flatten(1)) + self.moments.read(sums) + of_products
+        return torch.cat([out, (tensors - given + change).flatten(1)], dim=1)
+
+    def _attended(self, x: Tensor, vectors: Tensor | None, geometry: Geometry, prepared: Prepared) -> Tensor:
+        """(n_atoms, n_heads · channels) of the values of vectors, if any, and those of the atoms' features."""
         context = prepared.context
-        content = self._content(x, geometry).of_parts(context)
+        content = self._content(x, vectors, geometry).of_parts(context)
         attended = [self._attend(*of_part) for of_part in zip(content, context.parts, prepared.factors, strict=True)]
-        out: Tensor = self.output(context.collect(attended))
-        if self.moments is None or context.moments is None:
-            return out
-        return out + self.moments(x, context.moments)
+        return context.collect(attended)
 
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
@@ -226,9 +249,11 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         local = None if streamed else self.local_rpe.on_edges(around)
         return OnEdges(local, self.local_rpe.on_self(around))
 
-    def _content(self, x: Tensor, geometry: Geometry) -> _Content:
+    def _content(self, x: Tensor, vectors: Tensor | None, geometry: Geometry) -> _Content:
         q, k = self.query_key(x)
         v = self.dropout(split_heads(self.value(x), self.n_heads))
+        if vectors is not None:
+            v = torch.cat([vectors, v], dim=2)
         c_q = c_k = None
         if len(self.rpe_weights) and self.far_rank == 1:
             c_q, c_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]
@@ -239,7 +264,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         return _Content(q, k, v, c_q, c_k)
 
     def _attend(self, content: _Content, part: Part, factors: OnPairs | OnEdges) -> Tensor:
-        """(n_part, dim): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij."""
+        """(n_part, n_heads · channels): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij."""
         if isinstance(factors, OnPairs):
             return self._on_pairs(content, part.geometry, factors)
         return self._on_edges(content, part, factors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from molflt.attention.config import ContentKeys
+from molflt.attention.config import ContentKeys, LayerKeys
 from molflt.attention.registry import AttentionConfig, attention_config
 
 
@@ -41,6 +41,11 @@ class ModelConfig(BaseModel):
             raise ValueError(
                 f"attention.far_dim ({far_dim}) must be a multiple of n_heads ({self.n_heads}) and at most dim "
                 f"({self.dim})"
+            )
+        vectors = self.attention.vector_channels if isinstance(self.attention, LayerKeys) else 0
+        if vectors % self.n_heads:
+            raise ValueError(
+                f"attention.vector_channels ({vectors}) must be a multiple of n_heads ({self.n_heads})"
             )
         return self
 

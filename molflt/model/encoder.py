@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.mechanism import AttentionLayer, Context
+from molflt.attention.vectors import COMPONENTS
 
 
 def full_precision(device: torch.device) -> torch.autocast:
@@ -23,6 +24,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, attention: AttentionLayer[Any, Any], dim: int, ffn_dim: int, dropout: float) -> None:
         super().__init__()
+        self.dim = dim
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = attention
         self.ffn_norm = nn.LayerNorm(dim)
@@ -35,10 +37,18 @@ class EncoderLayer(nn.Module):
             return self.attention.prepare(geometry, context)
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
-        """(n_atoms, dim) → (n_atoms, dim)."""
+        """(n_atoms, dim + 9 C), see :class:`AttentionLayer` → the same."""
+        # Neither normalisation nor dropout may act on the components of a vector, and without vectors nothing is split.
+        x, tensors = (x, x[:, :0]) if x.shape[1] == self.dim else x.split([self.dim, x.shape[1] - self.dim], dim=1)
         with full_precision(x.device):
-            x = x + self.dropout(self.attention(self.attention_norm(x), geometry, prepared))
-        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+            normed = self.attention_norm(x)
+            if not tensors.shape[1]:
+                x = x + self.dropout(self.attention(normed, geometry, prepared))
+            else:
+                change = self.attention(torch.cat([normed, tensors], dim=1), geometry, prepared)
+                x, tensors = x + self.dropout(change[:, : self.dim]), tensors + change[:, self.dim :]
+        x = x + self.dropout(self.ffn(self.ffn_norm(x)))
+        return torch.cat([x, tensors], dim=1) if tensors.shape[1] else x
 
 
 class Encoder(nn.Module):
@@ -63,15 +73,18 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(layer, dim, ffn_dim, dropout) for layer in layers)
         self.n_recycles = n_recycles
         self.checkpoint_recycles = False
+        self.dim, self.vector_width = dim, COMPONENTS * max((layer.vector_channels for layer in layers), default=0)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, geometry: Geometry, context: Context) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim). ``geometry`` and ``context`` serve every layer and recycle."""
         layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+        if self.vector_width:
+            x = torch.cat([x, x.new_zeros(len(x), self.vector_width)], dim=1)
         if self.n_recycles == 1:
             for layer in layers:
                 x = layer(x, geometry, layer.prepare(geometry, context))
-            return self.norm(x)
+            return self.norm(x[:, : self.dim])
         prepared = [layer.prepare(geometry, context) for layer in layers]
 
         def once(x: Tensor) -> Tensor:
@@ -84,4 +97,4 @@ class Encoder(nn.Module):
                 x = checkpoint(once, x, use_reentrant=False)
             else:
                 x = once(x)
-        return self.norm(x)
+        return self.norm(x[:, : self.dim])
