@@ -86,6 +86,9 @@ class PerOrder(nn.Module):
         super().__init__()
         self.first = nn.Linear(n_in, n_out, bias=False)
         self.second = nn.Linear(n_in, n_out, bias=False)
+        for linear in (self.first, self.second):
+            # Of unit gain: with less, products of what came through several mixtures are too faint to learn from.
+            nn.init.normal_(linear.weight, std=n_in**-0.5)
 
     def forward(self, vectors: Tensor, squares: Tensor) -> Tensor:
         """(n, 3, n_in), (n, 6, n_in) → (n, 9, n_out)."""
