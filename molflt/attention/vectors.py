@@ -72,7 +72,9 @@ class VectorStream(nn.Module):
         mixed = self.mix(vectors, squares)
         other, other_squares = mixed.split([FIRST, SECOND], dim=1)
         turned = applied(squares, other)
-        of_scalars, of_vectors, of_squares = (1 + self.gate(x)).split([3 * self.n_channels, *[self.n_channels] * 2], 1)
+        of_scalars, of_vectors, of_squares = (1 + self.gate(x)).split(
+            [3 * self.n_channels, *[self.n_channels] * 2], 1
+        )
         factors = (vectors, other), (squares, other_squares), (vectors, turned)
         invariants = torch.cat([(a * b).sum(dim=1) for a, b in factors], dim=1)
         change = self.product(of_vectors[:, None] * turned, of_squares[:, None] * outer(vectors, other))

@@ -44,9 +44,7 @@ class ModelConfig(BaseModel):
             )
         vectors = self.attention.vector_channels if isinstance(self.attention, LayerKeys) else 0
         if vectors % self.n_heads:
-            raise ValueError(
-                f"attention.vector_channels ({vectors}) must be a multiple of n_heads ({self.n_heads})"
-            )
+            raise ValueError(f"attention.vector_channels ({vectors}) must be a multiple of n_heads ({self.n_heads})")
         return self
 
     @property

@@ -38,17 +38,21 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
         """(n_atoms, dim + 9 C), see :class:`AttentionLayer` → the same."""
-        # Neither normalisation nor dropout may act on the components of a vector, and without vectors nothing is split.
-        x, tensors = (x, x[:, :0]) if x.shape[1] == self.dim else x.split([self.dim, x.shape[1] - self.dim], dim=1)
+        if x.shape[1] > self.dim:
+            return self._with_vectors(x, geometry, prepared)
         with full_precision(x.device):
-            normed = self.attention_norm(x)
-            if not tensors.shape[1]:
-                x = x + self.dropout(self.attention(normed, geometry, prepared))
-            else:
-                change = self.attention(torch.cat([normed, tensors], dim=1), geometry, prepared)
-                x, tensors = x + self.dropout(change[:, : self.dim]), tensors + change[:, self.dim :]
-        x = x + self.dropout(self.ffn(self.ffn_norm(x)))
-        return torch.cat([x, tensors], dim=1) if tensors.shape[1] else x
+            x = x + self.dropout(self.attention(self.attention_norm(x), geometry, prepared))
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+    def _with_vectors(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
+        """The same; neither normalisation nor dropout may act on the components of a vector."""
+        widths = [self.dim, x.shape[1] - self.dim]
+        x, vectors = x.split(widths, dim=1)
+        with full_precision(x.device):
+            state = torch.cat([self.attention_norm(x), vectors], dim=1)
+            change, turned = self.attention(state, geometry, prepared).split(widths, dim=1)
+            x = x + self.dropout(change)
+        return torch.cat([x + self.dropout(self.ffn(self.ffn_norm(x))), vectors + turned], dim=1)
 
 
 class Encoder(nn.Module):

@@ -86,10 +86,10 @@ def attention_weights(atoms, layer, shared, radial, x):
     return near / near.sum(dim=1, keepdim=True), far / near.sum(dim=1, keepdim=True)
 
 
-@pytest.mark.parametrize("mechanism", ["fourier", "local"])
+@pytest.mark.parametrize("keys", [{"frequencies": "exact"}, {"mechanism": "local"}], ids=str)
 @pytest.mark.parametrize("name", ["linear", "wire", "tiny_cell"])
-def test_the_layer_is_its_formula(name, mechanism):
-    made = Layer(mechanism=mechanism, vector_channels=CHANNELS)
+def test_the_layer_is_its_formula(name, keys):
+    made = Layer(**keys, vector_channels=CHANNELS)
     layer, stream, atoms = made.layer, made.layer.stream, STRUCTURES[name]()
     geometry, n = made.geometry([atoms]), len(atoms)
     state = torch.randn(n, DIM + COMPONENTS * CHANNELS, dtype=torch.float64)
@@ -177,7 +177,19 @@ def two_ends(angle, gap=12.0, noise=0.0, seed=0):
 def small(channels, **sizes):
     torch.manual_seed(0)
     attention = {"vector_channels": channels, "n_basis": 8, "isolated_atoms": 8}
-    return EnergyModel(ModelConfig(dim=32, n_heads=4, n_layers=2, ffn_dim=32, n_rbf=12, cutoff=4.0, auxiliary_head=False, attention=attention, **sizes))
+    return EnergyModel(
+        ModelConfig(
+            dim=32,
+            n_heads=4,
+            n_layers=2,
+            ffn_dim=32,
+            n_rbf=12,
+            cutoff=4.0,
+            auxiliary_head=False,
+            attention=attention,
+            **sizes,
+        )
+    )
 
 
 @pytest.mark.parametrize("channels", [8, 0])
@@ -187,8 +199,7 @@ def test_a_distant_group_that_turns_is_seen_and_only_with_vectors(channels):
     turned = energies(model, [two_ends(angle) for angle in np.linspace(0, np.pi / 2, 5)])
     moved = energies(model, [two_ends(0.0, gap) for gap in (11.0, 12.0, 13.0)])
     ratio = float((turned.max() - turned.min()) / (moved.max() - moved.min()))
-    print(channels, ratio)
-    assert ratio > 1e-2 if channels else ratio < 1e-4
+    assert ratio > 0.03 if channels else ratio < 1e-3
 
 
 @pytest.mark.slow
@@ -201,7 +212,7 @@ def test_the_angle_between_distant_groups_is_learnt_and_only_with_vectors(channe
     targets = torch.from_numpy(np.cos(2 * angles))
     model = small(channels)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    steps = 400
+    steps = 200
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps)
     batches = [batch_of(structures[a : a + 32], 4.0) for a in range(0, 192, 32)]
     for step in range(steps):
@@ -214,5 +225,4 @@ def test_the_angle_between_distant_groups_is_learnt_and_only_with_vectors(channe
     with torch.no_grad():
         error = model(batch_of(structures[192:], 4.0)).energy - targets[192:]
     share = float(error.abs().mean()) / 2.0
-    print(channels, share)
-    assert share < 0.05 if channels else share > 0.2
+    assert share < 0.05 if channels else share > 0.25
