@@ -1,4 +1,4 @@
-"""The stream of vectors: what every atom carries through all layers beside its scalars (DESIGN §3.8, §3.12).
+"""The stream of vectors: what every atom carries through all layers beside its scalars (DESIGN §3).
 
     T_i = (V_i, S_i)                                      C vectors and C traceless symmetric tensors, (9, C)
     T_i += W_s M_i                                        first and second moment of the neighbours
