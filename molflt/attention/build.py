@@ -143,12 +143,12 @@ def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: 
     ]
     share = 1 if config.far_rank == "m" else FAR_SHARE
     of_vectors = COMPONENTS * config.vector_channels
-    far_dim = of_vectors + (config.far_dim or sizes.n_heads * math.ceil(sizes.head_dim / share))
+    far_dim = config.far_dim or sizes.n_heads * math.ceil(sizes.head_dim / share)
     layer_sizes = LayerSizes(
         n_applications=sizes.n_applications,
         n_heads=sizes.n_heads,
         dim=sizes.dim + of_vectors,
-        far_dim=far_dim,
+        far_dim=far_dim + of_vectors,
         rank=1 if feature_maps[0] is None else feature_maps[0].n_features,
         n_layers=sizes.n_layers,
     )

@@ -173,8 +173,8 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         n_weights: basis functions of f̂; 0 for no far field.
         far_rank: content factor of the far field.
         kernel: feature map of the content factor, for ``far_rank="m"``; else None.
-        far_dim: how much of the values the far field carries, all heads together: the first channels of every head,
-            those of vectors included.
+        far_dim: how much of the values the far field carries, all heads together: the first channels of every head.
+            It carries all of the vectors besides.
         moments: of the neighbours, added to the output; None for none.
         stream: of vectors, which takes up the moments; None for none.
         dropout: on the values, which is the same in every contraction order.
@@ -210,6 +210,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         self.moments = moments
         self.stream = stream
         self.vector_channels = 0 if stream is None else stream.n_channels
+        self._carried = self.far_channels + COMPONENTS * self.vector_channels // n_heads
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
         """See :class:`AttentionLayer`."""
@@ -283,11 +284,11 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
             return from_pairs(geometry, (near @ v) / denominator)
         if content.c_q is not None and content.c_k is not None:
             far = far * (padded(content.c_q) @ padded(content.c_k).transpose(-1, -2))
-        carried = v[..., : self.far_channels]
+        carried = v[..., : self._carried]
         if carried.shape == v.shape:
             return from_pairs(geometry, ((near + far) @ v) / denominator)
         out = near @ v
-        out[..., : self.far_channels] += far @ carried
+        out[..., : self._carried] += far @ carried
         return from_pairs(geometry, out / denominator)
 
     def _on_edges(self, content: _Content, part: Part, factors: OnEdges) -> Tensor:
@@ -299,7 +300,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         numerator, denominator = total.transpose(0, 1).split([v.shape[-1], 1], dim=-1)
         out = numerator / denominator
         if part.operators:
-            out[..., : self.far_channels] += self._far_sum(content, part) / denominator
+            out[..., : self._carried] += self._far_sum(content, part) / denominator
         return out.flatten(1)
 
     def _near_sum(self, q: Tensor, k: Tensor, v: Tensor, part: Part, factors: OnEdges) -> Tensor:
@@ -317,7 +318,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
 
     def _far_sum(self, content: _Content, part: Part) -> Tensor:
         """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_part, n_heads, channels): the content factor rides on the values."""
-        carried = content.v[..., : self.far_channels]
+        carried = content.v[..., : self._carried]
 
         def convolved(v: Tensor) -> Tensor:
             """Σ_j f̂_h(Δ_ij) v_j."""
