@@ -142,13 +142,12 @@ def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: 
         for _ in range(sizes.n_layers)
     ]
     share = 1 if config.far_rank == "m" else FAR_SHARE
-    of_vectors = COMPONENTS * config.vector_channels
     far_dim = config.far_dim or sizes.n_heads * math.ceil(sizes.head_dim / share)
     layer_sizes = LayerSizes(
         n_applications=sizes.n_applications,
         n_heads=sizes.n_heads,
-        dim=sizes.dim + of_vectors,
-        far_dim=far_dim + of_vectors,
+        dim=sizes.dim + COMPONENTS * config.vector_channels,
+        far_dim=far_dim + COMPONENTS * sizes.n_heads * far_vectors(config, sizes),
         rank=1 if feature_maps[0] is None else feature_maps[0].n_features,
         n_layers=sizes.n_layers,
     )
@@ -164,10 +163,16 @@ def _layer(
     moments = LocalMoments(sizes.dim, sizes.n_rbf, config.moment_channels) if config.moment_channels else None
     stream = None
     if config.vector_channels:
-        stream = VectorStream(sizes.dim, sizes.n_heads, config.moment_channels, config.vector_channels)
+        far = far_vectors(config, sizes)
+        stream = VectorStream(sizes.dim, sizes.n_heads, config.moment_channels, config.vector_channels, far)
     return FourierAttention(
         sizes.dim, sizes.n_heads, sizes.n_rbf, n_weights, far_rank, kernel, far_dim, moments, stream, sizes.dropout
     )
+
+
+def far_vectors(config: LayerKeys, sizes: Sizes) -> int:
+    """Vectors and tensors of every head that the far field carries."""
+    return math.ceil(config.vector_channels / sizes.n_heads / FAR_SHARE)
 
 
 def build_rpe(config: FarFieldKeys, spectrum: SpectrumName = "gaussians", seed: int = 0) -> GaussianRPE:

@@ -190,7 +190,7 @@ class LayerKeys(MechanismConfig):
         ge=0,
         le=4096,
         description="vectors and as many tensors of second order that every atom carries through the layers beside "
-        "its scalars, and the far field to other atoms; a multiple of n_heads; 0: none",
+        "its scalars, and one in four of each head the far field to others; a multiple of n_heads; 0: none",
     )
 
 

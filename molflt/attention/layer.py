@@ -96,7 +96,7 @@ class _Content:
     """What a layer makes of the atoms' features; each (n_atoms, n_heads, ...).
 
     Attributes:
-        q, k, v: queries, keys, values; those of vectors come first.
+        q, k, v: queries, keys, values: first those that the far field carries, vectors before scalars.
         c_q, c_k: the content factor is c(q_i, k_j) = c_q_i · c_k_j; None where it is one.
     """
 
@@ -174,7 +174,6 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         far_rank: content factor of the far field.
         kernel: feature map of the content factor, for ``far_rank="m"``; else None.
         far_dim: how much of the values the far field carries, all heads together: the first channels of every head.
-            It carries all of the vectors besides.
         moments: of the neighbours, added to the output; None for none.
         stream: of vectors, which takes up the moments; None for none.
         dropout: on the values, which is the same in every contraction order.
@@ -210,7 +209,8 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         self.moments = moments
         self.stream = stream
         self.vector_channels = 0 if stream is None else stream.n_channels
-        self._carried = self.far_channels + COMPONENTS * self.vector_channels // n_heads
+        self._far_vectors = 0 if stream is None else COMPONENTS * stream.far_channels
+        self._carried = self._far_vectors + self.far_channels
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
         """See :class:`AttentionLayer`."""
@@ -225,8 +225,9 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         tensors = given + self.stream.take(sums)
         values = self.stream.values(x, tensors)
         attended = self._attended(x, values, geometry, prepared).view(len(x), self.n_heads, -1)
-        carried, heads = attended.split([values.shape[2], attended.shape[2] - values.shape[2]], dim=2)
-        tensors = tensors + self.stream.gather(carried)
+        far, near = self._far_vectors, values.shape[2] - self._far_vectors
+        first, heads, others = attended.split([far, attended.shape[2] - far - near, near], dim=2)
+        tensors = tensors + self.stream.gather(torch.cat([first, others], dim=2))
         of_products, change = self.stream.products(x, tensors)
         out = self.output(heads.flatten(1)) + self.moments.read(sums) + of_products
         return torch.cat([out, (tensors - given + change).flatten(1)], dim=1)
@@ -254,7 +255,8 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         q, k = self.query_key(x)
         v = self.dropout(split_heads(self.value(x), self.n_heads))
         if vectors is not None:
-            v = torch.cat([vectors, v], dim=2)
+            far = self._far_vectors
+            v = torch.cat([vectors[..., :far], v, vectors[..., far:]], dim=2)
         c_q = c_k = None
         if len(self.rpe_weights) and self.far_rank == 1:
             c_q, c_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]

@@ -7,11 +7,11 @@
     T_i += W_p [g(x_i) ∘ (S̄V', V̄ ⊗ V')]
 
 Weights act on channels and gates g multiply whole vectors, so that everything turns with the structure, and what
-reaches the scalars are scalar products. U rides on the attention as 9 C more values: the far field carries it by each
-of its methods, which is how an atom feels the way a distant group is turned. T̄ is T divided by √(1 + its mean square
-over channels). Vectors with gates and scalar products are PaiNN's (Schütt et al. 2021, arXiv 2102.03150), carried by
-attention as in TorchMD-NET (Thölke and De Fabritiis 2022, arXiv 2202.02541); tensors are as in TensorNet (Simeon and
-De Fabritiis 2023, arXiv 2306.06482).
+reaches the scalars are scalar products. U rides on the attention as 9 C more values. The far field carries the first
+channels of every head, by each of its methods, and so an atom feels how a distant group is turned. T̄ is T divided by
+√(1 + its mean square over channels). Vectors with gates and scalar products are PaiNN's (Schütt et al. 2021, arXiv
+2102.03150), carried by attention as in TorchMD-NET (Thölke and De Fabritiis 2022, arXiv 2202.02541); tensors are as in
+TensorNet (Simeon and De Fabritiis 2023, arXiv 2306.06482).
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class VectorStream(nn.Module):
         n_heads: of the attention; must divide ``n_channels``.
         n_moments: channels of the moments of the neighbours.
         n_channels: C.
+        far_channels: how many of them the far field carries, of every head.
     """
 
-    def __init__(self, dim: int, n_heads: int, n_moments: int, n_channels: int) -> None:
+    def __init__(self, dim: int, n_heads: int, n_moments: int, n_channels: int, far_channels: int) -> None:
         super().__init__()
-        self.n_heads, self.n_channels = n_heads, n_channels
+        self.n_heads, self.n_channels, self.far_channels = n_heads, n_channels, far_channels
         self.source = PerOrder(n_moments, n_channels)
         self.value = PerOrder(n_channels, n_channels)
         self.gathered = PerOrder(n_channels, n_channels)
@@ -58,12 +59,13 @@ class VectorStream(nn.Module):
         first, second = (1 + self.sender_gate(x)).unsqueeze(1).chunk(2, dim=2)
         vectors, squares = bounded(tensors)
         values = self.value(first * vectors, second * squares)
-        return values.unflatten(2, (self.n_heads, -1)).transpose(1, 2).flatten(2)
+        # A head's channels one after another, for the far field carries the first of them.
+        return values.unflatten(2, (self.n_heads, -1)).permute(0, 2, 3, 1).flatten(2)
 
     def gather(self, carried: Tensor) -> Tensor:
         """What the attention has made of them, of the same shape → (n_atoms, 9, C)."""
         n = carried.shape[0]
-        tensors = carried.view(n, self.n_heads, COMPONENTS, -1).transpose(1, 2).reshape(n, COMPONENTS, -1)
+        tensors = carried.reshape(n, self.n_channels, COMPONENTS).transpose(1, 2)
         return self.gathered(*tensors.split([FIRST, SECOND], dim=1))
 
     def products(self, x: Tensor, tensors: Tensor) -> tuple[Tensor, Tensor]:

@@ -104,7 +104,8 @@ def test_the_layer_is_its_formula(name, keys):
     a, b = normed(vectors, tensors)
     a, b = mixed(stream.value, gates[0][..., None] * a, gates[1][..., None, None] * b)
     near, far = attention_weights(atoms, layer, made.shared, made.radial, x)
-    weights = (near + far).repeat_interleave(CHANNELS // HEADS, dim=2)
+    # The far field carries one vector and tensor of every head, the other is of neighbours only.
+    weights = torch.stack([near + far, near], dim=3).flatten(2)
     a, b = torch.einsum("ijc,jcx->icx", weights, a), torch.einsum("ijc,jcxy->icxy", weights, b)
     a, b = mixed(stream.gathered, a, b)
     vectors, tensors = vectors + a, tensors + b
