@@ -10,7 +10,7 @@ Weights act on channels and gates g multiply whole vectors, so that everything t
 reaches the scalars are scalar products. U rides on the attention as 9 C more values. The far field carries the first
 channels of every head, by each of its methods, and so an atom feels how a distant group is turned. T̄ is T over
 √(1 + its mean square over channels). Vectors with gates and scalar products are PaiNN's (Schütt et al. 2021, arXiv
-2102.03150), carried by attention as in TorchMD-NET (Thölke and De Fabritiis 2022, arXiv 2202.02541); tensors are as in
+2102.03150), carried by attention TorchMD-NET's (Thölke and De Fabritiis 2022, arXiv 2202.02541); tensors are as in
 TensorNet (Simeon and De Fabritiis 2023, arXiv 2306.06482).
 """
 
