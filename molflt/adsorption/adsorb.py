@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from ase import Atoms
@@ -31,8 +31,9 @@ class Adsorption:
         face: of the surface, such as ``fcc(111)``.
         guesses: of where the molecule sits.
         energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
-        uncertainties: (n_guesses,) eV: standard deviation over the members of an ensemble; of a single model its
-            root mean square error on its validation set, or NaN where it has none.
+        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.predictor.Prediction.std`; NaN where nothing is
+            known.
+        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.domain`.
     """
 
     molecule: str
@@ -41,6 +42,12 @@ class Adsorption:
     guesses: Sequence[Guess]
     energies: np.ndarray
     uncertainties: np.ndarray
+    warnings: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def inside(self) -> np.ndarray:
+        """(n_guesses,) bool: inside the model's domain."""
+        return ~np.isin(np.arange(len(self.guesses)), list(self.warnings))
 
     @property
     def best(self) -> int:
@@ -137,25 +144,14 @@ def adsorb_conformers(
     prediction, _ = predict(model.members, structures, model.device, max_atoms)
     spread = prediction.std
     if spread is None:
-        spread = np.full(len(structures), error_on_validation(model))
-    ends = np.cumsum([len(some) for some in placed])[:-1]
-    parts = zip(surfaces, placed, np.split(prediction.energies, ends), np.split(spread, ends), strict=True)
-    return [Adsorption(name, one.metal, one.face, some, energies, spreads) for one, some, energies, spreads in parts]
-
-
-def meaning_of_uncertainty(model: Model) -> str:
-    """In words."""
-    if len(model.members) > 1:
-        return f"standard deviation over the {len(model.members)} members of the ensemble"
-    if np.isnan(error_on_validation(model)):
-        return "not known: the model's file has no error on validation data"
-    return "root mean square error of the model on its validation data"
-
-
-def error_on_validation(model: Model) -> float:
-    """Root mean square error of a model on the first of its validation sets, eV, as its file has it; else NaN."""
-    errors = [error for key, error in model.metadata.validation.items() if key.endswith("/energy_rmse")]
-    return errors[0] if errors else float("nan")
+        spread = np.full(len(structures), np.nan)
+    found, begin = [], 0
+    for one, some in zip(surfaces, placed, strict=True):
+        mine = slice(begin, begin + len(some))
+        warned = {k - begin: reason for k, reason in prediction.warnings.items() if mine.start <= k < mine.stop}
+        found.append(Adsorption(name, one.metal, one.face, some, prediction.energies[mine], spread[mine], warned))
+        begin = mine.stop
+    return found
 
 
 def _surfaces(on: str | Iterable[str]) -> list[Surface]:
@@ -167,7 +163,7 @@ def _surfaces(on: str | Iterable[str]) -> list[Surface]:
 
 
 def _check(model: Model, molecule: Atoms, surfaces: Sequence[Surface]) -> None:
-    path = model.members[0].path
+    path = model.members[0].name
     if model.target != "y_relaxed":
         raise InputError(
             f"{path}: predicts {model.target}, the energy of the given geometry; adsorb needs a model of y_relaxed, "

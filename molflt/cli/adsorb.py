@@ -43,10 +43,10 @@ def adsorb_command(
         claim_new_file(context, out, (".csv", ".extxyz", ".html"), overwrite)
     from rich.table import Table
 
-    from molflt.adsorption.adsorb import adsorb, meaning_of_uncertainty
+    from molflt.adsorption.adsorb import adsorb
     from molflt.adsorption.surfaces import METALS
     from molflt.prediction.model import load
-    from molflt.report.adsorption_page import HEAD, rows, write_adsorption
+    from molflt.report.adsorption_page import HEAD, about_uncertainty, rows, write_adsorption
 
     loaded = load(model, device)
     results = adsorb(
@@ -61,7 +61,6 @@ def adsorb_command(
     for row in rows(results, minus="-"):
         table.add_row(*row)
     output.print(table)
-    meaning = meaning_of_uncertainty(loaded)
-    errors.print(f"±: {meaning}; 10 %: a tenth of the guesses are below this", markup=False)
+    errors.print(f"±: {about_uncertainty(loaded)}; 10 %: a tenth of the guesses are below this", markup=False)
     if out is not None:
         say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

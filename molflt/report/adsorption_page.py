@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ase.io
+import numpy as np
 
-from molflt.adsorption.adsorb import Adsorption, meaning_of_uncertainty
+from molflt.adsorption.adsorb import Adsorption
 from molflt.data.ase_io import to_atoms
 from molflt.files import atomic_file
+from molflt.prediction.members import meaning_of_uncertainty
 from molflt.prediction.model import Model
 from molflt.report.charts import adsorption_panel
 from molflt.report.html import Page, energy
@@ -60,13 +62,18 @@ def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, .
         (
             f"{one.metal}{one.face[3:]}",
             f"{one.energy:.3f}".replace("-", minus),
-            f"{one.uncertainty:.3f}",
+            f"{one.uncertainty:.3f}" if np.isfinite(one.uncertainty) else "–",
             f"{one.tenth:.3f}".replace("-", minus),
             one.guess.site,
             f"{len(one.guesses):,}",
         )
         for one in results
     ]
+
+
+def about_uncertainty(model: Model) -> str:
+    """What the column ± is, in words."""
+    return meaning_of_uncertainty(model.members) or "not known of this model"
 
 
 HEAD = ("surface", "E / eV", "± / eV", "10 % / eV", "site", "guesses")
@@ -77,10 +84,10 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
     page.write(
         path,
         title=f"{results[0].molecule} on {', '.join(one.metal for one in results)}",
-        subtitle=f"lowest adsorption energies, predicted by {model.members[0].path}",
+        subtitle=f"lowest adsorption energies, predicted by {model.members[0].name}",
         chart=page.figure(page_figure([adsorption_panel(results)], 380)),
         table={"head": HEAD, "rows": rows(results)},
-        uncertainty=meaning_of_uncertainty(model),
+        uncertainty=about_uncertainty(model),
         cards=[
             {
                 "name": f"{one.metal}{one.face[3:]}",

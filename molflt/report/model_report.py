@@ -149,7 +149,7 @@ def write_report(
 
 def _subtitle(loaded: LoadedModel, n_members: int) -> str:
     if n_members > 1:
-        return f"{loaded.path.parent.parent}, ensemble of {n_members}, {loaded.metadata.target}"
+        return f"{loaded.name}, ensemble of {n_members}, {loaded.metadata.target}"
     return f"{loaded.path}, {loaded.metadata.target}, epoch {loaded.metadata.epoch + 1}"
 
 
@@ -177,7 +177,7 @@ def _key_numbers(evaluation: Evaluation) -> list[str]:
 
 
 def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Whether the spread of an ensemble fits its errors; None for one model."""
+    """Whether predicted uncertainties fit the errors; None where there are none."""
     if not sets:
         return None
     rows, reasons = [], []
@@ -192,7 +192,7 @@ def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | Non
         rank = f"{found.rank_correlation:.2f}" if np.isfinite(found.rank_correlation) else "–"
         numbers = f"{evaluation.std.mean():.4f}", f"{found.factor:.2f}", rank
         rows.append([evaluation.name, f"{found.n:,}", *numbers, *(f"{share:.1%}" for share in found.coverage)])
-    head = ["set", "structures", "mean std / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
+    head = ["set", "structures", "mean ± / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
     figure = page.figure(page_figure([coverage_panel(sets)], 380))
     return {"figure": figure, "head": head, "rows": rows, "reasons": " ".join(reasons)}
 

@@ -6,9 +6,10 @@ command has it, of the SMILES that RDKit reads off that geometry. All are compar
 structure.
 
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg
-    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg --limit 50 --results few.csv
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg --limit 154 --results few.csv
 
-Structures come in a random order, which is always the same, so that the first are a sample of all. Each has a row in
+Structures come in an order, which is always the same, of which the first are a fair sample of all: of each metal
+equally many, of each group its share. Each has a row in
 docs/results/adsorb_guesses.csv before the next is begun; those that are there are not repeated.
 """
 
@@ -18,6 +19,8 @@ import argparse
 import gzip
 import io
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +49,38 @@ PREDICTIONS = {
     "own_lowest": "lowest, own internal geometry",
     "own_tenth": "a tenth of those guesses below",
     "rdkit_lowest": "lowest, RDKit's conformers",
-    "rdkit_tenth": "a tenth of those guesses below",
+    "rdkit_inside": "lowest inside the model's domain",
+    "rdkit_first_50": "lowest of the first 50 guesses",
+    "rdkit_first_20": "lowest of the first 20",
+    "rdkit_twentieth": "a twentieth of the guesses below",
+    "rdkit_tenth": "a tenth of the guesses below",
+    "rdkit_quarter": "a quarter of the guesses below",
 }
-COLUMNS = ("sid", "name", "metal", "molecule", "group", "smiles", "conformers", "y_relaxed", *PREDICTIONS, "failure")
+COLUMNS = (
+    *("sid", "name", "metal", "molecule", "group", "smiles", "conformers", "y_relaxed"),
+    *PREDICTIONS,
+    *("rdkit_outside", "failure"),
+)
+
+
+def sample(structures: Sequence[Atoms], n: int | None = None) -> list[int]:
+    """Places of ``n`` structures; each next one is of a metal and a group that are behind their shares."""
+    kinds = [(atoms.info["metal"], atoms.info["group"]) for atoms in structures]
+    of_all = [Counter(kind) for kind in zip(*kinds, strict=True)]
+    taken: list[Counter[str]] = [Counter() for _ in of_all]
+    waiting = np.random.default_rng(0).permutation(len(structures)).tolist()
+    order: list[int] = []
+    for _ in range(len(structures) if n is None else min(n, len(structures))):
+
+        def share(k: int) -> float:
+            each = zip(taken, of_all, kinds[k], strict=True)
+            return sum((had[kind] + 1) / whole[kind] for had, whole, kind in each)
+
+        order.append(min(waiting, key=share))
+        waiting.remove(order[-1])
+        for had, kind in zip(taken, kinds[order[-1]], strict=True):
+            had[kind] += 1
+    return order
 
 
 def adsorbate(atoms: Atoms) -> Atoms:
@@ -98,6 +130,14 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
                 row["conformers"] = len(conformers)
             (found,) = adsorb_conformers(conformers, [one], model, info["name"], n_guesses)
             row |= {f"{kind}_lowest": found.energy, f"{kind}_tenth": found.tenth}
+        inside = found.energies[found.inside]
+        row |= {
+            "rdkit_inside": float(inside.min(initial=np.inf)),
+            **{f"rdkit_first_{n}": float(found.energies[:n].min()) for n in (50, 20)},
+            "rdkit_twentieth": float(np.quantile(found.energies, 0.05)),
+            "rdkit_quarter": float(np.quantile(found.energies, 0.25)),
+            "rdkit_outside": 1 - len(inside) / len(found.energies),
+        }
     except InputError as error:
         row["failure"] = str(error)
     return row
@@ -134,7 +174,7 @@ def main() -> None:
         known = {row["sid"] for row in store.rows}
         with gzip.open(data, "rb") as stream:
             structures = ase.io.read(io.TextIOWrapper(stream, "utf-8"), index=":", format="extxyz")
-        order = np.random.default_rng(0).permutation(len(structures))[: options.limit]
+        order = sample(structures, options.limit)
         model = load(options.model)
         waiting = [structures[k] for k in order if str(structures[k].info["sid"]) not in known]
         for atoms in track(waiting, "structures", total=len(order), done=len(order) - len(waiting)):
