@@ -38,6 +38,7 @@ PUBLISHED = {"DimeNet++, total energies": 0.514, "PaiNN, total energies": 0.190,
 """eV, of the authors of the set; their sources are in data/fg/README.md."""
 SIZES = {"up to 6": 6, "7 to 9": 9, "10 to 12": 12, "13 to 18": 18}
 COLUMNS = ("by", "of", "n", "mae", "median", "rmse", "uncertainty", "inside_68", "inside_95")
+"""``n`` is a number of structures, or what is said in words."""
 
 
 def numbers(found: Evaluation, known: Uncertainty, spread: np.ndarray) -> list[dict[str, Any]]:
@@ -69,6 +70,9 @@ def numbers(found: Evaluation, known: Uncertainty, spread: np.ndarray) -> list[d
         }
 
     rows = [row("all", "val", np.ones(len(error), dtype=bool))]
+    for level, multiple, share in zip(LEVELS, known.multiples, known.coverage, strict=True):
+        formula = f"{multiple:.3f} eV" if not spread.any() else f"{multiple:.2f} × (s + {known.floor:.3f} eV)"
+        rows.append({"by": "uncertainty", "of": f"{level:.1%}", "n": formula, "inside_68": share})
     for by, values in kinds.items():
         rows += sorted((row(by, of, values == of) for of in np.unique(values)), key=lambda r: r["mae"])
     return rows + [row("size", of, sizes == of) for of in SIZES]
@@ -128,17 +132,20 @@ def ship(
     spread = np.zeros(len(found)) if found.std is None else found.std
     rows = [*about(members, recipe, size), *numbers(found, known, spread), *others(at / train, at / val)]
     measured_here = results.provenance({"data": val})
-    results.write(root / NUMBERS, [row | measured_here for row in rows], (*COLUMNS, *results.PROVENANCE))
+    results.write(root / NUMBERS, [row | measured_here for row in rows], (*COLUMNS, *results.PROVENANCE), digits=6)
     return known, found
 
 
 def table(view: str, rows: Iterable[results.Row] | None = None) -> str:
-    """Markdown of a view: ``file``, ``error``, ``metal``, ``group``, ``size``, ``others`` or ``contest``."""
+    """Markdown of ``file``, ``error``, ``metal``, ``group``, ``size``, ``uncertainty``, ``others``, ``contest``."""
     found = results.read(results.ROOT / NUMBERS) if rows is None else list(rows)
     of = {(row["by"], row["of"]): row for row in found}
     mine = [row for row in found if row["by"] == view]
     if view == "file":
         return results.markdown(["file", ""], [[row["of"], row["n"]] for row in mine])
+    if view == "uncertainty":
+        cells = [[row["of"], row["n"], f"{float(row['inside_68']):.1%}"] for row in mine]
+        return results.markdown(["interval of", "half-width", "found"], cells)
     if view in ("others", "contest"):
         ours = [["**`pretrained:fg`**", f"**{float(of['all', 'val']['mae']):.3f}**"]] if view == "contest" else []
         cells = [[row["of"], f"{float(row['mae']):.3f}"] for row in found if row["by"] == "others"]
