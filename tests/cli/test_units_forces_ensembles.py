@@ -131,7 +131,8 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
     assert len(json.loads(molflt("info", run, "--json").out)["members"]) == 2
     refused = molflt("check-invariance", run)
     assert refused.status == 2
-    assert "member-0" in refused.err
+    assert f"give one of them, such as {run}#0" in refused.err
+    assert molflt("explain", f"{run}#0", "O", "--json").status == 0
     # The average of one member's checkpoints is a model, and no file is replaced unasked.
     average = (
         "average",
