@@ -121,7 +121,7 @@ def test_what_was_measured_of_all_holds_for_no_part(path: Path, two: list[Loaded
         assert uncertainty_of(load_members(parts)) is None
     with pytest.raises(InputError, match="has 2 members, counted from 0"):
         load_members(f"{path}#2")
-    with pytest.raises(InputError, match="give one of them, such as .*two.safetensors#0"):
+    with pytest.raises(InputError, match=r"give one of them, such as .*two\.safetensors#0"):
         load_member(path)
     renamed = path.with_name("a#1")
     path.rename(renamed)
