@@ -75,7 +75,7 @@ def numbers(found: Evaluation, known: Uncertainty, spread: np.ndarray) -> list[d
         rows.append({"by": "uncertainty", "of": f"{level:.1%}", "n": formula, "inside_68": share})
     for by, values in kinds.items():
         rows += sorted((row(by, of, values == of) for of in np.unique(values)), key=lambda r: r["mae"])
-    return rows + [row("size", of, sizes == of) for of in SIZES]
+    return rows + [row("size", of, sizes == of) for of in SIZES if of in sizes]
 
 
 def others(train: Path, val: Path) -> list[dict[str, Any]]:
