@@ -21,10 +21,10 @@ from molflt.report.viewer import structure_view
 
 
 def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) -> None:
-    """Write the lowest energies of a molecule, atomically; the suffix decides what.
+    """Write the adsorption energies of a molecule, atomically; the suffix decides what.
 
     Args:
-        path: ``.csv`` (a row for each metal), ``.extxyz`` (the guess with the lowest energy on each) or ``.html`` (a
+        path: ``.csv`` (a row for each metal), ``.extxyz`` (the guess that counts on each) or ``.html`` (a
             page with a chart, a table and those guesses in 3D).
         results: of one molecule.
         model: that predicted them.
@@ -36,11 +36,32 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
         if path.suffix.lower() == ".csv":
             writer = csv.writer(handle)
             writer.writerow(
-                ("molecule", "metal", "surface", "y_relaxed_eV", "uncertainty_eV", "tenth_eV", "site", "guesses")
+                (
+                    "molecule",
+                    "metal",
+                    "surface",
+                    "y_relaxed_eV",
+                    "uncertainty_eV",
+                    "lowest_eV",
+                    "site",
+                    "guesses",
+                    "inside",
+                )
             )
             writer.writerows(
-                (a.molecule, a.metal, a.face, a.energy, a.uncertainty, a.tenth, a.guess.site, len(a.guesses))
+                (
+                    a.molecule,
+                    a.metal,
+                    a.face,
+                    a.energy,
+                    a.uncertainty,
+                    a.lowest,
+                    a.guess.site,
+                    len(a.guesses),
+                    n_inside,
+                )
                 for a in results
+                for n_inside in [int(a.inside.sum())]
             )
         else:
             for one in results:
@@ -57,15 +78,15 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
 
 
 def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, ...]]:
-    """Cells of a table: surface, lowest energy, uncertainty, lowest tenth, site, number of guesses."""
+    """Cells of a table: surface, energy, uncertainty, lowest energy, site, guesses inside of the domain and in all."""
     return [
         (
             f"{one.metal}{one.face[3:]}",
             f"{one.energy:.3f}".replace("-", minus),
             f"{one.uncertainty:.3f}" if np.isfinite(one.uncertainty) else "–",
-            f"{one.tenth:.3f}".replace("-", minus),
+            f"{one.lowest:.3f}".replace("-", minus),
             one.guess.site,
-            f"{len(one.guesses):,}",
+            f"{one.inside.sum():,} of {len(one.guesses):,}",
         )
         for one in results
     ]
@@ -76,7 +97,7 @@ def about_uncertainty(model: Model) -> str:
     return meaning_of_uncertainty(model.members) or "not known of this model"
 
 
-HEAD = ("surface", "E / eV", "± / eV", "10 % / eV", "site", "guesses")
+HEAD = ("surface", "E / eV", "± / eV", "lowest / eV", "site", "guesses inside")
 
 
 def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None:
@@ -84,14 +105,15 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
     page.write(
         path,
         title=f"{results[0].molecule} on {', '.join(one.metal for one in results)}",
-        subtitle=f"lowest adsorption energies, predicted by {model.members[0].name}",
+        subtitle=f"adsorption energies, predicted by {model.members[0].name}",
         chart=page.figure(page_figure([adsorption_panel(results)], 380)),
         table={"head": HEAD, "rows": rows(results)},
         uncertainty=about_uncertainty(model),
+        doubts=[one.doubt for one in results if one.doubt],
         cards=[
             {
                 "name": f"{one.metal}{one.face[3:]}",
-                "about": f"{one.guess.site}; the lowest of {len(one.guesses):,} guesses",
+                "about": f"{one.guess.site}; {one.inside.sum():,} of {len(one.guesses):,} guesses inside the domain",
                 "energy": energy(one.energy),
                 "figure": structure_view(page, one.guess.structure),
             }

@@ -1,7 +1,7 @@
 """Write every table of the pages under docs, and of some others, from its CSV.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
-``compare_attention``, ``fg VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of
+``adsorb_guesses``, ``compare_attention``, ``fg VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of
 a CSV below docs, without its ending. Such a CSV is printed as it is, without the columns that say how a row was
 measured. With ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each
 value of some columns, and one column for each value of another.
@@ -18,11 +18,12 @@ from pathlib import Path
 
 from molflt.files import atomic_file
 from scripts import results
-from scripts.benchmarks import accuracy, compare_attention, method_choice, speed_report
+from scripts.benchmarks import accuracy, adsorb_guesses, compare_attention, method_choice, speed_report
 from scripts.tools.fg import ship
 
 LAYOUTS = {
     "accuracy": accuracy.table,
+    "adsorb_guesses": adsorb_guesses.table,
     "compare_attention": compare_attention.table,
     "fg": ship.table,
     "method_choice": method_choice.table,
