@@ -19,6 +19,8 @@ from molflt.report.html import Page, energy
 from molflt.report.page_figures import page_figure
 from molflt.report.viewer import structure_view
 
+_COUNTS = ("site", "guesses", "inside")
+
 
 def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) -> None:
     """Write the adsorption energies of a molecule, atomically; the suffix decides what.
@@ -35,34 +37,11 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
     with atomic_file(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as handle:
         if path.suffix.lower() == ".csv":
             writer = csv.writer(handle)
-            writer.writerow(
-                (
-                    "molecule",
-                    "metal",
-                    "surface",
-                    "y_relaxed_eV",
-                    "uncertainty_eV",
-                    "lowest_eV",
-                    "site",
-                    "guesses",
-                    "inside",
-                )
-            )
-            writer.writerows(
-                (
-                    a.molecule,
-                    a.metal,
-                    a.face,
-                    a.energy,
-                    a.uncertainty,
-                    a.lowest,
-                    a.guess.site,
-                    len(a.guesses),
-                    n_inside,
-                )
-                for a in results
-                for n_inside in [int(a.inside.sum())]
-            )
+            writer.writerow(("molecule", "metal", "surface", "y_relaxed_eV", "uncertainty_eV", "lowest_eV", *_COUNTS))
+            for one in results:
+                energies = one.energy, one.uncertainty, one.lowest
+                counts = one.guess.site, len(one.guesses), int(one.inside.sum())
+                writer.writerow((one.molecule, one.metal, one.face, *energies, *counts))
         else:
             for one in results:
                 atoms = to_atoms(one.guess.structure)
@@ -78,7 +57,7 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
 
 
 def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, ...]]:
-    """Cells of a table: surface, energy, uncertainty, lowest energy, site, guesses inside of the domain and in all."""
+    """Cells of a table: surface, energy, uncertainty, lowest energy, site, guesses inside the domain and in all."""
     return [
         (
             f"{one.metal}{one.face[3:]}",

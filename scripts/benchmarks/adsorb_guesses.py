@@ -1,8 +1,8 @@
 """How good are the guesses of ``molflt adsorb``? Structures of the FG set, put on their surfaces anew.
 
-Of each structure the energy is predicted from DFT's own initial geometry, and by the command, of the SMILES that RDKit
-reads off that geometry. All are compared with DFT's energy of the relaxed structure; so are simpler choices among the same
-guesses.
+Of each structure the energy is predicted from DFT's own initial geometry, and by the command, of the SMILES that
+RDKit reads off that geometry. Both are compared with DFT's energy of the relaxed structure; so are simpler choices
+among the same guesses.
 
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg --limit 154 --results few.csv
