@@ -15,7 +15,7 @@ from molflt.errors import InputError
 from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.calibration import LEVELS
+from molflt.model.uncertainty import LEVELS
 from molflt.prediction.evaluation import Evaluation, GroupErrors, by_adsorbate, by_element, by_size, evaluate
 from molflt.prediction.members import load_members
 from molflt.prediction.metrics import EWT_THRESHOLD
