@@ -11,7 +11,7 @@ mkdir -p runs
 
 printf '\n\033[1m$ molflt config tiny > runs/demo.yaml\033[0m\n'
 molflt config tiny > runs/demo.yaml
-step molflt train runs/demo.yaml --out "$run" loss.noisy_nodes=true --resume auto
+step molflt train runs/demo.yaml --out "$run" --resume auto
 step molflt evaluate "$run" data/fg/val.lmdb --no-report
 cat <<'TEXT'
 

@@ -157,9 +157,8 @@ def _frequencies(value: dict[str, Any]) -> str:
     return remedy if value["frequencies"] == "sampled" else ""
 
 
-def _l_max(value: dict[str, Any]) -> str:
-    budget = value["mechanism"] == "fourier" and value["l_max"] is not None
-    return "belongs to mechanism=budget now, or to mechanism=undamped" if budget else ""
+def _l_max(_: dict[str, Any]) -> str:
+    return "is gone: a far field cut off there was not local; leave it out"
 
 
 def _mechanism(value: dict[str, Any]) -> str:

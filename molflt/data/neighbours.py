@@ -7,6 +7,8 @@ import torch
 from ase.data import chemical_symbols
 from ase.geometry import find_mic
 from numpy.typing import ArrayLike
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
@@ -280,3 +282,39 @@ def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
     # a lattice vector is at least as long as the smallest distance between two planes of the lattice
     spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
     return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
+
+
+_BONDED = 1.6
+"""Å. A molecule whose parts are no further apart hangs together; a longer bond costs a look at the images."""
+
+
+def whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+    """The images in which a molecule hangs together, wherever a cell's border cut it.
+
+    Atoms are joined one by one along the shortest distances between images.
+
+    Args:
+        positions: (n_atoms, 3), Å, of the molecule.
+        cell: (3, 3), Å, lattice vectors as rows.
+        pbc: (3,), bool.
+
+    Returns:
+        (n_atoms, 3), Å; the first atom stays where it is.
+    """
+    n = len(positions)
+    if n < 2 or not pbc.any():
+        return positions
+    i, j = np.triu_indices(n, 1)
+    vectors = positions[j] - positions[i]
+    as_given = csr_array((np.linalg.norm(vectors, axis=1), (i, j)), shape=(n, n))
+    if minimum_spanning_tree(as_given).data.max() < _BONDED:
+        return positions
+    vectors, lengths = find_mic(vectors, cell, pbc)
+    tree = minimum_spanning_tree(csr_array((lengths, (i, j)), shape=(n, n)))
+    order, before = breadth_first_order(tree, 0, directed=False)
+    step = np.zeros((n, n, 3))
+    step[i, j], step[j, i] = vectors, -vectors
+    found = positions.copy()
+    for atom in order[1:]:
+        found[atom] = found[before[atom]] + step[before[atom], atom]
+    return found

@@ -24,7 +24,7 @@ from molflt.attention.smooth import GAUSSIAN_END, envelope
 from molflt.errors import InputError
 from molflt.model.encoder import EncoderLayer
 from molflt.model.energy_model import EnergyModel
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
 
 
 def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
@@ -296,6 +296,7 @@ class ScriptedEnergy(nn.Module):
         self.root_neighbours = math.sqrt(typical_neighbours(config.cutoff))
         self.radial = _Radial(model.radial)
         self.has_far = positions.rpe is not None
+        self.contact, self.adsorbate_tag = config.read_out == "contact", TAG_ADSORBATE
         keys = config.attention
         tolerance = keys.tolerance if isinstance(keys, FarFieldKeys) and isinstance(keys, FourierConfig) else 1e-4
         self.far: _FarField | _NoFarField = _FarField(positions, tolerance) if self.has_far else _NoFarField()
@@ -352,6 +353,10 @@ class ScriptedEnergy(nn.Module):
             for layer in self.layers:
                 x = layer(x, i, j, basis, fade, self_basis, weighted, powers, pairs, waves, spectra)
         own = (self.mlp(self.norm(x)).squeeze(-1) * self.factor[tags]).to(torch.float64)
+        adsorbate = tags == self.adsorbate_tag
+        if self.contact and bool(adsorbate.any()):
+            reached = torch.zeros_like(x[:, 0]).index_add(0, i, fade * adsorbate[j])
+            own = own * torch.where(adsorbate, torch.ones_like(reached), 1 - torch.exp(-2 * reached))
         return self.references[z] + self.std * own
 
     def forward(

@@ -13,10 +13,8 @@ from molflt.attention.build import (
 from molflt.attention.context import FourierPositions
 from molflt.attention.far.costs import LayerSizes
 from molflt.attention.mechanism import SharedPositions
-from molflt.literature.budget import BudgetQuadratureMethod
 from molflt.literature.concat import ConcatAttention, ConcatPositions
 from molflt.literature.names import (
-    BudgetConfig,
     ConcatConfig,
     RandomisedConfig,
     RandomisedRpeConfig,
@@ -39,7 +37,6 @@ def build_undamped(config: UndampedConfig, sizes: Sizes) -> Built:
         periodic_radius=config.periodic_radius,
         seed=sizes.seed,
         means=config.means,
-        l_max=config.l_max,
     )
     return with_far_field(config, sizes, rpe, method)
 
@@ -91,10 +88,3 @@ def build_randomised_rpe(config: RandomisedRpeConfig, sizes: Sizes) -> Built:
         )
         for _ in range(sizes.n_layers)
     ]
-
-
-def build_budget(config: BudgetConfig, sizes: Sizes) -> Built:
-    """The attention of DESIGN §3, its far field a quadrature under a budget."""
-    rpe = build_rpe(config)
-    method = BudgetQuadratureMethod(config.tolerance, config.n_frequencies, config.l_max, rpe.sigma_low)
-    return with_far_field(config, sizes, rpe, method)

@@ -28,23 +28,6 @@ WEIGHT_MATRICES = ("iid", "orf", "sorf", "sphere", "qmc", "mm", "sgq", "fastfood
 RANDOM_FEATURES = tuple(f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in WEIGHT_MATRICES)
 
 
-MOST_WAVES = 1 << 18
-"""Features of an atom: a megabyte for each."""
-
-
-def refuse_waves(n_frequencies: int, l_max: int) -> None:
-    """Refuse more spherical waves than an atom can have features.
-
-    Raises:
-        ValueError: too many.
-    """
-    if (n_waves := n_frequencies * (l_max + 1) ** 2) > MOST_WAVES:
-        raise ValueError(
-            f"n_frequencies={n_frequencies} with l_max={l_max} are {n_waves:,} features of every atom, at most "
-            f"{MOST_WAVES:,} are possible: lower one of them"
-        )
-
-
 class UndampedKeys(FarFieldKeys):
     """Keys of the FLT paper's estimator of f by sampled frequencies; it is part of a model, unlike a method."""
 
@@ -56,15 +39,12 @@ class UndampedKeys(FarFieldKeys):
 class UndampedConfig(ContentKeys, UndampedKeys):
     """Local RPE plus the paper's own estimator of the Fourier RPE: its waves are not damped, so that it never ends.
 
-    With averaged directions it is quadratic, or it has a budget (``l_max``) and is not local: f̂ between the atoms of
-    one ethanol then changes by more than 80 % when another is put 50 Å away (r = 16, l_max = 4). In cells it is a
-    function of its own, under an envelope.
+    With averaged directions it is quadratic. In cells it is a function of its own, under an envelope.
     """
 
     only_with: ClassVar[dict[str, Condition]] = {
         **IF_RANK_M,
         "means": ("directions=random", lambda c: c.directions == "random"),
-        "l_max": ("directions=averaged", lambda c: c.directions == "averaged"),
         "n_basis": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
         "isolated_atoms": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
         "proposal": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
@@ -75,19 +55,11 @@ class UndampedConfig(ContentKeys, UndampedKeys):
     means: bool = Field(False, description="proposals with learnable means")
     spectrum: SpectrumKind = Field("gaussian", description="a_k from the Gaussian basis, or free weights")
     periodic_radius: float = Field(12.0, ge=0.1, le=1000, description="envelope of the sum over images, Å")
-    l_max: int | None = Field(
-        None,
-        ge=0,
-        le=96,
-        description="(l_max + 1)² features of each frequency in isolated structures: strictly linear, but not local; "
-        "null: on pairs",
-    )
 
     @model_validator(mode="after")
     def _linear_form(self) -> Self:
-        if self.order == "linear" and self.directions == "averaged" and self.l_max is None:
-            raise ValueError("averaged directions have no linear form: leave order at auto, or set l_max")
-        refuse_waves(self.n_frequencies, self.l_max or 0)
+        if self.order == "linear" and self.directions == "averaged":
+            raise ValueError("averaged directions have no linear form: leave order at auto")
         return self
 
 
@@ -121,32 +93,11 @@ class RandomisedRpeConfig(SampleKeys, MethodKeys):
     mechanism: Literal["randomised-rpe"] = Field("randomised-rpe", description="RA with positions")
 
 
-class BudgetConfig(ContentKeys, FarFieldKeys):
-    """Local RPE plus a quadrature of f under a fixed budget of nodes and spherical waves: strictly linear, not local.
-
-    What a budget cuts off depends on the whole structure: f̂ between the atoms of one ethanol changes by 85 % when
-    another is put 50 Å away (r = 16, l_max = 4).
-    """
-
-    mechanism: Literal["budget"] = Field("budget", description="local RPE plus Fourier RPE under a budget")
-    n_frequencies: int = Field(16, ge=2, le=4096, description="r, nodes of the quadrature")
-    l_max: int = Field(
-        6, ge=0, le=96, description="(l_max + 1)² features of each node in isolated structures; part of the model"
-    )
-    tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="error that would hold with enough nodes")
-
-    @model_validator(mode="after")
-    def _few_waves(self) -> Self:
-        refuse_waves(self.n_frequencies, self.l_max)
-        return self
-
-
 MECHANISMS: dict[str, tuple[type[MechanismConfig], str]] = {
     "undamped": (UndampedConfig, "molflt.literature.build:build_undamped"),
     "concat": (ConcatConfig, "molflt.literature.build:build_concat"),
     "randomised": (RandomisedConfig, "molflt.literature.build:build_randomised"),
     "randomised-rpe": (RandomisedRpeConfig, "molflt.literature.build:build_randomised_rpe"),
-    "budget": (BudgetConfig, "molflt.literature.build:build_budget"),
 }
 KERNELS = {
     name: "molflt.literature.kernels:kernel_of"

@@ -21,7 +21,6 @@ from molflt.attention.far.method import FrequencyMethod, PositionFeatures, featu
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import envelope, sinc_of_square
 from molflt.literature.names import Directions, Proposal, Radii, SpectrumKind
-from molflt.literature.spherical import spherical_operator
 
 SCALE_MARGIN = 2.0
 
@@ -35,9 +34,7 @@ class UndampedMethod(FrequencyMethod):
     paper; its variance is infinite). The last proposal is a fixed guard, s = 1/(2πσ_low), which bounds g/p for every
     width the RPE can take.
 
-    With averaged directions it is quadratic. An ``l_max`` makes it linear in isolated structures, and not local: f̂ is
-    expanded around the centroid, and between the atoms of one ethanol it changes by more than 80 % when another is
-    put 50 Å away (r = 16, l_max = 4).
+    With averaged directions it is quadratic.
 
     In a periodic structure f̂, which does not decay, is summed over images under a smooth envelope of radius
     ``periodic_radius``. That keeps every invariance and makes the envelope part of the estimator.
@@ -52,8 +49,6 @@ class UndampedMethod(FrequencyMethod):
         periodic_radius: Å.
         seed: of the draw.
         means: whether the proposals have learnable means μ_k, which start at zero; for random directions only.
-        l_max: where the expansion of averaged frequencies in spherical waves ends in isolated structures; with None
-            there is no expansion, and only pairs.
     """
 
     name = "undamped"
@@ -69,7 +64,6 @@ class UndampedMethod(FrequencyMethod):
         periodic_radius: float,
         seed: int,
         means: bool = False,
-        l_max: int | None = None,
     ) -> None:
         super().__init__()
         self.n_frequencies = n_frequencies
@@ -77,7 +71,6 @@ class UndampedMethod(FrequencyMethod):
         self.proposal = proposal
         self.spectrum = spectrum
         self.periodic_radius = periodic_radius
-        self.l_max = l_max
         self.epsilon: Tensor
         self.register_buffer("epsilon", _draw(n_frequencies, radii, seed).to(torch.get_default_dtype()))
 
@@ -138,16 +131,12 @@ class UndampedMethod(FrequencyMethod):
         def enveloped(delta: Tensor) -> Tensor:
             return estimate(delta) * envelope(safe_norm(delta), self.periodic_radius)[..., None]
 
-        if self.l_max is None and not any(geometry.is_periodic(b) for b in structures):
+        if not any(geometry.is_periodic(b) for b in structures):
             chosen = list(structures)
             mask = geometry.pair_mask[chosen][..., None]
             return torch.where(mask, estimate(geometry.pair_displacements[chosen]), 0.0)
         found = []
         for b in structures:
-            cut = self.operator(geometry, b, basis) if self.l_max is not None else None
-            if cut is not None:
-                found.append(cut.pairs())
-                continue
             function = enveloped if geometry.is_periodic(b) else estimate
             found.append(sum_over_images(geometry, b, self.periodic_radius, function))
         return geometry.pad_blocks(found)
@@ -155,30 +144,22 @@ class UndampedMethod(FrequencyMethod):
     def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
         """See :class:`FrequencyMethod`."""
         n, n_images = geometry.sizes[b], expected_images(geometry, b, self.periodic_radius)
-        if self.l_max is not None and not geometry.is_periodic(b):
-            return Work(pair_mixed=n * n * self._n_features() * self.n_weights(len(basis)))
         on_nodes = n * n * n_images * self.n_frequencies
         return Work(pair_waves=on_nodes, pair_mixed=on_nodes * self.n_weights(len(basis)))
 
     def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
-        """See :class:`FrequencyMethod`: for isolated structures, with random directions or with an ``l_max``."""
-        if geometry.is_periodic(b) or (self.directions == "averaged" and self.l_max is None):
+        """See :class:`FrequencyMethod`: for isolated structures, with random directions."""
+        if geometry.is_periodic(b) or self.directions == "averaged":
             return None
-        x, coefficients = geometry.atoms_of(b), self.coefficients(basis)
-        if self.l_max is not None:
-            kappa = 2 * math.pi * safe_norm(self.frequencies())
-            return spherical_operator(x, kappa, coefficients, [self.l_max] * self.n_frequencies, geometry.dtype)
-        waves = plane_waves(x, self.frequencies()).to(geometry.dtype)
+        coefficients = self.coefficients(basis)
+        waves = plane_waves(geometry.atoms_of(b), self.frequencies()).to(geometry.dtype)
         return PositionFeatures(waves, coefficients.repeat(2, 1).to(geometry.dtype))
 
     def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work | None:
         """See :class:`FrequencyMethod`."""
-        if geometry.is_periodic(b) or (self.directions == "averaged" and self.l_max is None):
+        if geometry.is_periodic(b) or self.directions == "averaged":
             return None
-        return features_work(geometry.sizes[b], self._n_features(), self.n_weights(len(basis)), sizes)
-
-    def _n_features(self) -> int:
-        return self.n_frequencies * (2 if self.l_max is None else (self.l_max + 1) ** 2)
+        return features_work(geometry.sizes[b], 2 * self.n_frequencies, self.n_weights(len(basis)), sizes)
 
 
 def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from molflt.attention.config import ContentKeys
@@ -28,6 +30,11 @@ class ModelConfig(BaseModel):
     dropout: float = Field(0.0, ge=0, lt=1, description="on the output of attention and feed-forward")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the values of the attention")
     auxiliary_head: bool = Field(True, description="predict the relaxed displacement as a training signal")
+    read_out: Literal["auto", "all", "contact"] = Field(
+        "auto",
+        description="whose energies are summed: contact, those of an adsorbate and of the surface near it; auto: "
+        "contact where y_relaxed is learnt and every training structure is an adsorbate on a surface, else all",
+    )
     attention: AttentionConfig = Field(
         default_factory=attention_config, description="a mapping, or a preset: flt, local, softmax, ..."
     )

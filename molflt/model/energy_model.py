@@ -14,12 +14,12 @@ from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.kernels.random_features import redraw
 from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
-from molflt.attention.sparse import scalar_products
+from molflt.attention.sparse import scalar_products, sum_of_entries
 from molflt.model.config import ModelConfig
 from molflt.model.encoder import Encoder, full_precision
 from molflt.model.periodic_table import element_embedding
 from molflt.model.standardiser import Standardiser
-from molflt.vocabulary import N_TAGS
+from molflt.vocabulary import N_TAGS, TAG_ADSORBATE
 
 
 class AtomEmbedding(nn.Module):
@@ -66,6 +66,22 @@ class EnergyHead(nn.Module):
     def forward(self, x: Tensor, tags: Tensor) -> Tensor:
         """(n_atoms, dim), (n_atoms,) → (n_atoms,) float64."""
         return (self.mlp(x).squeeze(-1) * self.factor[tags]).to(torch.float64)
+
+
+def contact(tags: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
+    """How much each atom has to do with the adsorbate: 1 for its atoms, and smoothly 0 at the cutoff from them.
+
+    What a surface is made of far from the adsorbate is no part of an adsorption energy: with these weights the sum
+    over atoms does not grow with the slab. Where there is no adsorbate, all atoms count.
+
+    Returns:
+        (n_atoms,) from 0 to 1: of an atom of the surface 1 − exp(−2 Σ_j env(d_ij)), j in the adsorbate.
+    """
+    adsorbate = tags == TAG_ADSORBATE
+    without = geometry.sum_over_structures(adsorbate.to(torch.int64))[geometry.structure] == 0
+    reached = neighbourhood.envelope * adsorbate[neighbourhood.pattern.columns.to(torch.int64)]
+    near = 1 - torch.exp(-2 * sum_of_entries(neighbourhood.pattern, reached[:, None]).squeeze(1))
+    return torch.where(adsorbate | without, torch.ones_like(near), near)
 
 
 class DisplacementHead(nn.Module):
@@ -170,7 +186,10 @@ class EnergyModel(nn.Module):
         x = self.encoder(x, geometry, context)
         with full_precision(self.device):
             statistics = self.standardiser
-            atomic = statistics.references[geometry.atomic_numbers] + statistics.std * self.energy_head(x, batch.tags)
+            shares = self.energy_head(x, batch.tags)
+            if self.config.read_out == "contact":
+                shares = shares * contact(batch.tags, geometry, neighbourhood)
+            atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
             energy = statistics.mean + geometry.sum_over_structures(atomic)
             displacement = None
             if self.displacement_head is not None:

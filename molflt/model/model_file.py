@@ -29,7 +29,7 @@ from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths, renamed
+from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths, renamed, uncut
 from molflt.model.uncertainty import Uncertainty
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -309,6 +309,7 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMeta
             f"{OLDEST_SCHEMA} on: train again"
         )
     try:
+        uncut(path, content.get("config"))
         if schema < 7:
             by_mechanism(path, content.get("config"))
         if schema < 8:

@@ -13,6 +13,20 @@ WIDTHS = "positions.rpe.raw_widths"
 """The tensor whose length is the number of Gaussians, ``n_basis``."""
 
 
+def uncut(path: Path, config: Any) -> None:
+    """Drop ``l_max``, where the far field of a model of schema 9 or before was cut off.
+
+    Raises:
+        InputError: this one was, and that is no longer there.
+    """
+    attention = config.get("attention") if isinstance(config, dict) else None
+    if isinstance(attention, dict) and attention.pop("l_max", None) is not None:
+        raise InputError(
+            f"{path}: its far field is cut off at l_max, which this molflt no longer has, for it was not local: "
+            "train again"
+        )
+
+
 def by_mechanism(path: Path, config: Any) -> None:
     """Bring a configuration of schema 6, in which every mechanism had the keys of all, to the present schema.
 
@@ -26,18 +40,17 @@ def by_mechanism(path: Path, config: Any) -> None:
         return
     mechanism = attention.get("mechanism", "fourier")
     far_field, sampled = attention.get("far_field", True), attention.get("frequencies") == "sampled"
-    budget = attention.get("l_max") is not None
     if mechanism == "randomised" and attention.get("positional_mask"):
-        if sampled or budget or not far_field:
+        if sampled or not far_field:
             raise InputError(
-                f"{path}: its attention is RA with sampled frequencies, under a budget (l_max), or without a far "
-                "field, which this molflt no longer has; train again with model.attention=ra-rpe"
+                f"{path}: its attention is RA with sampled frequencies or without a far field, "
+                " which this molflt no longer has; train again with model.attention=ra-rpe"
             )
         mechanism = "randomised-rpe"
     elif mechanism == "fourier" and attention.get("combine") == "concat":
         mechanism = "concat"
     elif mechanism == "fourier":
-        mechanism = "local" if not far_field else "undamped" if sampled else "budget" if budget else "fourier"
+        mechanism = "local" if not far_field else "undamped" if sampled else "fourier"
     kept: dict[str, Any] = {}
     if mechanism in mechanisms():
         schema = mechanisms()[mechanism].config

@@ -231,7 +231,6 @@ def _far(page: Page, loaded: LoadedModel) -> dict[str, Any] | None:
     return {
         "figures": [page.figure(page_figure(panels, 420)) for panels in zip(*far_panels(curves), strict=True)],
         "n_waves": 0 if curves.nodes is None else len(curves.nodes),
-        "cut": getattr(loaded.model.config.attention, "l_max", None) is not None,
         "dotted": curves.intended is not None,
         "spectrum": curves.spectrum is not None,
     }

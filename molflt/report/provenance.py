@@ -101,6 +101,8 @@ def _settled(config: ModelConfig, model: ModelConfig) -> ModelConfig:
     """A run's configuration with what it left to its training set as it is in a model."""
     found, attention = config.model_copy(deep=True), model.attention
     found.auxiliary_head = found.auxiliary_head and model.auxiliary_head
+    if found.read_out == "auto":
+        found.read_out = model.read_out
     if isinstance(found.attention, FarFieldKeys) and isinstance(attention, FarFieldKeys):
         for key in FROM_TRAINING_SET:
             if getattr(found.attention, key) is None:

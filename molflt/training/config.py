@@ -169,9 +169,11 @@ class LossConfig(BaseModel):
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
     auxiliary_end: float = Field(1.0, ge=0, description="weight of the displacement loss at the end")
     noisy_nodes: Literal["auto"] | bool = Field(
-        "auto", description="train on noised points between given and relaxed; auto: from 10,000 structures on"
+        "auto",
+        description="train on given and on partly relaxed positions, with noise; auto: where y_relaxed is learnt and "
+        "relaxed positions are known",
     )
-    noise_std: float = Field(0.1, ge=0, description="standard deviation of that noise, Å")
+    noise_std: float = Field(0.05, ge=0, description="standard deviation of each atom's noise, Å")
 
 
 class TrainerConfig(BaseModel):

@@ -8,13 +8,14 @@ from collections.abc import Collection
 import lightning
 import numpy as np
 import torch
+from scipy.spatial.transform import Rotation
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.likeness import alike
-from molflt.data.neighbours import attach_neighbours
+from molflt.data.neighbours import attach_neighbours, whole
 from molflt.data.reading import Reading
 from molflt.data.screening import Screening, labels
 from molflt.data.sources import StructureDataset, fingerprint, open_dataset
@@ -22,13 +23,15 @@ from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.training.config import TrainConfig
 from molflt.training.training_set import read_training_set
-from molflt.vocabulary import LABELS
+from molflt.vocabulary import LABELS, TAG_ADSORBATE
 
 CACHED_ATOMS = 300_000
 """A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
 _EXAMPLES = 3
-NOISY_NODES_FROM = 10_000
-"""The number of structures from which on ``noisy_nodes: auto`` is on."""
+_ON_THE_WAY = 0.5
+"""The share of structures that is not as given."""
+_SHIFT, _TURN = 0.2, 10.0
+"""Å and degrees, standard deviations of the motion of the whole adsorbate at its strongest."""
 
 
 class PreparedDataset(Dataset[Data]):
@@ -72,9 +75,11 @@ class PreparedDataset(Dataset[Data]):
 
 
 class NoisyDataset(PreparedDataset):
-    """Structures moved to a random point between given and relaxed, plus Gaussian noise (Noisy Nodes).
+    """Structures as given and on their way to the relaxed positions, with noise (Noisy Nodes).
 
-    Godwin et al. 2021, arXiv 2106.07971, §4. The displacement left to the relaxed positions stays the target of the
+    Godwin et al. 2021, arXiv 2106.07971, §4. Of a structure every second epoch, at random, has the given positions;
+    the others have a point between given and relaxed. Then the adsorbate is shifted and turned as a whole a little,
+    and every atom gets Gaussian noise. The displacement left to the relaxed positions stays the target of the
     auxiliary head, and the energy stays that of the relaxed structure. The noise of a structure depends on seed,
     epoch and index alone. Fixed atoms stay where they are.
 
@@ -102,9 +107,17 @@ class NoisyDataset(PreparedDataset):
 
     def _moved(self, data: Data, index: int) -> Data:
         random = np.random.default_rng([self.seed, self.epoch, index])
-        along = random.uniform()
-        noise = torch.from_numpy(random.normal(scale=self.noise_std, size=tuple(data.positions.shape)))
-        moved = data.positions + along * (data.positions_relaxed - data.positions) + noise
+        along = random.uniform() if random.uniform() < _ON_THE_WAY else 0.0
+        moved = data.positions + along * (data.positions_relaxed - data.positions)
+        adsorbate = torch.nonzero((data.tags == TAG_ADSORBATE) & ~data.fixed).squeeze(1)
+        if 0 < len(adsorbate) < len(moved):
+            strength = random.uniform()
+            arms = whole(moved[adsorbate].numpy(), data.cell[0].numpy(), data.pbc[0].numpy())
+            arms = arms - arms.mean(axis=0)
+            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True)
+            shift = random.normal(scale=strength * _SHIFT, size=3)
+            moved[adsorbate] += torch.from_numpy(turn.apply(arms) - arms + shift)
+        moved += torch.from_numpy(random.normal(scale=self.noise_std, size=tuple(moved.shape)))
         data.positions = torch.where(data.fixed[:, None], data.positions, moved)
         return data
 
@@ -171,15 +184,13 @@ class EnergyDataModule(lightning.LightningDataModule):
             self.val_structures[name] = screened.usable
             self.warnings += [*screened.doubts, *_leak(training, screened, name)]
         self.skipped = {name: screened.skipped for name, screened in {"train": training, **validation}.items()}
-        auto = config.loss.noisy_nodes == "auto"
-        wanted = len(self.train_structures) >= NOISY_NODES_FROM if auto else bool(config.loss.noisy_nodes)
-        if config.loss.noisy_nodes is True and not self.training_set.relaxed:
+        # Of the given geometry's own energy noise would make another.
+        self.noisy = bool(config.loss.noisy_nodes) and data.target == "y_relaxed" and self.training_set.relaxed
+        if config.loss.noisy_nodes is True and not self.noisy:
             raise InputError(
-                f"{data.train}: loss.noisy_nodes=true needs relaxed positions in every training structure; "
-                "set loss.noisy_nodes=auto or false"
+                f"{data.train}: loss.noisy_nodes=true needs data.target=y_relaxed and relaxed positions in every "
+                "training structure; set loss.noisy_nodes=auto or false"
             )
-        # Forces on a geometry with noise are not those of the label.
-        self.noisy = wanted and self.training_set.relaxed and not self.forces
         self.kept = (data.target, "forces") if self.forces else (data.target,)
         self._prepared: PreparedDataset | None = None
         self._prepared_val: list[PreparedDataset] = []

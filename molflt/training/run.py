@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.attention.config import FarFieldKeys
+from molflt.data.domain import ON_SURFACE
 from molflt.data.screening import write_skipped
 from molflt.errors import InputError
 from molflt.files import alone
@@ -178,6 +179,10 @@ def _model(
     if model_config.auxiliary_head and not found.relaxed:
         say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
+    if model_config.read_out == "auto":
+        adsorption = config.data.target == "y_relaxed" and found.domain.kinds == [ON_SURFACE]
+        # A trained model that leaves it open has been trained on all atoms.
+        model_config.read_out = "contact" if adsorption and initial is None else "all"
     attention = model_config.attention
     if isinstance(attention, FarFieldKeys) and initial is None:
         if found.isolated and attention.isolated_atoms is None:

@@ -18,10 +18,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from molflt.attention.far.members import GaussianBasis, GaussianRPE
-from molflt.attention.smooth import sinc_of_square
+from molflt.attention.far.members import TAPER, GaussianBasis, GaussianRPE, cutoff_factor
+from molflt.attention.smooth import sinc_of_square, taper
 from molflt.data.progress import track
-from molflt.literature.budget import BudgetQuadratureMethod
 from molflt.literature.undamped import UndampedMethod
 from scripts import results
 
@@ -68,13 +67,20 @@ def sampled_mask(delta: Tensor, r: int, options: dict[str, Any], seed: int) -> T
         return torch.cos(2 * math.pi * delta @ xi.T) @ a
 
 
+def trapezoid(r: int, tolerance: float) -> tuple[Tensor, Tensor]:
+    """The quadrature's nodes ξ, (r,) 1/Å, and weights, (r, n_basis), with their number given instead of its error."""
+    end = cutoff_factor(tolerance) / (2 * math.pi * float(WIDTHS[0]))
+    spacing = TAPER * end / (r + 1)
+    xi = spacing * torch.arange(1, r + 1, dtype=torch.float64)
+    radial = spacing * 4 * math.pi * xi**2 * taper(xi, end, TAPER * end)
+    return xi, radial[:, None] * basis()[0].spectra(xi)
+
+
 def quadrature_mask(delta: Tensor, r: int, tolerance: float) -> Tensor:
     """F by the trapezoid rule with r nodes that reach as far as ``tolerance`` asks."""
-    gaussians, weights = basis()
-    method = BudgetQuadratureMethod(tolerance, n_nodes=r, l_max=0, sigma_low=float(WIDTHS[0]))
-    xi, node_weights = method.nodes(gaussians, torch.zeros(()), tolerance)
+    xi, node_weights = trapezoid(r, tolerance)
     kappa = 2 * math.pi * xi
-    return sinc_of_square(kappa**2 * delta.square().sum(-1)[..., None]) @ (node_weights @ weights)
+    return sinc_of_square(kappa**2 * delta.square().sum(-1)[..., None]) @ (node_weights @ basis()[1])
 
 
 def errors(r: int, seeds: range) -> dict[str, list[float]]:

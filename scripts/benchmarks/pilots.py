@@ -133,12 +133,6 @@ PILOTS = {
         {
             **_COMMON,
             "molflt, sigma_max=6": {"sigma_max": 6.0},
-            "molflt, free budget r=8 l=8": {
-                "mechanism": "undamped",
-                "spectrum": "free",
-                "n_frequencies": 8,
-                "l_max": 8,
-            },
             "flt-undamped": {"mechanism": "undamped", "far_rank": "m"},
         },
         15,

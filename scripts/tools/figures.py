@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from molflt.attention.geometry import build_geometry
-from molflt.literature.budget import BudgetQuadratureMethod
 from molflt.literature.concat import ConcatAttention, ConcatContext
 from molflt.literature.kernels import build_kernel
 from scripts import results
@@ -22,12 +21,12 @@ from scripts.benchmarks.estimator import (
     ESTIMATORS,
     N_ATOMS,
     SPREAD,
-    WIDTHS,
     basis,
     displacements,
     quadrature_mask,
     sampled_mask,
     sampled_method,
+    trapezoid,
 )
 
 R = 16
@@ -71,8 +70,7 @@ def spectrum_figure() -> Figure:
         mixture += density / R
         axes.plot(xi, density, color="tab:blue", alpha=0.15)
     axes.plot(xi, mixture, color="tab:blue", label=f"4πξ² p, mixture of the {R} proposals (faint)")
-    nodes = BudgetQuadratureMethod(1e-4, n_nodes=R, l_max=0, sigma_low=float(WIDTHS[0]))
-    positions = nodes.nodes(gaussians, torch.zeros(()), 1e-4)[0]
+    positions = trapezoid(R, 1e-4)[0]
     axes.plot(positions, 0 * positions, "|", color="tab:red", markersize=12, label=f"{R} nodes of the quadrature")
     axes.set(xlabel="|ξ| / (1/Å)", ylabel="Å", xlim=(-0.02, 0.72), ylim=(-0.5, 15.5))
     axes.axhline(0, color="black", linewidth=0.5)

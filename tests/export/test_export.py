@@ -60,7 +60,7 @@ def structures(tiny_data):
 KINDS = {
     "flt": {"attention": "flt"},
     "waves, gates": {"attention": {"spectrum": "both", "far_rank": 1, "moment_channels": 4, "isolated_atoms": 9.0}},
-    "rank m": {"attention": {"far_rank": "m", "n_features": 8}, "n_recycles": 2},
+    "rank m": {"attention": {"far_rank": "m", "n_features": 8}, "n_recycles": 2, "read_out": "contact"},
     "local": {"attention": "local", "auxiliary_head": False, "pair_types": False},
 }
 

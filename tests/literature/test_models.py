@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from ase import Atoms
@@ -49,19 +48,15 @@ from tests.model.models import (
 )
 
 NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
-BUDGET = {"mechanism": "budget", "n_frequencies": 8, "l_max": 3, **NARROW}
 FLT = {kernel: {"mechanism": "undamped", "far_rank": "m", "kernel": kernel} for kernel in kernels()}
 ATTENTIONS: dict[str, Any] = {
-    "budget": BUDGET,
     "undamped, free": {"mechanism": "undamped", "spectrum": "free"},
-    "undamped, l_max": {"mechanism": "undamped", "l_max": 2},
     "biased ra": {"mechanism": "randomised", "sampling": "biased"},
     **{name: name for name in PRESETS if name != "flt-concat"},
     **{f"flt with {kernel}": FLT[kernel] for kernel in KERNELS},
 }
 """All that are invariant; flt-concat is not."""
 QUICK = {
-    "budget",
     "undamped, free",
     "flt-undamped",
     "biased ra",
@@ -115,17 +110,8 @@ def test_energies_of_separate_structures_add_up() -> None:
     assert excess(make_model(ra), 5.0) > 1e-4
 
 
-def test_forces_under_a_budget() -> None:
-    model = make_model({**BUDGET, "order": "linear"}, cutoff=4.0, pair_types=False)
-    for name in ("molecule", "linear"):
-        check_forces(model, STRUCTURES[name]())
-    check_hessian_vector_product(model, STRUCTURES["molecule"]())
-
-
 UNDAMPED = {
     "averaged": {},
-    "averaged, l_max": {"l_max": 3},
-    "averaged, l_max, linear": {"l_max": 3, "order": "linear"},
     "random": {"directions": "random"},
     "random, linear": {"directions": "random", "order": "linear"},
 }
@@ -150,9 +136,7 @@ def test_random_directions_have_a_net_torque() -> None:
 
 
 FINITE = {
-    "budget": BUDGET,
     "undamped": {"mechanism": "undamped", "far_rank": "m", **NARROW},
-    "undamped, l_max": {"mechanism": "undamped", "l_max": 3, **NARROW},
     "flt-concat": "flt-concat",
 }
 
@@ -172,20 +156,12 @@ def test_finite(attention: Any) -> None:
         check_finite(model, [STRUCTURES[name]() for name in ("molecule", "atom", "tiny_cell")])
 
 
-@pytest.mark.slow
-def test_five_thousand_atoms_under_a_budget() -> None:
-    side = np.linspace(0, 36.8, 18)
-    grid = np.stack(np.meshgrid(side, side, side, indexing="ij"), -1).reshape(-1, 3)[:5000]
-    atoms = Atoms("O5000", grid + np.random.default_rng(0).normal(0, 0.2, grid.shape))
-    check_finite(make_model(BUDGET, torch.float32), [atoms])
-
-
 @pytest.mark.parametrize("attention", [*some_of(ATTENTIONS), "flt-concat"])
 def test_round_trip_gives_bit_equal_energies(attention: Any, val_set: StructureDataset, tmp_path: Path) -> None:
     check_round_trip(tiny(attention), val_set, tmp_path)
 
 
-@pytest.mark.parametrize("mechanism", ["undamped", "concat", "budget"])
+@pytest.mark.parametrize("mechanism", ["undamped", "concat"])
 def test_an_estimator_refuses_another_method(mechanism: str) -> None:
     with pytest.raises(InputError, match=f"mechanism={mechanism}, an estimator that is part of it"):
         set_frequencies(EnergyModel(tiny({"mechanism": mechanism})), "exact")
@@ -210,7 +186,7 @@ RPE = {"mechanism": "randomised", "positional_mask": True}
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ({"frequencies": "sampled", "l_max": 2}, {**SAMPLED, "l_max": 2}),
+        ({"frequencies": "sampled"}, SAMPLED),
         ({"frequencies": "sampled", "directions": "random", "means": True},
          {**SAMPLED, "directions": "random", "means": True}),
         ({"frequencies": "sampled", "spectrum": "free"},
@@ -218,8 +194,6 @@ RPE = {"mechanism": "randomised", "positional_mask": True}
           "spectrum": "free", "periodic_radius": 7.0}),
         ({"combine": "concat", "frequencies": "sampled"}, {"mechanism": "concat", **FAR, "n_frequencies": 6,
           "radii": "random", "proposal": "own", "n_features": 6, "redraw_every": 3}),
-        ({"frequencies": "quadrature", "l_max": 2},
-         {"mechanism": "budget", **FAR, "n_frequencies": 6, "l_max": 2, "tolerance": 1e-3}),
         ({"mechanism": "randomised"}, {"mechanism": "randomised", "n_samples": 2, "sampling": "biased"}),
         (RPE, {"mechanism": "randomised-rpe", **FAR, "spectrum": "gaussians",
          "tolerance": 1e-3, "n_samples": 2, "sampling": "biased"}),
@@ -236,11 +210,11 @@ def test_schema_6_keeps_the_keys_that_act(
 
 
 @pytest.mark.parametrize(
-    "old", [{"frequencies": "sampled"}, {"frequencies": "quadrature", "l_max": 2}, {"far_field": False}], ids=str
+    "old", [{**RPE, "frequencies": "sampled"}, {**RPE, "far_field": False}, {"l_max": 2}], ids=str
 )
-def test_a_mask_of_schema_6_that_is_gone(old: dict[str, Any], model_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="which this molflt no longer has; train again with"):
-        attention_of_schema_6({**RPE, **old}, model_path, tmp_path)
+def test_what_is_gone_of_schema_6(old: dict[str, Any], model_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"which this molflt no longer has.* train again"):
+        attention_of_schema_6(old, model_path, tmp_path)
 
 
 def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:
@@ -264,7 +238,7 @@ def test_absurd_lengths_are_refused(model_path: Path, tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"means": True}, "means acts only with directions=random"),
-        ({"l_max": 8, "directions": "random"}, "l_max acts only with directions=averaged"),
+        ({"l_max": 8}, "l_max=8 is gone"),
         ({"order": "linear"}, "averaged directions have no linear form"),
         ({"frequencies": "mesh"}, "frequencies is no key of mechanism=undamped, but of fourier"),
     ],
@@ -273,5 +247,4 @@ def test_absurd_lengths_are_refused(model_path: Path, tmp_path: Path) -> None:
 def test_what_the_undamped_estimator_refuses(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         attention_config(**{"mechanism": "undamped", **keys})
-    attention_config(mechanism="undamped", l_max=8, order="linear")
     attention_config(mechanism="undamped", directions="random", means=True)

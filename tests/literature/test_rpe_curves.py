@@ -35,9 +35,8 @@ def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) 
             )
 
 
-@pytest.mark.parametrize("mechanism", ["budget", "concat"])
-def test_budget_and_concat_have_nodes(mechanism: str) -> None:
-    found = far_curves(make_model(mechanism=mechanism))
+def test_concat_has_nodes() -> None:
+    found = far_curves(make_model(mechanism="concat"))
     assert found is not None
     assert found.nodes is not None
     assert np.isfinite(found.values).all()

@@ -26,7 +26,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "frequencies": ["quadrature"], "tolerance": [9e-3], "order": ["linear", "quadratic"], "far_rank": [1, "m"],
     "far_dim": [4], "moment_channels": [3], "n_basis": [5], "sigma_min": [1.1], "sigma_max": [5.0],
     "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
-    "proposal": ["own"], "means": [True], "spectrum": ["free", "sampled"], "periodic_radius": [5.0], "l_max": [2],
+    "proposal": ["own"], "means": [True], "spectrum": ["free", "sampled"], "periodic_radius": [5.0],
     "kernel": [], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
     "sampling": ["biased"], "dense_cutoff": [6.0],
 }  # fmt: skip
@@ -34,7 +34,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
 OTHER_VALUES["kernel"] = [name for name in ("posrf-iid", "elu") if name in kernels()]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fourier": [{"frequencies": "lattice"}, {"frequencies": "exact"}, {"far_rank": "m"}, {"spectrum": "both"}],
-    "undamped": [{}, {"directions": "random", "far_rank": "m"}, {"l_max": 2}, {"spectrum": "free"}],
+    "undamped": [{}, {"directions": "random", "far_rank": "m"}, {"spectrum": "free"}],
 }
 """Values that decide which other keys act."""
 CASES = [(name, keys) for name in mechanisms() for keys in VARIANTS.get(name, [{}])]
@@ -105,8 +105,7 @@ def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: di
             assert redrawn(config) if key == "redraw_every" else acts, f"{key} is shown and does nothing"
         else:
             assert all(refused), key
-            # l_max is of averaged directions alone, and has no meaning beside others.
-            assert key == "l_max" or all(other == results for _, other in changed), f"{key} is not shown, but acts"
+            assert all(other == results for _, other in changed), f"{key} is not shown, but acts"
 
 
 def allowed(field: FieldInfo, value: Any) -> bool:
@@ -157,7 +156,7 @@ def test_old_keys_are_refused_with_the_new_named(key: str, value: Any, tmp_path:
     message = str(refusal.value).replace(f"{key}={value} ", "")
     named = re.findall(r"mechanism=([\w-]+)", message)
     assert named or "leave it out" in message
-    literature = {"concat", "budget", "randomised-rpe", "undamped"}
+    literature = {"concat", "randomised-rpe", "undamped"}
     for name in set(named) - (literature - mechanisms().keys()):
         assert mechanisms()[name].config.model_fields["mechanism"].default == name
 

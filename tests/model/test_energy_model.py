@@ -1,9 +1,12 @@
 """The whole model: what it must not depend on, and that it would show if it did."""
 
+import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from ase.build import add_adsorbate, fcc111
 
+from molflt.attention.smooth import envelope
 from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
 from tests.model.models import (
@@ -147,6 +150,42 @@ def test_atomic_energies_sum_to_the_energy():
         output = model(batch)
     sums = torch.zeros(len(STRUCTURES), dtype=torch.float64).index_add(0, batch.batch, output.atomic_energies)
     torch.testing.assert_close(output.energy, sums + MEAN)
+
+
+def test_what_is_far_from_the_adsorbate_counts_only_without_contact():
+    """Oracle: the weights from all images by brute force. Power: with ``read_out=all`` a wider slab changes much."""
+
+    def wide(n: int) -> Atoms:
+        slab = fcc111("Cu", (n, 3, 2), vacuum=6.0)
+        add_adsorbate(slab, "O", 1.5, "ontop", offset=1)
+        slab.set_tags([2 if z == 8 else 0 for z in slab.numbers])
+        return slab
+
+    small, large = wide(6), wide(12)
+    local = {"cutoff": 4.0, "n_layers": 1}
+    change = {}
+    for read_out in ("contact", "all"):
+        model = make_model("local", read_out=read_out, **local)
+        model.standardiser.references.zero_()
+        a, b = energies(model, [small, large]).tolist()
+        change[read_out] = abs(a - b)
+    assert change["contact"] < 1e-10 < 0.1 < change["all"]
+    model = make_model("local", read_out="contact", **local)
+    model.standardiser.references.zero_()
+    everything = make_model("local", read_out="all", **local)
+    everything.load_state_dict(model.state_dict())
+    batch = batch_for(model, [small])
+    with torch.no_grad():
+        ratio = model(batch).atomic_energies / everything(batch).atomic_energies
+    oxygen = small.positions[-1]
+    images = np.array([[i, j, 0] for i in (-1, 0, 1) for j in (-1, 0, 1)]) @ small.cell[:]
+    d = np.linalg.norm(small.positions[:-1, None] - (oxygen + images), axis=-1)
+    reached = envelope(torch.from_numpy(np.minimum(d, 4.0)), 4.0).sum(dim=1)
+    torch.testing.assert_close(ratio[:-1], 1 - torch.exp(-2 * reached), rtol=1e-10, atol=1e-12)
+    assert float(ratio[-1]) == 1.0
+    # A structure without an adsorbate is read out as a whole.
+    molecule = STRUCTURES["molecule"]()
+    assert torch.equal(energies(model, [molecule]), energies(everything, [molecule]))
 
 
 def test_reference_energies_keep_float64_in_a_float32_model():

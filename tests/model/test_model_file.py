@@ -249,11 +249,7 @@ def test_nothing_is_built_that_takes_long(
     [{"cutoff": 1e-300}, {"attention.tolerance": 1e-300},
      {"cutoff": 1e6}, {"cutoff": float("inf")}, {"attention.sigma_min": 1e-9}, {"attention.sigma_max": 1e300},
      {"attention": {"mechanism": "softmax", "dense_cutoff": 1e9}},
-     *of_the_literature({"attention": {"mechanism": "budget", "l_max": 1000}},
-                        {"attention": {"mechanism": "budget", "l_max": 96, "n_frequencies": 4096}},
-                        {"attention": {"mechanism": "budget", "tolerance": 1e-300}},
-                        {"attention": {"mechanism": "undamped", "l_max": 96, "n_frequencies": 4096}},
-                        {"attention": {"mechanism": "undamped", "periodic_radius": 1e9}},
+     *of_the_literature({"attention": {"mechanism": "undamped", "periodic_radius": 1e9}},
                         {"attention": {"mechanism": "concat", "n_frequencies": 65_536}})],
     ids=str,
 )  # fmt: skip

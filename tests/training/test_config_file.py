@@ -107,7 +107,7 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
         ("model.attention={frequencies: exact, order: linear}", "has no linear form"),
         ("model.attention={mechanism: sampled}", "mechanism=sampled is now mechanism=undamped"),
-        ("model.attention.l_max=4", "l_max=4 belongs to mechanism="),
+        ("model.attention.l_max=4", "l_max=4 is gone"),
         ("model.attention=fltt", "did you mean flt? choose one of flt, molflt, "),
         ("model.attention.frequencies=exakt", "'auto', 'exact', 'quadrature', 'lattice' or 'mesh', not 'exakt'"),
         ("model.attention.frequencies=sampled", "frequencies=sampled is now mechanism=undamped"),

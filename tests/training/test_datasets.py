@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ase.geometry import get_distances
 
 from molflt.data.labels import LabelSpec
 from molflt.data.screening import Screening, labels
@@ -16,6 +17,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.standardiser import Standardiser, fit_statistics
 from molflt.training.data_module import EnergyDataModule, NoisyDataset, PreparedDataset
 from molflt.training.training_set import read_training_set
+from molflt.vocabulary import TAG_ADSORBATE
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
 MODEL = ModelConfig(cutoff=4.0)
@@ -62,21 +64,44 @@ def test_fixed_atoms_stay_and_the_source_is_untouched(structures):
     assert all("edge_index" not in structure for structure in structures)
 
 
-def test_noised_points_lie_between_given_and_relaxed(structures):
-    """Without noise: on the line from given to relaxed, the same share of the way for all atoms of a structure."""
-    shares, points = [], noisy(structures, std=0.0)
-    for i, given in enumerate(structures):
-        point = points[i]
-        way = (given.positions_relaxed - given.positions)[~given.fixed]
-        share = (point.positions - given.positions)[~given.fixed] / way
-        assert float(share.max() - share.min()) < 1e-8
-        shares.append(float(share.mean()))
-        # What is left to go is the target of the displacement head.
-        left = (point.positions_relaxed - point.positions)[~given.fixed]
-        torch.testing.assert_close(left, (1 - shares[-1]) * way)
-        assert torch.equal(point.y_relaxed, given.y_relaxed)
-    assert 0 <= min(shares) < 0.3
+def test_surfaces_lie_between_given_and_relaxed(structures):
+    """Without noise: as given, or on the line to relaxed, the same share of the way for all atoms of a structure."""
+    shares = []
+    for epoch in range(4):
+        points = noisy(structures, epoch=epoch, std=0.0)
+        for i, given in enumerate(structures):
+            point, free = points[i], ~given.fixed & (given.tags != TAG_ADSORBATE)
+            way = (given.positions_relaxed - given.positions)[free]
+            share = (point.positions - given.positions)[free] / way
+            assert float(share.max() - share.min()) < 1e-8
+            shares.append(float(share.mean()))
+            # What is left to go is the target of the displacement head.
+            left = (point.positions_relaxed - point.positions)[free]
+            torch.testing.assert_close(left, (1 - shares[-1]) * way)
+            assert torch.equal(point.y_relaxed, given.y_relaxed)
+    assert 0.3 < np.mean(np.array(shares) == 0.0) < 0.7
     assert 0.7 < max(shares) <= 1
+
+
+def test_an_adsorbate_moves_as_a_whole(structures):
+    """Distances within it stay, also across the border of the cell that cuts it in two."""
+    given = structures[1]
+    cut = np.array([[0.9, 0.1, 7.0], [-0.9, -0.2, 7.4], [-0.3, 0.9, 8.0]])
+    given.positions = torch.cat([given.positions[given.tags != TAG_ADSORBATE], torch.from_numpy(cut)])
+    n = len(given.positions)
+    given.atomic_numbers = torch.cat([given.atomic_numbers[: n - 3], torch.tensor([8, 1, 1])])
+    given.tags = torch.cat([given.tags[: n - 3], torch.full((3,), TAG_ADSORBATE)])
+    given.fixed = torch.cat([given.fixed[: n - 3], torch.zeros(3, dtype=torch.bool)])
+    given.positions[-3:] %= given.cell[0].diagonal()
+    given.positions_relaxed = given.positions.clone()
+    cell, pbc = given.cell[0].numpy(), given.pbc[0].numpy()
+    furthest = []
+    for epoch in range(20):
+        moved = noisy([given], epoch=epoch, std=0.0)[0].positions[-3:]
+        now = get_distances(moved.numpy(), cell=cell, pbc=pbc)[1]
+        np.testing.assert_allclose(now, np.linalg.norm(cut[:, None] - cut, axis=2), atol=1e-9)
+        furthest.append(float((moved - given.positions[-3:]).abs().max()))
+    assert 0.1 < max(furthest) < 1.0
 
 
 def test_neighbours_are_those_of_the_noised_positions(structures):
@@ -151,12 +176,12 @@ def test_standardiser_stays_in_double_precision():
         assert float(moved.references[6]) == 1027.123456789012
 
 
-def test_when_inputs_are_noised(make_config, monkeypatch):
-    for setting, expected in (("auto", False), (False, False), (True, True)):
+def test_when_inputs_are_noised(make_config):
+    for setting, expected in (("auto", True), (False, False), (True, True)):
         assert EnergyDataModule(make_config(**{"loss.noisy_nodes": setting})).noisy is expected
-    for limit, expected in ((28, True), (29, False)):
-        monkeypatch.setattr("molflt.training.data_module.NOISY_NODES_FROM", limit)
-        assert EnergyDataModule(make_config()).noisy is expected
+    assert not EnergyDataModule(make_config(**{"data.target": "y_init"})).noisy
+    with pytest.raises(InputError, match=r"needs data\.target=y_relaxed"):
+        EnergyDataModule(make_config(**{"data.target": "y_init", "loss.noisy_nodes": True}))
 
 
 @pytest.mark.parametrize(("target", "kind"), [("energy", "element"), ("y_relaxed", "structure")])
