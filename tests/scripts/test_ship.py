@@ -24,7 +24,7 @@ def runs(loaded, tmp_path):
         other = copy.deepcopy(loaded)
         with torch.no_grad():
             other.model.energy_head.factor.mul_(1 + 0.3 * k)
-        save_model(path, other.model, other.metadata.model_copy(update={"seed": k}))
+        save_model(path, other.model, other.metadata.model_copy(update={"seed": k, "validation": {}}))
     return paths
 
 
@@ -77,6 +77,11 @@ def test_an_ensemble_is_shipped(runs, val, tiny_data, tmp_path, monkeypatch):
         ship.ship([str(path) for path in runs], "tiny", tmp_path, train, val)
     with pytest.raises(SystemExit, match="was not trained on"):
         ship.ship([str(runs[0])], "tiny", tmp_path, str(tiny_data / "val.lmdb"), val)
+    other = load_members(str(runs[1]))[0]
+    lies = other.metadata.model_copy(update={"validation": {"val/energy_mae": 0.5 * float(error.mean())}})
+    save_model(tmp_path / "lies.safetensors", other.model, lies)
+    with pytest.raises(SystemExit, match=r"lies.*its error on .* was .* and is"):
+        ship.ship([str(runs[0]), str(tmp_path / "lies.safetensors")], "tiny", tmp_path, train, val)
     assert (tmp_path / ship.MODEL).read_bytes() == before
     assert sorted(path.name for path in (tmp_path / ship.MODEL).parent.iterdir()) == ["fg.safetensors"]
 

@@ -24,7 +24,7 @@ from molflt.data.sources import fingerprint
 from molflt.model.model_file import LoadedModel, save_models
 from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
 from molflt.prediction.calibration import cross_fitted
-from molflt.prediction.evaluation import Evaluation, measured
+from molflt.prediction.evaluation import Evaluation, evaluate, measured
 from molflt.prediction.members import calibrated, load_members
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
@@ -109,7 +109,8 @@ def ship(
     """Write the model file and the numbers under a root.
 
     Raises:
-        SystemExit: a run on other data, or a file that is too large; nothing is written.
+        SystemExit: a run on other data, or of other code, by which it had another error; or a file that is too large.
+            Nothing is written.
     """
     members = load_members(list(runs))
     at = results.ROOT
@@ -119,6 +120,11 @@ def ship(
         # The name that a reader has it under, not that of the machine that trained.
         data = member.metadata.training_data.model_copy(update={"path": train})
         member.metadata = member.metadata.model_copy(update={"training_data": data})
+    for member in members if len(members) > 1 else ():
+        said = member.metadata.validation.get("val/energy_mae")
+        mae = evaluate(member, str(at / val), forces=False).mae
+        if said is not None and abs(mae - said) > 0.01 * said:
+            raise SystemExit(f"error: {member.path}: its error on {val} was {said:.4f} eV, and is {mae:.4f} eV here")
     known, found = measured(members, str(at / val), name=val)
     known = known.model_copy(update={"data": val})
     path = root / MODEL
