@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import typer
 
 from molflt.choices import MethodName, TagConvention
@@ -40,7 +41,7 @@ def check_invariance_command(
     """
     from molflt.data.reading import Reading
     from molflt.data.sources import resolve_inputs
-    from molflt.invariance.energies import far_share, has_far_field
+    from molflt.invariance.energies import additivity, far_share, has_far_field
     from molflt.invariance.harness import run_suite
     from molflt.invariance.structures import builtin_structures
     from molflt.prediction.members import load_member
@@ -58,6 +59,7 @@ def check_invariance_command(
     loaded.model.to(choose_device(device))
     dtypes: list[DtypeName] = ["float32", "float64"] if dtype == "both" else [dtype]
     share = far_share(loaded.model, structures) if has_far_field(loaded.model) else None
+    fragments = np.abs(additivity(loaded.model, structures))
     results = run_suite(loaded, structures, dtypes, draws)
     if share is not None and not any(result.far_scaled for result in results):
         warn(
@@ -73,6 +75,7 @@ def check_invariance_command(
             "structures": len(structures),
             "far_share": share,
             "float32_drift": None if drift is None else {"worst": drift.worst, "median": drift.median},
+            "additivity": _additivity(fragments),
             "verdict": "fail" if failed else "pass",
             "results": [{**_finite(asdict(result)), "verdict": result.verdict} for result in results],
         }
@@ -81,6 +84,7 @@ def check_invariance_command(
         if not Verbosity.quiet:
             _print_tables(results)
         _say_share(share)
+        _say_additivity(_additivity(fragments))
         if drift is not None:
             say(
                 f"Computed in float32 instead of float64, energies move by {drift.worst:.1e} eV at worst, "
@@ -121,6 +125,31 @@ def _verdict(results: list[Result], n_structures: int) -> str:
         return f"NOTHING TRIED {on}: no property is applicable to them"
     dtypes = " and ".join(dict.fromkeys(r.dtype for r in results))
     return f"PASSED {on}: all {len(names['pass'])} properties that were tried hold, in {dtypes}"
+
+
+def _additivity(fragments: np.ndarray) -> dict[str, Any] | None:
+    """Of fragments far apart; it is no invariance, and a model of ions need not have it."""
+    from molflt.invariance.energies import ADDITIVE
+
+    if not len(fragments):
+        return None
+    worst = float(fragments.max())
+    verdict = "pass" if worst < ADDITIVE else "fail"
+    return {"worst": worst, "median": float(np.median(fragments)), "bound": ADDITIVE, "verdict": verdict}
+
+
+def _say_additivity(found: dict[str, Any] | None) -> None:
+    from molflt.invariance.energies import FRAGMENTS_APART
+
+    if found is None:
+        say("Additivity of separated fragments: not applicable, no structure is isolated.")
+        return
+    remedy = "" if found["verdict"] == "pass" else ". Train with loss.separation, unless they do interact"
+    say(
+        f"Additivity of separated fragments: {found['verdict']}. With {FRAGMENTS_APART:g} Å between them, two "
+        f"structures differ from the sum by {found['worst']:.1e} eV at worst, {found['median']:.1e} eV in the median "
+        f"(bound {found['bound']:g} eV){remedy}."
+    )
 
 
 def _say_share(share: float | None) -> None:

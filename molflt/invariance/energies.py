@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from molflt.attention.far.choice import Contraction
 from molflt.data.batching import StructureCollater
+from molflt.data.compositions import apart
 from molflt.model.energy_model import EnergyModel
 
 SHARE = 0.3
@@ -96,3 +97,31 @@ def with_far_weights_times(model: EnergyModel, factor: float) -> EnergyModel:
             if name.endswith("rpe_weights"):
                 parameter.mul_(factor)
     return out
+
+
+FRAGMENTS_APART = 8.0
+"""Å, between the nearest atoms of two fragments whose energies ought to add up."""
+ADDITIVE = 0.02
+"""eV."""
+
+
+def additivity(model: EnergyModel, structures: Sequence[Data], seed: int = 0) -> np.ndarray:
+    """How far the energies of two structures are from adding up with 8 Å between them: E(AB) − E(A) − E(B).
+
+    Args:
+        model: in evaluation mode.
+        structures: those that are not periodic are paired, each with the next.
+        seed: of orientations and directions.
+
+    Returns:
+        (n_isolated,) eV. The mean of the standardiser, which belongs to no atom, is counted for each structure.
+    """
+    isolated = [data for data in structures if not bool(data.pbc.any())]
+    if not isolated:
+        return np.zeros(0)
+    random = np.random.default_rng(seed)
+    following = [*isolated[1:], isolated[0]]
+    pairs = [apart(pair, [FRAGMENTS_APART], random) for pair in zip(isolated, following, strict=True)]
+    mean = float(model.standardiser.mean)
+    single = energies(model, isolated).energy - mean
+    return energies(model, pairs).energy - mean - single - np.roll(single, -1)

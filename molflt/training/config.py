@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -172,6 +172,11 @@ class LossConfig(BaseModel):
         "auto",
         description="train on given and on partly relaxed positions, with noise; auto: where y_relaxed is learnt and "
         "relaxed positions are known",
+    )
+    separation: Literal["auto"] | Annotated[float, Field(ge=0, le=10)] = Field(
+        "auto",
+        description="for each training structure, so many compositions of distant ones, whose energies add up; auto: "
+        "0.2 where total energies of neutral isolated structures are learnt without forces",
     )
     noise_std: float = Field(0.05, ge=0, description="standard deviation of each atom's noise, Å")
 

@@ -18,7 +18,7 @@ from molflt.data.ase_io import from_atoms
 from molflt.data.rdkit_io import from_smiles
 from molflt.data.sources import open_dataset
 from molflt.invariance import structures as make
-from molflt.invariance.energies import SHARE, energies, far_share, has_far_field, scaled_until_it_matters
+from molflt.invariance.energies import SHARE, additivity, energies, far_share, has_far_field, scaled_until_it_matters
 from molflt.invariance.harness import CHECKS, Result, run_suite
 from molflt.invariance.structures import builtin_structures
 from molflt.model.config import ModelConfig
@@ -206,6 +206,22 @@ def test_oc20_cells(attention):
     results = run_suite(small(ATTENTIONS[attention]), data, n_draws=1)
     for result in results:
         assert result.verdict == "pass", result
+
+
+def test_additivity_of_fragments():
+    """Without a far field they add up to rounding; the far field of random weights makes them feel each other."""
+    structures = [from_smiles(smiles) for smiles in ("CCO", "N", "O=C=O")]
+    local, far = (load(ModelConfig(**SIZES, attention=attention_config(name))).model for name in ("local", "flt"))
+    for model in (local, far):
+        model.standardiser.mean.fill_(3.0)
+    with torch.no_grad():
+        for name, parameter in far.named_parameters():
+            if name.endswith("rpe_weights"):
+                parameter.mul_(30.0)
+    found = additivity(local.double(), structures)
+    assert found.shape == (3,)
+    assert np.abs(found).max() < 1e-9 < 1e-3 < np.abs(additivity(far.double(), structures)).max()
+    assert len(additivity(local, [from_atoms(slab(), "slab")])) == 0
 
 
 def test_not_applicable_where_nothing_is_periodic():

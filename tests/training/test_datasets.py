@@ -7,15 +7,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ase.build import molecule
 from ase.geometry import get_distances
 
+from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.records import to_record
 from molflt.data.screening import Screening, labels
 from molflt.data.sources import ListDataset, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import Standardiser, fit_statistics
-from molflt.training.data_module import EnergyDataModule, NoisyDataset, PreparedDataset
+from molflt.training.config import TrainConfig
+from molflt.training.data_module import EnergyDataModule
+from molflt.training.prepared import NoisyDataset, PreparedDataset
+from molflt.training.separation import SHARE, SeparatedDataset
 from molflt.training.training_set import read_training_set
 from molflt.vocabulary import TAG_ADSORBATE
 
@@ -205,3 +212,46 @@ def test_structures_are_shared_by_processes(make_config):
         data.train_dataloader()
     with pytest.raises(InputError, match="10 structures cannot be shared by 29 processes; use fewer"):
         data.val_dataloader()
+
+
+def molecules():
+    found = [
+        from_atoms(molecule(name), name) for name in ("H2O", "NH3", "CH4", "CO2", "CH3OH", "C2H6", "H2O2", "N2H4")
+    ]
+    for k, data in enumerate(found):
+        data.energy = torch.tensor([-float(k)], dtype=torch.float64)
+    return found
+
+
+def test_compositions_are_new_in_every_epoch_and_of_the_same_sizes():
+    prepared = PreparedDataset(ListDataset(molecules()), MODEL, ("energy",))
+    first, again, later = (SeparatedDataset(prepared, 2.5, 3, epoch) for epoch in (1, 1, 2))
+    assert len(first) == 8 + 20
+    np.testing.assert_array_equal(first.n_atoms, later.n_atoms)
+    changed = 0
+    for k in range(8, 28):
+        a, b, c = first[k], again[k], later[k]
+        assert len(a.positions) == first.n_atoms[k] == len(c.positions)
+        assert torch.equal(a.positions, b.positions)
+        assert not torch.equal(a.positions, c.positions)
+        changed += float(a.energy) != float(c.energy)
+    # Ammonia is the only one of its size here; the others change places.
+    assert changed > 3
+
+
+def test_when_distant_molecules_are_composed(tmp_path):
+    def module(**overrides):
+        path = tmp_path / "molecules.lmdb"
+        if not path.exists():
+            write_lmdb(path, map(to_record, molecules()), progress=False)
+        values = {"train": str(path), "val": {"val": str(path)}, "target": "energy", **overrides.pop("data", {})}
+        return EnergyDataModule(TrainConfig.model_validate({"data": values, **overrides}))
+
+    assert module().separation == SHARE
+    assert module(loss={"separation": 0.7}).separation == 0.7
+    assert module(loss={"separation": 0}).separation == 0
+    # A mean for each structure does not add up, and ions feel each other from afar.
+    assert module(data={"standardise": "structure"}).separation == 0
+    assert module(data={"allow_charged": True}).separation == 0
+    with pytest.raises(InputError, match="so that energies add up"):
+        module(data={"standardise": "structure"}, loss={"separation": 0.1})

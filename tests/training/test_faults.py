@@ -16,7 +16,7 @@ import pytest
 from molflt.errors import InputError
 from molflt.training import data_module
 from molflt.training.config_file import to_yaml
-from molflt.training.data_module import NoisyDataset
+from molflt.training.prepared import NoisyDataset
 from molflt.training.run_directory import find_checkpoint, read_records
 from tests.training.runs import assert_same_run, environment, go
 

@@ -1,0 +1,113 @@
+"""Structures on their way into batches: with neighbour lists, and moved towards their relaxed positions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from scipy.spatial.transform import Rotation
+from torch.utils.data import Dataset
+from torch_geometric.data import Data
+
+from molflt.data.neighbours import attach_neighbours, whole
+from molflt.data.sources import StructureDataset
+from molflt.model.config import ModelConfig
+from molflt.vocabulary import LABELS, TAG_ADSORBATE
+
+CACHED_ATOMS = 300_000
+"""A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
+_ON_THE_WAY = 0.5
+"""The share of structures that is not as given."""
+_SHIFT, _TURN = 0.2, 10.0
+"""Å and degrees, standard deviations of the motion of the whole adsorbate at its strongest."""
+
+
+class PreparedDataset(Dataset[Data]):
+    """Structures with neighbour lists, which are kept once computed when the set is small enough.
+
+    Args:
+        structures: what to prepare; they are left as they are.
+        model: whose neighbours are wanted.
+        kept: the labels wanted; others, and relaxed positions, are dropped. Whatever else a file happens to hold,
+            perhaps for some structures only, need not fit into a batch.
+    """
+
+    def __init__(self, structures: StructureDataset, model: ModelConfig, kept: Collection[str]) -> None:
+        self.structures, self.model, self.kept = structures, model, kept
+        self.n_atoms = np.asarray(structures.n_atoms)
+        self.cached = int(self.n_atoms.sum()) <= CACHED_ATOMS
+        self._cache: dict[int, Data] = {}
+
+    def __len__(self) -> int:
+        return len(self.structures)
+
+    def __getitem__(self, index: int) -> Data:
+        if index in self._cache:
+            return self._cache[index]
+        data = self._moved(self.labelled(index), index)
+        data = attach_neighbours(data, self.model.neighbour_cutoff, self.model.all_pairs_if_isolated)
+        if self.cached:
+            self._cache[index] = data
+        return data
+
+    def labelled(self, index: int) -> Data:
+        """A copy of a structure with the labels wanted."""
+        data = copy.copy(self.structures[index])
+        for name in LABELS:
+            if name in data and name not in self.kept:
+                del data[name]
+        return data
+
+    def _moved(self, data: Data, index: int) -> Data:
+        """The structure with the positions that the model is to see."""
+        return data
+
+
+class NoisyDataset(PreparedDataset):
+    """Structures as given and on their way to the relaxed positions, with noise (Noisy Nodes).
+
+    Godwin et al. 2021, arXiv 2106.07971, §4. Of a structure every second epoch, at random, has the given positions;
+    the others have a point between given and relaxed. Then the adsorbate is shifted and turned as a whole a little,
+    and every atom gets Gaussian noise. The displacement left to the relaxed positions stays the target of the
+    auxiliary head, and the energy stays that of the relaxed structure. The noise of a structure depends on seed,
+    epoch and index alone. Fixed atoms stay where they are.
+
+    Args:
+        structures: with relaxed positions.
+        model: see :class:`PreparedDataset`.
+        kept: see :class:`PreparedDataset`; the relaxed positions are kept as well.
+        noise_std: Å.
+        seed: of the noise.
+        epoch: of training.
+    """
+
+    def __init__(
+        self,
+        structures: StructureDataset,
+        model: ModelConfig,
+        kept: Collection[str],
+        noise_std: float,
+        seed: int,
+        epoch: int,
+    ) -> None:
+        super().__init__(structures, model, (*kept, "positions_relaxed"))
+        self.noise_std, self.seed, self.epoch = noise_std, seed, epoch
+        self.cached = False
+
+    def _moved(self, data: Data, index: int) -> Data:
+        random = np.random.default_rng([self.seed, self.epoch, index])
+        along = random.uniform() if random.uniform() < _ON_THE_WAY else 0.0
+        moved = data.positions + along * (data.positions_relaxed - data.positions)
+        adsorbate = torch.nonzero((data.tags == TAG_ADSORBATE) & ~data.fixed).squeeze(1)
+        if 0 < len(adsorbate) < len(moved):
+            strength = random.uniform()
+            arms = whole(moved[adsorbate].numpy(), data.cell[0].numpy(), data.pbc[0].numpy())
+            arms = arms - arms.mean(axis=0)
+            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True)
+            shift = random.normal(scale=strength * _SHIFT, size=3)
+            moved[adsorbate] += torch.from_numpy(turn.apply(arms) - arms + shift)
+        moved += torch.from_numpy(random.normal(scale=self.noise_std, size=tuple(moved.shape)))
+        data.positions = torch.where(data.fixed[:, None], data.positions, moved)
+        return data
