@@ -83,7 +83,8 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     if not is_first_process():
         return
     share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
-    answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch}, {trained.best_model}")
+    forces = "" if trained.best_force_mae is None else f", forces {trained.best_force_mae:.4f} eV/Å"
+    answer(f"best: {trained.best:.4f} eV{share}{forces}, epoch {trained.best_epoch}, {trained.best_model}")
     if report:
         from molflt.report.model_report import training_report
 

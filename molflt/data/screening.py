@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from molflt.data.labels import CANDIDATES, STORED, LabelSpec
 from molflt.data.likeness import Sketch, sketch
 from molflt.data.neighbours import check_geometry
-from molflt.data.plausibility import doubts
+from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, SubsetDataset
 from molflt.errors import InputError, OnBad, refuse
@@ -81,6 +81,7 @@ class Screening:
         self.skipped, self.sketches = [], []
         energies: list[float] = []
         compositions: list[np.ndarray] = []
+        force_check = ForceCheck(self.labels)
         unlabelled: list[str] = []
         forceless: list[str] = []
         bad: dict[int, InputError] = {}
@@ -112,6 +113,8 @@ class Screening:
                     energies.append(float(data[self.labels.target]))
                     numbers = data.atomic_numbers.numpy()
                     compositions.append(np.bincount(numbers, minlength=MAX_ATOMIC_NUMBER + 1))
+                    if self.forces:
+                        force_check.add(data)
                 yield data
         if self.on_bad == "stop":
             refuse(bad, n, self.source)
@@ -123,6 +126,7 @@ class Screening:
             )
         if energies:
             self.doubts = doubts(self.labels, np.array(energies), np.stack(compositions), self.source)
+            self.doubts += force_check.doubts(self.source)
 
     @property
     def usable(self) -> StructureDataset:

@@ -40,7 +40,7 @@ from molflt.training.processes import (
     losing_no_loader,
     losing_no_process,
 )
-from molflt.training.recorder import RunRecorder
+from molflt.training.recorder import RunRecorder, Score
 from molflt.training.run_directory import (
     CHECKPOINT,
     OCCUPIED,
@@ -61,15 +61,18 @@ class Run:
 
     Attributes:
         folder: the run directory, of an ensemble that of all members.
-        best: energy MAE of the first validation split, eV; of an ensemble, that of the members' mean.
+        best: energy MAE of the first validation split at the best epoch, eV; of an ensemble, that of the members'
+            mean.
         best_epoch: counted from one.
         mad: mean absolute deviation of that split's labels, eV.
+        best_force_mae: likewise of force components, eV/Å; None where forces are not learnt.
     """
 
     folder: Path
     best: float
     best_epoch: int
     mad: float
+    best_force_mae: float | None = None
 
     @property
     def best_model(self) -> Path:
@@ -148,7 +151,12 @@ def _train(
         f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
-    recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience, config.trainer.keep_last)
+    split, mad = next(iter(data.mad.items()))
+    kind = config.trainer.best_by
+    if kind == "auto":
+        kind = "both" if data.forces else "energy"
+    score = Score(kind, split, mad, data.training_set.force_std)
+    recorder = RunRecorder(run_dir, metadata, data.mad, score, say, config.trainer.patience, config.trainer.keep_last)
     trainer = _trainer(config, run_dir, [*callbacks, recorder])
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
     if first:
@@ -166,8 +174,8 @@ def _train(
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:
         recorder.check_models()
-    mad = data.mad[next(iter(data.mad))]
-    return Run(run_dir, recorder.best, recorder.best_epoch + 1, mad)
+    best = recorder.best_metrics
+    return Run(run_dir, best[f"{split}/energy_mae"], recorder.best_epoch + 1, mad, best.get(f"{split}/force_mae"))
 
 
 def _model(
