@@ -47,7 +47,7 @@ def adsorb_command(
     from molflt.adsorption.adsorb import adsorb
     from molflt.adsorption.surfaces import METALS
     from molflt.prediction.model import load
-    from molflt.report.adsorption_page import HEAD, about_uncertainty, rows, write_adsorption
+    from molflt.report.adsorption_page import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
 
     loaded = load(model, device)
     results = adsorb(
@@ -62,7 +62,9 @@ def adsorb_command(
     for row in rows(results, minus="-"):
         table.add_row(*row)
     output.print(table)
-    errors.print(f"±: {about_uncertainty(loaded)}; of the guesses inside, a twentieth are below E", markup=False)
+    errors.print(
+        f"±: {about_uncertainty(loaded)}; of the guesses inside, a twentieth are below E; {GUESSED}", markup=False
+    )
     for doubt in filter(None, (one.doubt for one in results)):
         warn(f"{doubt}; its energy may mean little")
     if out is not None:

@@ -76,6 +76,8 @@ def about_uncertainty(model: Model) -> str:
     return meaning_of_uncertainty(model.members) or "not known of this model"
 
 
+GUESSED = "with the guesses, 68% of pretrained:fg's errors on 112 structures were below 0.22 eV"
+"""Of docs/results/adsorb_guesses.csv."""
 HEAD = ("surface", "E / eV", "± / eV", "lowest / eV", "site", "guesses inside")
 
 
@@ -88,6 +90,7 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
         chart=page.figure(page_figure([adsorption_panel(results)], 380)),
         table={"head": HEAD, "rows": rows(results)},
         uncertainty=about_uncertainty(model),
+        guessed=GUESSED,
         doubts=[one.doubt for one in results if one.doubt],
         cards=[
             {

@@ -12,7 +12,9 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.model.model_file import save_model
 from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
+from molflt.report.adsorption_page import GUESSED
 from scripts import results
+from scripts.benchmarks import adsorb_guesses
 from scripts.tools.fg import make, ship
 
 
@@ -101,6 +103,10 @@ def test_cards_readme_and_demo_agree():
         assert mine == {what: known[what] for what in mine}, name
     for name in ("README.md", "molflt/pretrained/fg.md"):
         assert f"| **`pretrained:fg`** | **{ours}** |" in texts[name]
+    guesses = [row for row in results.read(adsorb_guesses.KEPT) if row["answer"]]
+    errors = [abs(float(row["answer"]) - float(row["y_relaxed"])) for row in guesses]
+    below = f"{np.quantile(errors, 0.68):.2f} eV"
+    assert GUESSED.endswith(f"68% of pretrained:fg's errors on {len(guesses)} structures were below {below}")
     shipped = load_members("pretrained:fg")
     uncertainty = uncertainty_of(shipped)
     assert uncertainty is not None
