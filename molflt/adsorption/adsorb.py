@@ -1,9 +1,16 @@
-"""How strongly a molecule adsorbs on metals: the lowest predicted energy over many guesses of where it sits."""
+"""How strongly a molecule adsorbs on metals: a low one of the energies predicted from guesses of where it sits.
+
+The lowest of many predictions is one with a favourable error, and falls with the number of guesses. What counts is
+therefore the guess that is the lowest but for a twentieth of those inside the model's domain. On 35 structures of the
+FG set's slice 4, with a model trained on slices 2 and 3, that misses DFT by 0.16 eV, hardly more than the same model
+from DFT's own initial geometry (0.15); the lowest of all misses it by 0.22 eV, the lowest inside the domain by 0.20.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from ase import Atoms
@@ -19,6 +26,10 @@ from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict, unknown_elem
 
 DEFAULT_MODEL = "pretrained:fg"
 N_GUESSES = 200
+LOWER = 0.05
+"""Share of the guesses that are lower than the one that counts, or count themselves."""
+_ENOUGH = 0.1
+"""Share of the guesses that must be inside of the domain for the others to be passed over."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,9 @@ class Adsorption:
         face: of the surface, such as ``fcc(111)``.
         guesses: of where the molecule sits.
         energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
-        uncertainties: (n_guesses,) eV: standard deviation over the members of an ensemble; of a single model its
-            root mean square error on its validation set, or NaN where it has none.
+        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.predictor.Prediction.std`; NaN where nothing is
+            known.
+        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.domain`.
     """
 
     molecule: str
@@ -41,31 +53,51 @@ class Adsorption:
     guesses: Sequence[Guess]
     energies: np.ndarray
     uncertainties: np.ndarray
+    warnings: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def inside(self) -> np.ndarray:
+        """(n_guesses,) bool: inside the model's domain."""
+        return ~np.isin(np.arange(len(self.guesses)), list(self.warnings))
 
     @property
     def best(self) -> int:
-        """Index of the guess with the lowest energy."""
-        return int(np.argmin(self.energies))
+        """Index of the guess that counts: the lowest but for a twentieth of those inside of the domain.
+
+        Where hardly any is inside, all are taken; see :attr:`doubt`.
+        """
+        places = np.arange(len(self.guesses)) if self.doubt else np.flatnonzero(self.inside)
+        order = places[np.argsort(self.energies[places], kind="stable")]
+        return int(order[math.ceil(LOWER * len(order)) - 1])
 
     @property
     def energy(self) -> float:
-        """The lowest energy, eV."""
+        """Of the guess that counts, eV."""
         return float(self.energies[self.best])
 
     @property
-    def tenth(self) -> float:
-        """A tenth of the guesses are below this, eV. Errors of the model move it less than the lowest of all."""
-        return float(np.quantile(self.energies, 0.1))
+    def lowest(self) -> float:
+        """The lowest energy of all guesses, eV."""
+        return float(self.energies.min())
 
     @property
     def uncertainty(self) -> float:
-        """Of the lowest energy, eV."""
+        """Of the energy that counts, eV; what the guesses add is not part of it."""
         return float(self.uncertainties[self.best])
 
     @property
     def guess(self) -> Guess:
-        """The one with the lowest energy."""
+        """The one that counts."""
         return self.guesses[self.best]
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the energy may mean little: hardly a guess is inside of the model's domain; None: enough are."""
+        n, outside = len(self.guesses), len(self.warnings)
+        if n - outside >= _ENOUGH * n:
+            return None
+        reason = self.warnings[min(self.warnings)]
+        return f"{self.metal}: {outside} of {n} guesses are outside the model's domain (the first: {reason})"
 
 
 def adsorb(
@@ -82,7 +114,7 @@ def adsorb(
 
     Conformers of the molecule are put on the clean surface in many ways (:mod:`molflt.adsorption.placing`); the model
     predicts for each the energy of the structure that it would relax to, relative to the clean surface and the
-    molecule in vacuum. The lowest of them counts.
+    molecule in vacuum. One of the lowest counts, see :mod:`molflt.adsorption.adsorb`.
 
     Args:
         smiles: of one neutral closed-shell molecule. Another SMILES of it gives the same.
@@ -137,25 +169,14 @@ def adsorb_conformers(
     prediction, _ = predict(model.members, structures, model.device, max_atoms)
     spread = prediction.std
     if spread is None:
-        spread = np.full(len(structures), error_on_validation(model))
-    ends = np.cumsum([len(some) for some in placed])[:-1]
-    parts = zip(surfaces, placed, np.split(prediction.energies, ends), np.split(spread, ends), strict=True)
-    return [Adsorption(name, one.metal, one.face, some, energies, spreads) for one, some, energies, spreads in parts]
-
-
-def meaning_of_uncertainty(model: Model) -> str:
-    """In words."""
-    if len(model.members) > 1:
-        return f"standard deviation over the {len(model.members)} members of the ensemble"
-    if np.isnan(error_on_validation(model)):
-        return "not known: the model's file has no error on validation data"
-    return "root mean square error of the model on its validation data"
-
-
-def error_on_validation(model: Model) -> float:
-    """Root mean square error of a model on the first of its validation sets, eV, as its file has it; else NaN."""
-    errors = [error for key, error in model.metadata.validation.items() if key.endswith("/energy_rmse")]
-    return errors[0] if errors else float("nan")
+        spread = np.full(len(structures), np.nan)
+    found, begin = [], 0
+    for one, some in zip(surfaces, placed, strict=True):
+        mine = slice(begin, begin + len(some))
+        warned = {k - begin: reason for k, reason in prediction.warnings.items() if mine.start <= k < mine.stop}
+        found.append(Adsorption(name, one.metal, one.face, some, prediction.energies[mine], spread[mine], warned))
+        begin = mine.stop
+    return found
 
 
 def _surfaces(on: str | Iterable[str]) -> list[Surface]:
@@ -167,7 +188,7 @@ def _surfaces(on: str | Iterable[str]) -> list[Surface]:
 
 
 def _check(model: Model, molecule: Atoms, surfaces: Sequence[Surface]) -> None:
-    path = model.members[0].path
+    path = model.members[0].name
     if model.target != "y_relaxed":
         raise InputError(
             f"{path}: predicts {model.target}, the energy of the given geometry; adsorb needs a model of y_relaxed, "

@@ -36,13 +36,6 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
         raise InputError(f"{smiles:.200}: {n_atoms} atoms do not fit into the cell; at most {_MOST_ATOMS} are tried")
     if len(Chem.GetMolFrags(mol)) > 1:
         raise InputError(f"{smiles}: is several molecules; adsorb places one")
-    if charge := Chem.GetFormalCharge(mol):
-        raise InputError(f"{smiles}: has the charge {charge:+d}, but energies are known of neutral molecules only")
-    if any(atom.GetNumRadicalElectrons() for atom in mol.GetAtoms()):
-        raise InputError(
-            f"{smiles}: has unpaired electrons, but energies are known of closed-shell molecules only (carbon "
-            "monoxide is [C-]#[O+])"
-        )
     # Where a guess is put depends on the order of the atoms.
-    made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, Reading(conformers=_TRIED))
+    made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, Reading(conformers=_TRIED, may_allow=False))
     return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]

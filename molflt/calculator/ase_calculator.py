@@ -86,9 +86,11 @@ class MolFLTCalculator(Calculator):
 
     Attributes:
         model: the model in use; one that was given is left as it was.
-        energy_std: eV, standard deviation over the members of an ensemble (n − 1 in the denominator) in the last
-            calculation; None for one model. In ``results`` it would break ASE's writers.
-        forces_std: (n_atoms, 3) eV/Å, the same for every component of the forces; None where they were not computed.
+        energy_std: eV, of the last calculation: what 68 % of the errors are below, where the model's file knows; else
+            the standard deviation over the members of an ensemble (n − 1 in the denominator), or None for one model.
+            In ``results`` it would break ASE's writers.
+        forces_std: (n_atoms, 3) eV/Å, the standard deviation over the members of an ensemble, of every component of
+            the forces; None for one model, or where they were not computed.
 
     Raises:
         InputError: the model cannot be used; in a calculation: a structure that cannot be computed.
@@ -181,7 +183,10 @@ class MolFLTCalculator(Calculator):
         if "stress" in values:
             self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0))
         std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(found) > 1 else {}
-        self.energy_std = float(std["energy"]) if std else None
+        spread, known = std.get("energy"), self.model.uncertainty
+        if known is not None:
+            spread = known.half_width(np.zeros(()) if spread is None else spread)
+        self.energy_std = None if spread is None else float(spread)
         self.forces_std = std.get("forces")
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from molflt.cli.options import DEVICE, MAX_ATOMS, claim_new_file
-from molflt.cli.terminal import answer, errors, output, say
+from molflt.cli.terminal import answer, errors, output, say, warn
 
 
 def adsorb_command(
@@ -32,10 +32,11 @@ def adsorb_command(
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
 ) -> None:
-    """Predict the lowest adsorption energy of a molecule on metals.
+    """Predict adsorption energies of a molecule on metals.
 
     Puts conformers of the molecule on the close-packed surface in many ways, without clashes, and predicts for each
-    the energy of the structure that it would relax to.
+    the energy of the structure that it would relax to. Of the guesses inside the model's domain, one of the lowest
+    counts.
 
     Example: molflt adsorb CCO --on Pt,Pd,Cu -o ethanol.html
     """
@@ -43,10 +44,10 @@ def adsorb_command(
         claim_new_file(context, out, (".csv", ".extxyz", ".html"), overwrite)
     from rich.table import Table
 
-    from molflt.adsorption.adsorb import adsorb, meaning_of_uncertainty
+    from molflt.adsorption.adsorb import adsorb
     from molflt.adsorption.surfaces import METALS
     from molflt.prediction.model import load
-    from molflt.report.adsorption_page import HEAD, rows, write_adsorption
+    from molflt.report.adsorption_page import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
 
     loaded = load(model, device)
     results = adsorb(
@@ -54,14 +55,17 @@ def adsorb_command(
     )
     if out is not None:
         write_adsorption(out, results, loaded)
-    answer(f"{molecule}: lowest adsorption energy on each surface")
+    answer(f"{molecule}: adsorption energy on each surface")
     table = Table(*HEAD)
     for column in (*table.columns[1:4], table.columns[5]):
         column.justify = "right"
     for row in rows(results, minus="-"):
         table.add_row(*row)
     output.print(table)
-    meaning = meaning_of_uncertainty(loaded)
-    errors.print(f"±: {meaning}; 10 %: a tenth of the guesses are below this", markup=False)
+    errors.print(
+        f"±: {about_uncertainty(loaded)}; of the guesses inside, a twentieth are below E; {GUESSED}", markup=False
+    )
+    for doubt in filter(None, (one.doubt for one in results)):
+        warn(f"{doubt}; its energy may mean little")
     if out is not None:
         say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

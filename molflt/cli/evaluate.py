@@ -157,7 +157,7 @@ def _print(found: Evaluation, target: str, n_members: int) -> None:
             f"({relative:.3f} of the root mean square {forces.force_rms:.4f} eV/Å)"
         )
     if calibration is not None:
-        answer(f"uncertainty from {n_members} members:")
+        answer("uncertainty" + (f" from {n_members} members:" if n_members > 1 else ":"))
         for line in calibration.lines():
             answer(line)
     if found.prediction.contractions:

@@ -9,7 +9,6 @@ import typer
 
 from molflt.cli.options import claim_new_file
 from molflt.cli.terminal import say
-from molflt.errors import InputError
 
 
 def export_command(
@@ -26,12 +25,10 @@ def export_command(
     import torch
 
     from molflt.export.export import export
-    from molflt.prediction.members import load_members
+    from molflt.prediction.members import load_member
 
     claim_new_file(context, out, (".pt", ".pth"), overwrite)
-    members = load_members(model)
-    if len(members) > 1:
-        raise InputError(f"{model}: is an ensemble of {len(members)}; export its members one by one")
-    export(members[0], out, None if dtype is None else getattr(torch, dtype))
-    metadata = members[0].metadata
+    loaded = load_member(model)
+    export(loaded, out, None if dtype is None else getattr(torch, dtype))
+    metadata = loaded.metadata
     say(f"{out}: {metadata.target} of one structure, from its neighbours up to {metadata.config.cutoff:g} Å")

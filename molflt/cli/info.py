@@ -48,11 +48,22 @@ def info_command(
 def _model_info(path: Path) -> dict[str, Any]:
     from ase.data import chemical_symbols
 
-    from molflt.model.model_file import load_model
+    from molflt.model.model_file import load_models
+    from molflt.model.uncertainty import LEVELS
 
-    loaded = load_model(path)
+    members = load_models(path)
+    loaded = members[0]
     metadata = loaded.metadata.model_dump(mode="json")
     metadata.pop("domain")
+    if (known := loaded.metadata.uncertainty) is not None:
+        metadata["uncertainty"] = {"±": str(known), "levels": LEVELS, **metadata["uncertainty"]}
+    if len(members) > 1:
+        # What differs between them.
+        of_member = ("seed", "epoch", "validation")
+        metadata["members"] = {
+            f"{path}#{k}": {name: getattr(member.metadata, name) for name in of_member}
+            for k, member in enumerate(members)
+        }
     # A file counts from zero, people from one.
     metadata["epoch"] += 1
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
@@ -134,6 +145,6 @@ def _print(content: dict[str, Any], depth: int) -> None:
             answer(f"{'  ' * depth}{key}:")
             _print(value, depth + 1)
         else:
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             shown = f"{shown:.6g}" if isinstance(shown, float) else shown
             answer(f"{'  ' * depth}{key}: {shown}")

@@ -14,7 +14,6 @@ from molflt.errors import InputError
 from molflt.printable import printable
 
 if TYPE_CHECKING:
-    from molflt.model.model_file import LoadedModel
     from molflt.prediction.predictor import Prediction
     from molflt.prediction.shards import Shard, ShardResult
 
@@ -39,7 +38,9 @@ def predict_command(
         False, "--per-atom", help="Each atom's term of the energy as well; needs -o NAME.extxyz or --json."
     ),
     calibrate: str = typer.Option(
-        None, help="Labelled structures; scales an ensemble's uncertainties to its errors.", show_default=False
+        None,
+        help="Labelled structures that were not trained on; measures the uncertainty on them.",
+        show_default=False,
     ),
     oc20_split: OC20Split | None = typer.Option(
         None, help="With npz: the OC20 leaderboard's keys for this split; four runs make one file."
@@ -59,13 +60,14 @@ def predict_command(
 ) -> None:
     """Predict energies of structures; prints them, or writes them with -o.
 
-    An ensemble gives the mean of its members, and their standard deviation. Energies are in eV, forces in eV/Å.
+    An ensemble gives the mean of its members. Uncertainties are those that the model's file knows, or the standard
+    deviation over an ensemble. Energies are in eV, forces in eV/Å.
 
     Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
     from molflt.data.reading import Reading
     from molflt.data.sources import resolve_inputs
-    from molflt.prediction.members import load_members
+    from molflt.prediction.members import calibrated, load_members, meaning_of_uncertainty
     from molflt.prediction.outputs import check_output, write_predictions
     from molflt.prediction.predictor import choose_device, doubt_of_forces, in_parts, predict
 
@@ -81,11 +83,14 @@ def predict_command(
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
-    if calibrate is not None and len(members) == 1:
-        raise InputError(f"--calibrate: {model} is a single model; uncertainties need an ensemble (ensemble=4)")
     structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")
+    if calibrate is not None:
+        from molflt.prediction.evaluation import measured
+
+        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags)
+        members = calibrated(members, known)
     shard_result = None
     if part is None:
         prediction, _ = predict(members, structures, chosen, max_atoms, on_error, forces, per_atom)
@@ -110,9 +115,9 @@ def predict_command(
     if shard_result is not None:
         say(_shard_line(shard_result))
         return
-    if calibrate is not None:
-        _scale_spread(prediction, members, calibrate, max_atoms, tags)
-    target = members[0].metadata.target
+    target, meaning = members[0].metadata.target, meaning_of_uncertainty(members)
+    if meaning is not None:
+        remark(f"±: {meaning}")
     if out is not None:
         write_predictions(out, prediction, structures, target, oc20_split)
         say(f"{len(prediction.names) - len(prediction.failures)} energies ({target}, eV) in {out}")
@@ -125,7 +130,7 @@ def predict_command(
         return
     # On standard error, so that what is piped on is numbers and names only.
     std = prediction.std
-    errors.print(f"{target} in eV, {'' if std is None else 'standard deviation in eV, '}name", markup=False)
+    errors.print(f"{target} in eV, {'' if std is None else '± in eV, '}name", markup=False)
     for i, (name, energy) in enumerate(zip(prediction.names, prediction.energies, strict=True)):
         spread = "" if std is None else f"  {std[i]:10.6f}"
         typer.echo(f"{energy:14.6f}{spread}  {printable(name)}")
@@ -169,18 +174,3 @@ def _shard_line(result: ShardResult) -> str:
         return f"complete already: {n} structures in {result.path}"
     there = f", {before} of them from before" if before else ""
     return f"{n} structures{there} in {result.path}"
-
-
-def _scale_spread(
-    prediction: Prediction, members: list[LoadedModel], path: str, max_atoms: int, tags: TagConvention
-) -> None:
-    from molflt.prediction.evaluation import evaluate
-
-    device = str(members[0].model.device)
-    known = evaluate(members, path, forces=False, device=device, max_atoms=max_atoms, tags=tags)
-    assert prediction.std is not None
-    calibration = known.calibration()
-    assert calibration is not None
-    prediction.std *= calibration.factor
-    for line in (f"uncertainties calibrated on {path}:", *calibration.lines()):
-        errors.print(line, markup=False)

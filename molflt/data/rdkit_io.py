@@ -244,7 +244,10 @@ def parse_smiles(smiles: str, name: str) -> Chem.Mol:
 
 
 def _refuse_state(mol: Chem.Mol, name: str, how: Reading) -> None:
-    how.refuse_state(name, Chem.GetFormalCharge(mol), sum(atom.GetNumRadicalElectrons() for atom in mol.GetAtoms()))
+    unpaired = sum(atom.GetNumRadicalElectrons() for atom in mol.GetAtoms())
+    if unpaired and sorted(atom.GetAtomicNum() for atom in mol.GetAtoms()) == [6, 8] and mol.GetNumBonds():
+        name = f"{name} (carbon monoxide is [C-]#[O+])"
+    how.refuse_state(name, Chem.GetFormalCharge(mol), unpaired)
 
 
 def _made(mol: Chem.Mol, name: str, seed: int, how: Reading, labels: LabelSpec | None = None) -> Data:

@@ -37,6 +37,7 @@ class Reading:
     Attributes:
         allow_charged: take ions and open shells, which models know nothing of, as if they were neutral and closed.
         conformers: how many are made of a molecule that comes without positions; large ones get fewer.
+        may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
 
     Raises:
         InputError: no conformers.
@@ -44,6 +45,7 @@ class Reading:
 
     allow_charged: bool = False
     conformers: int = CONFORMERS
+    may_allow: bool = True
 
     def __post_init__(self) -> None:
         if self.conformers < 1:
@@ -118,10 +120,13 @@ class Reading:
             InputError: it is refused.
         """
         if not self.allow_charged:
+            remedy = (
+                "correct it, leave it out, or take it as if it were neutral and closed-shell with --allow-charged "
+                "(in Python allow_charged=True, in training data.allow_charged=true)"
+            )
             raise InputError(
-                f"{name}: {what}, but molflt's models know no charge and no spin; correct it, leave it out, or take "
-                "it as if it were neutral and closed-shell with --allow-charged (in Python allow_charged=True, in "
-                "training data.allow_charged=true)"
+                f"{name}: {what}, but molflt's models know no charge and no spin; "
+                + (remedy if self.may_allow else "give a neutral closed-shell molecule")
             )
 
 

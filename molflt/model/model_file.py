@@ -1,10 +1,15 @@
-"""One file per model: safetensors weights with JSON metadata. Loading never unpickles and runs no code."""
+"""One file per model or ensemble: safetensors weights with JSON metadata. Loading never unpickles and runs no code.
+
+Of an ensemble, the first member stands in the file as a single model does; the k-th of the others has its metadata
+under ``molflt-k`` and its tensors under ``k/NAME``.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,11 +30,14 @@ from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths, renamed, uncut
+from molflt.model.uncertainty import Uncertainty
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 OLDEST_SCHEMA = 6
 METADATA_KEY = "molflt"
+MOST_MEMBERS = 32
+"""In one file."""
 _MOST_METADATA = 1 << 20
 """Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
 _DRAWN_ANYWAY = 1 << 20
@@ -78,6 +86,7 @@ class ModelMetadata(BaseModel):
     standardiser: dict[str, Any] = Field(description="the statistics, for reading; the ones in use are tensors")
     training_data: TrainingData
     domain: Domain | None = Field(None, description="what training structures look like; None: not recorded")
+    uncertainty: Uncertainty | None = Field(None, description="of the file's predictions; None: not measured")
     fine_tuned_from: Origin | None = None
     labels: LabelSpec | None = Field(
         None, description="where the label was found; None: under the target's name, in eV"
@@ -94,11 +103,22 @@ class ModelMetadata(BaseModel):
 
 @dataclass
 class LoadedModel:
-    """A model and what its file says of it."""
+    """A model and what its file says of it.
+
+    Attributes:
+        model: the weights.
+        metadata: what the file says.
+        path: of the file.
+        name: what whoever loaded it called it, such as ``pretrained:fg``; by default the path.
+    """
 
     model: EnergyModel
     metadata: ModelMetadata
     path: Path
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or str(self.path)
 
 
 def library_versions() -> dict[str, str]:
@@ -118,14 +138,29 @@ def save_model(path: str | Path, model: EnergyModel, metadata: ModelMetadata) ->
     Raises:
         OSError: the system refuses; it names the file.
     """
-    text = metadata.model_copy(update={"schema_version": SCHEMA_VERSION}).model_dump_json()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_models(path, [LoadedModel(model, metadata, Path(path))])
+
+
+def save_models(path: str | Path, members: Sequence[LoadedModel]) -> None:
+    """Write an ensemble to one file of the present schema, atomically.
+
+    Raises:
+        InputError: more members than a file may have.
+        OSError: the system refuses; it names the file.
+    """
+    if len(members) > MOST_MEMBERS:
+        raise InputError(f"{path}: {len(members)} members; a file holds at most {MOST_MEMBERS}")
+    texts, tensors = {}, {}
+    for k, member in enumerate(members):
+        texts[_key(k)] = member.metadata.model_copy(update={"schema_version": SCHEMA_VERSION}).model_dump_json()
+        for name, tensor in member.model.state_dict().items():
+            tensors[_prefix(k) + name] = tensor.detach().cpu().contiguous()
     with atomic_file(path) as temporary:
-        temporary.write_bytes(to_bytes(tensors, metadata={METADATA_KEY: text}))
+        temporary.write_bytes(to_bytes(tensors, metadata=texts))
 
 
 def read_metadata(path: str | Path) -> ModelMetadata:
-    """Read what a model file says of itself, without loading weights.
+    """Read what a model file says of itself, without loading weights; of an ensemble, the first member.
 
     The schema in it is the one that the file was written with; the configuration is of the present schema.
 
@@ -133,14 +168,26 @@ def read_metadata(path: str | Path) -> ModelMetadata:
         InputError: the file is missing, truncated, no model file, or of a schema that this molflt does not read.
     """
     with _open(Path(path)) as handle:
-        return _parse_metadata(Path(path), handle.metadata())
+        return _parse_metadata(Path(path), handle.metadata(), 0)
 
 
 def load_model(path: str | Path, frequencies: MethodName | None = None) -> LoadedModel:
-    """Load a model, in evaluation mode, on the CPU.
+    """Load the only model of a file, see :func:`load_models`.
+
+    Raises:
+        InputError: as :func:`load_models`, or the file holds an ensemble.
+    """
+    members = load_models(path, frequencies)
+    if len(members) > 1:
+        raise InputError(f"{path}: is an ensemble of {len(members)} models; give one of them, such as {path}#0")
+    return members[0]
+
+
+def load_models(path: str | Path, frequencies: MethodName | None = None) -> list[LoadedModel]:
+    """Load the models of a file, in evaluation mode, on the CPU.
 
     Args:
-        path: a file written by :func:`save_model`.
+        path: a file written by :func:`save_model` or :func:`save_models`.
         frequencies: evaluates the far field by this method instead of the recorded one, see
             :func:`set_frequencies`.
 
@@ -149,9 +196,14 @@ def load_model(path: str | Path, frequencies: MethodName | None = None) -> Loade
     """
     path = Path(path)
     with _open(path) as handle:
-        metadata = _parse_metadata(path, handle.metadata())
-        expected = _expected_tensors(path, metadata, handle)
-        weights = {name: _checked_tensor(path, name, tensor, handle) for name, tensor in expected.items()}
+        raw = handle.metadata() or {}
+        n = 1 + sum(_key(k) in raw for k in range(1, MOST_MEMBERS))
+        return [_load(path, _Member(handle, k, n), _parse_metadata(path, raw, k), frequencies) for k in range(n)]
+
+
+def _load(path: Path, member: _Member, metadata: ModelMetadata, frequencies: MethodName | None) -> LoadedModel:
+    expected = _expected_tensors(path, metadata, member)
+    weights = {name: _checked_tensor(path, name, tensor, member) for name, tensor in expected.items()}
     model = EnergyModel(metadata.config, metadata.seed)
     if _widths_of_schema_6(metadata):
         weights[WIDTHS] = model.state_dict()[WIDTHS]
@@ -193,6 +245,34 @@ def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
         )
 
 
+def _key(k: int) -> str:
+    """Of a member's metadata."""
+    return f"{METADATA_KEY}-{k}" if k else METADATA_KEY
+
+
+def _prefix(k: int) -> str:
+    """Of the names of a member's tensors."""
+    return f"{k}/" if k else ""
+
+
+class _Member:
+    """The tensors of one of the ``n`` members of an open file."""
+
+    def __init__(self, handle: Any, k: int, n: int) -> None:
+        self._handle, self._prefix = handle, _prefix(k)
+        others = () if k else tuple(map(_prefix, range(1, n)))
+        names: list[str] = handle.keys()
+        found = (name for name in names if not name.startswith(others))
+        self.names = {name.removeprefix(self._prefix) for name in found if name.startswith(self._prefix)}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._handle.get_slice(self._prefix + name).get_shape())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        found: torch.Tensor = self._handle.get_tensor(self._prefix + name)
+        return found
+
+
 def _open(path: Path) -> Any:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the model file in it, such as {path / 'best.safetensors'}")
@@ -205,16 +285,17 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
-    if not raw or METADATA_KEY not in raw:
+def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMetadata:
+    """What the ``k``-th member says of itself."""
+    if not raw or _key(k) not in raw:
         raise InputError(
-            f"{path}: a safetensors file, but not a molflt model (it has no '{METADATA_KEY}' metadata); "
+            f"{path}: a safetensors file, but not a molflt model (it has no '{_key(k)}' metadata); "
             "models are made by 'molflt train'"
         )
-    if len(raw[METADATA_KEY]) > _MOST_METADATA:
+    if len(raw[_key(k)]) > _MOST_METADATA:
         raise InputError(f"{path}: its metadata is damaged (longer than {_MOST_METADATA:,} characters); {_REMEDY}")
     try:
-        content = json.loads(raw[METADATA_KEY])
+        content = json.loads(raw[_key(k)])
         schema = int(content["schema_version"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
@@ -243,14 +324,13 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None) -> ModelMetadata:
         raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
 
 
-def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[str, torch.Tensor]:
+def _expected_tensors(path: Path, metadata: ModelMetadata, member: _Member) -> dict[str, torch.Tensor]:
     """The state of a model of this configuration, on the meta device, once the file is known to hold such tensors.
 
     The sizes that a file states are not trusted: no memory is taken before they have been compared with its tensors.
     """
-    found = set(handle.keys())
-    config = metadata.config
-    n_values = sum(math.prod(handle.get_slice(name).get_shape()) for name in found)
+    found, config = member.names, metadata.config
+    n_values = sum(math.prod(member.shape(name)) for name in found)
     if config.n_layers > len(found) or _values_drawn(config) > max(_DRAWN_ANYWAY, 4 * n_values):
         raise InputError(f"{path}: the weights do not fit the sizes in the file's configuration; {_REMEDY}")
     try:
@@ -265,7 +345,7 @@ def _expected_tensors(path: Path, metadata: ModelMetadata, handle: Any) -> dict[
             f"(missing: {_first(missing)}; unknown: {_first(surplus)}); {_REMEDY}"
         )
     for name, tensor in expected.items():
-        shape = tuple(handle.get_slice(name).get_shape())
+        shape = member.shape(name)
         if shape != tuple(tensor.shape) and not (name == WIDTHS and _widths_of_schema_6(metadata)):
             raise InputError(f"{path}: tensor '{name}' has shape {shape}, expected {tuple(tensor.shape)}; {_REMEDY}")
     return expected
@@ -284,8 +364,8 @@ def _widths_of_schema_6(metadata: ModelMetadata) -> bool:
     return metadata.schema_version < 7 and has_idle_widths(metadata.config.attention)
 
 
-def _checked_tensor(path: Path, name: str, expected: torch.Tensor, handle: Any) -> torch.Tensor:
-    tensor: torch.Tensor = handle.get_tensor(name)
+def _checked_tensor(path: Path, name: str, expected: torch.Tensor, member: _Member) -> torch.Tensor:
+    tensor = member.tensor(name)
     allowed = (torch.float32, torch.float64) if expected.is_floating_point() else (expected.dtype,)
     if tensor.dtype not in allowed:
         raise InputError(f"{path}: tensor '{name}' has dtype {tensor.dtype}, expected {allowed[0]}; {_REMEDY}")

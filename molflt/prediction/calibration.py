@@ -1,4 +1,4 @@
-"""Is the spread of an ensemble as large as its errors?"""
+"""Is the spread of an ensemble as large as its errors? How wide is the interval that holds them?"""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from molflt.errors import InputError
+from molflt.model.uncertainty import LEVELS, Uncertainty
 
-LEVELS = (0.5, 0.683, 0.9, 0.95)
-"""Probabilities of the central intervals that are checked."""
+FEWEST = 19
+"""Structures, of which the largest error is the quantile of the highest level."""
+_HALVINGS = 20
+_FLOORS = np.geomspace(0.01, 100.0, 81)
+"""That are tried, of the mean spread."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,11 @@ class Calibration:
             f"  {'within the interval of':<26}" + "  ".join(f"{level:>6.1%}" for level in LEVELS),
             f"  {'  as predicted':<26}" + "  ".join(f"{share:>6.1%}" for share in self.coverage),
             f"  {'  multiplied':<26}" + "  ".join(f"{share:>6.1%}" for share in self.calibrated_coverage),
-            f"  rank correlation of spread and error {self.rank_correlation:.2f}",
+            *(
+                []
+                if np.isnan(rank := self.rank_correlation)
+                else [f"  rank correlation of spread and error {rank:.2f}"]
+            ),
         ]
 
 
@@ -90,3 +98,68 @@ def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> C
         calibrated_nll=float(-norm.logpdf(error, scale=calibrated).mean()),
         rank_correlation=float("nan") if constant else float(spearmanr(std, np.abs(error)).statistic),
     )
+
+
+def measure(
+    predicted: np.ndarray, spread: np.ndarray, expected: np.ndarray, n_members: int, data: str
+) -> Uncertainty:
+    """How wide the intervals are that hold the errors, see :mod:`molflt.model.uncertainty`.
+
+    The floor is that of largest likelihood under a Laplace distribution whose scale is proportional to floor +
+    spread.
+
+    Args:
+        predicted: (n,) eV, of structures that the model was not trained on.
+        spread: (n,) eV, standard deviations over the members; zeros for one model.
+        expected: (n,) eV, labels.
+        n_members: whose mean is predicted.
+        data: what the structures are, for people.
+
+    Raises:
+        InputError: fewer than 19 structures.
+    """
+    error, spread = np.abs(np.asarray(predicted) - np.asarray(expected)), np.asarray(spread, dtype=np.float64)
+    if len(error) < FEWEST:
+        raise InputError(
+            f"{data}: {len(error)} labelled structures are too few to measure an uncertainty; give {FEWEST}"
+        )
+    floor, multiples = _fit(error, spread)
+    return Uncertainty(
+        n_members=n_members,
+        floor=floor,
+        multiples=multiples,
+        coverage=cross_fitted(error, spread).mean(axis=0).tolist(),
+        data=data,
+        n_structures=len(error),
+    )
+
+
+def cross_fitted(error: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """(n, n_levels) how often each error is inside of the intervals that were measured on others.
+
+    Widths of one half of the structures are asked about the other, in both directions, over 20 random halves.
+
+    Args:
+        error: (n,) eV, absolute.
+        spread: (n,) eV.
+    """
+    random, inside = np.random.default_rng(0), np.zeros((len(error), len(LEVELS)))
+    for _ in range(_HALVINGS):
+        order = random.permutation(len(error))
+        for half, other in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+            floor, multiples = _fit(error[half], spread[half])
+            inside[other] += error[other, None] <= np.outer(floor + spread[other], multiples)
+    return inside / _HALVINGS
+
+
+def _fit(error: np.ndarray, spread: np.ndarray) -> tuple[float, list[float]]:
+    """The floor, eV, and the multiples of floor + spread that shares ``LEVELS`` of the absolute errors stay below."""
+    floor = 1.0
+    if spread.any():
+        floors = _FLOORS * spread.mean()
+        scales = floors[:, None] + spread
+        floor = float(floors[(np.log(scales).mean(axis=1) + np.log((error / scales).mean(axis=1))).argmin()])
+    # One more than there are, so that a new error is below with at least that probability.
+    ranks = np.minimum(np.ceil(np.multiply(LEVELS, len(error) + 1)), len(error)).astype(int)
+    # Perfect predictions have widths above zero, too.
+    return floor, np.maximum(np.sort(error / (floor + spread))[ranks - 1], 1e-12).tolist()

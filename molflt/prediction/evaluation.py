@@ -30,8 +30,9 @@ from molflt.data.sources import (
 )
 from molflt.errors import InputError, OnBad
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.calibration import Calibration, calibrate
-from molflt.prediction.members import ModelPath, load_members
+from molflt.model.uncertainty import Uncertainty
+from molflt.prediction.calibration import Calibration, calibrate, measure
+from molflt.prediction.members import ModelPath, calibrated, load_members
 from molflt.prediction.metrics import Coverage, EnergyMetrics, ForceMetrics, coverage, energy_metrics, force_metrics
 from molflt.prediction.model import Model
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, choose_device, predict
@@ -121,7 +122,7 @@ class Evaluation:
 
     @property
     def std(self) -> np.ndarray | None:
-        """(n,) eV, the standard deviation over an ensemble; None for one model."""
+        """(n,) eV, see :attr:`molflt.prediction.predictor.Prediction.std`."""
         return self.prediction.std
 
     @property
@@ -266,6 +267,25 @@ def evaluate(
             f"{source}: is what the model was trained on; its errors are those of training, not of prediction"
         )
     return Evaluation(name, source, structures, table, prediction, skipped, warnings)
+
+
+def measured(members: Sequence[LoadedModel], data: str, **how: Any) -> tuple[Uncertainty, Evaluation]:
+    """Measure the uncertainty of a model, or of an ensemble, on labelled structures that it was not trained on.
+
+    Args:
+        members: what their files know of their errors is left aside.
+        data: see :func:`evaluate`.
+        how: see :func:`evaluate`.
+
+    Returns:
+        How wide errors are, and the evaluation.
+
+    Raises:
+        InputError: as :func:`evaluate`, or too few structures.
+    """
+    found = evaluate(calibrated(members, None), data, forces=False, **how)
+    spread = np.zeros(len(found)) if found.std is None else found.std
+    return measure(found.predicted, spread, found.expected, len(members), data), found
 
 
 def _members(model: Model | LoadedModel | ModelPath | Sequence[LoadedModel | ModelPath]) -> list[LoadedModel]:

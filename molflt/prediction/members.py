@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import torch
 from molflt.choices import MethodName
 from molflt.errors import InputError
 from molflt.files import sole_writer
-from molflt.model.model_file import LoadedModel, load_model, save_model
+from molflt.model.model_file import LoadedModel, load_model, load_models, save_model
+from molflt.model.uncertainty import Uncertainty
 from molflt.printable import shown
 
 BEST, MEMBER = "best.safetensors", "member-"
@@ -25,12 +27,14 @@ def member_paths(path: ModelPath) -> list[Path]:
     """A model file itself, the best model of a run directory, or those of an ensemble's members.
 
     Args:
-        path: of a file or folder, or ``pretrained:NAME`` for a model that comes with the package.
+        path: of a file or folder, or ``pretrained:NAME`` for a model that comes with the package; with ``#K`` behind
+            it, the same.
 
     Raises:
         InputError: no such pretrained model, a folder that is no finished run, or an ensemble of which members are
             missing.
     """
+    path, _ = _split(path)
     if str(path).startswith(PRETRAINED_PREFIX):
         return [_pretrained_model(str(path).removeprefix(PRETRAINED_PREFIX))]
     path = Path(path)
@@ -65,8 +69,8 @@ def load_members(paths: ModelPath | Sequence[ModelPath], frequencies: MethodName
     """Load a model or an ensemble.
 
     Args:
-        paths: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, or several of them:
-            one ensemble.
+        paths: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, one of these with
+            ``#K`` behind it for its K-th member, counted from 0, or several of them: one ensemble.
         frequencies: see :func:`molflt.model.model_file.load_model`.
 
     Raises:
@@ -78,10 +82,11 @@ def load_members(paths: ModelPath | Sequence[ModelPath], frequencies: MethodName
     for path in given:
         if not isinstance(path, str | os.PathLike):
             raise InputError(f"{shown(path)} is no path of a model; give a model file or a run directory")
-    files = [file for path in given for file in member_paths(path)]
-    if not files:
+    members = [member for path in given for member in _load(path, frequencies)]
+    if not members:
         raise InputError("no model: give a model file or a run directory")
-    members = [load_model(file, frequencies) for file in files]
+    if len(given) > 1:
+        members = calibrated(members, None)
     first = members[0]
     for member in members[1:]:
         for what, expected in _shared(first).items():
@@ -92,20 +97,59 @@ def load_members(paths: ModelPath | Sequence[ModelPath], frequencies: MethodName
     return members
 
 
+def uncertainty_of(members: Sequence[LoadedModel]) -> Uncertainty | None:
+    """What the file of these members knows of the errors of their mean; None: nothing, or these are not all of it."""
+    known = members[0].metadata.uncertainty
+    return known if known is not None and known.n_members == len(members) else None
+
+
+def meaning_of_uncertainty(members: Sequence[LoadedModel]) -> str | None:
+    """What is given as the uncertainty of a prediction, in words; None: nothing is."""
+    if (known := uncertainty_of(members)) is not None:
+        return str(known)
+    return f"standard deviation over the {len(members)} members of the ensemble" if len(members) > 1 else None
+
+
+def calibrated(members: Sequence[LoadedModel], known: Uncertainty | None) -> list[LoadedModel]:
+    """The members with other knowledge of the errors of their mean; None: with none."""
+    changed = {"uncertainty": known}
+    return [replace(member, metadata=member.metadata.model_copy(update=changed)) for member in members]
+
+
+def _load(path: ModelPath, frequencies: MethodName | None) -> list[LoadedModel]:
+    """The members behind one path, under the name that it was given."""
+    whole, k = _split(path)
+    files = member_paths(whole)
+    members = [replace(member, name=str(path)) for file in files for member in load_models(file, frequencies)]
+    if k is None:
+        return members if len(files) == 1 else calibrated(members, None)
+    if k >= len(members):
+        raise InputError(f"{path}: {whole} has {len(members)} member{'s' * (len(members) != 1)}, counted from 0")
+    return calibrated(members[k : k + 1], None)
+
+
+def _split(path: ModelPath) -> tuple[ModelPath, int | None]:
+    """A path, and which of its members is meant: ``pretrained:fg#0``."""
+    whole, _, number = str(path).rpartition("#")
+    if not whole or not (number.isascii() and number.isdigit()) or os.path.exists(path):
+        return path, None
+    return whole, int(number)
+
+
 def load_member(path: ModelPath, frequencies: MethodName | None = None) -> LoadedModel:
-    """Load one model: a model file, or the best model of a run directory.
+    """Load one model: a model file, the best model of a run directory, or a member of an ensemble.
 
     Args:
-        path: where it is.
+        path: where it is, see :func:`load_members`.
         frequencies: see :func:`molflt.model.model_file.load_model`.
 
     Raises:
         InputError: the file cannot be used, or it is an ensemble.
     """
-    files = member_paths(path)
-    if len(files) > 1:
-        raise InputError(f"{path}: is an ensemble of {len(files)} models; give one of them, such as {files[0]}")
-    return load_model(files[0], frequencies)
+    members = load_members(path, frequencies)
+    if len(members) > 1:
+        raise InputError(f"{path}: is an ensemble of {len(members)} models; give one of them, such as {path}#0")
+    return members[0]
 
 
 def _shared(member: LoadedModel) -> dict[str, object]:
@@ -166,6 +210,6 @@ def _average(paths: Sequence[ModelPath], target: Path) -> LoadedModel:
                 raise InputError(f"{path}: '{name}' differs from that of {paths[0]}; they are not of one run")
     first.model.load_state_dict({**state, **{name: total / len(paths) for name, total in sums.items()}})
     # Nothing is known of the errors of these weights.
-    metadata = first.metadata.model_copy(update={"validation": {}})
+    metadata = first.metadata.model_copy(update={"validation": {}, "uncertainty": None})
     save_model(target, first.model, metadata)
     return LoadedModel(first.model, metadata, target)

@@ -19,7 +19,8 @@ from molflt.data.reading import CONFORMERS, Reading
 from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
 from molflt.errors import MOST_REASONS, InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
-from molflt.prediction.members import ModelPath, load_members
+from molflt.model.uncertainty import Uncertainty
+from molflt.prediction.members import ModelPath, load_members, meaning_of_uncertainty, uncertainty_of
 from molflt.prediction.predictor import (
     BY_ATOM,
     DEFAULT_MAX_ATOMS,
@@ -65,6 +66,11 @@ class Model:
         return self.metadata.target
 
     @property
+    def uncertainty(self) -> Uncertainty | None:
+        """What the file knows of the model's errors on structures that it was not trained on; None: nothing."""
+        return uncertainty_of(self.members)
+
+    @property
     def elements(self) -> list[int]:
         """Atomic numbers that the model was trained on."""
         return self.metadata.elements
@@ -73,7 +79,7 @@ class Model:
         ensemble = f"ensemble of {len(self.members)}, " if len(self.members) > 1 else ""
         return (
             f"Model({ensemble}target {self.target!r}, {self.members[0].model.n_parameters():,} parameters, "
-            f"{self.members[0].path}, {self.device})"
+            f"{self.members[0].name}, {self.device})"
         )
 
     @overload
@@ -143,7 +149,8 @@ class Model:
                 under the vocabulary; or one of them. A file gives as many energies as it holds structures.
             on_error: ``raise`` names every bad entry by its index; ``skip`` warns, and gives NaN, or an empty array,
                 in its place.
-            return_std: give the standard deviation over the members of an ensemble as well.
+            return_std: give the uncertainty as well: what 68 % of the errors are below where the file knows it,
+                else the standard deviation over the members of an ensemble.
             forces: give forces, (n_atoms, 3) eV/Å for each structure, as well.
             per_atom: give each atom's term of the energy, (n_atoms,) eV, as well.
             embeddings: give what the encoder makes of each atom, (n_atoms, dim), as well.
@@ -155,16 +162,17 @@ class Model:
 
         Returns:
             (n_structures,) eV, float64; with ``return_std`` a pair of those. With any of ``forces``, ``per_atom`` and
-            ``embeddings``, a :class:`~molflt.prediction.predictor.Prediction`, which has ``energies`` and, of an
-            ensemble, ``std`` as well.
+            ``embeddings``, a :class:`~molflt.prediction.predictor.Prediction`, which has ``energies`` and, if known,
+            ``std`` as well.
 
         Raises:
-            InputError: an entry cannot be read or computed; there is no ensemble for ``return_std``; the model has no
+            InputError: an entry cannot be read or computed; nothing is known for ``return_std``; the model has no
                 forces; or embeddings of an ensemble.
         """
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
-        if return_std and len(self.members) == 1:
+        has_std = meaning_of_uncertainty(self.members) is not None
+        if return_std and not has_std:
             raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
         by_atom = dict(zip(BY_ATOM, (forces, per_atom, embeddings), strict=True))
         entries = [structures] if _is_one(structures) else list(structures)
@@ -181,7 +189,7 @@ class Model:
         entry_of = np.repeat(np.arange(len(entries)), [sizes.get(index, 1) for index in range(len(entries))])
         readable = np.isin(entry_of, list(sizes))
         found = Prediction(np.full(len(entry_of), np.nan), [f"entry {index}" for index in entry_of], Counter())
-        found.std = None if len(self.members) == 1 else found.energies.copy()
+        found.std = found.energies.copy() if has_std else None
         for name in (name for name, wanted in by_atom.items() if wanted):
             setattr(found, name, [np.empty(0)] * len(entry_of))
         if readable.any():
@@ -227,8 +235,8 @@ def load(
     """Load a model for use; nothing is unpickled and no code from the file is run.
 
     Args:
-        path: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, or a list of them:
-            one ensemble.
+        path: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, one of these with
+            ``#K`` behind it for its K-th member, or a list of them: one ensemble.
         device: auto (a GPU where there is one), cpu or cuda.
         dtype: ``torch.float64`` computes in double precision; None: as trained.
         frequencies: evaluate the far field by this method, among those that compute the same function.

@@ -26,6 +26,7 @@ from molflt.memory import does_not_fit, fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata
+from molflt.prediction.members import uncertainty_of
 from molflt.printable import printable
 from molflt.vocabulary import DIFFERENTIABLE, LABELS
 
@@ -58,7 +59,8 @@ class Prediction:
         energies: (n_structures,) eV, float64; the mean over the members of an ensemble; NaN where it failed.
         names: where each structure came from.
         contractions: how the far field was computed ("lattice, quadratic") and for how many structures.
-        std: (n_structures,) eV: standard deviation over the members (n − 1 in the denominator); None for one model.
+        std: (n_structures,) eV: what 68 % of the errors are below, where the model's file knows; else the standard
+            deviation over the members (n − 1 in the denominator), or None for one model.
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
         info: what each structure's file says of it, such as the columns of a table; also of those that failed.
@@ -294,12 +296,12 @@ def predict_batches(
     wanted = [name for name, is_wanted in asked if is_wanted]
     for indices in batches:
         with torch.no_grad() if forces else torch.inference_mode():
-            part = _predict_batch(members[0], models, dataset, indices, device, on_error, wanted)
+            part = _predict_batch(members, models, dataset, indices, device, on_error, wanted)
         yield part
 
 
 def _predict_batch(
-    loaded: LoadedModel,
+    members: Sequence[LoadedModel],
     models: Sequence[EnergyModel],
     dataset: StructureDataset,
     indices: Sequence[int],
@@ -320,7 +322,7 @@ def _predict_batch(
         found.info[position] = found.info[position] or error.info
         found.failures[position] = printable(str(error), keep="\n\t")
 
-    config = models[0].config
+    config, known = models[0].config, uncertainty_of(members)
     # By their places in the batch, what is computed for each structure: itself, or its conformers.
     shapes: dict[int, list[Data]] = {}
     for position, index in enumerate(indices):
@@ -333,7 +335,7 @@ def _predict_batch(
                 for shape in conformers_of(data)
             ]
             if reasons := [
-                *(reason.text for reason in outside(loaded, shapes[position][0])),
+                *(reason.text for reason in outside(members[0], shapes[position][0])),
                 *filter(None, [data.get("remark")]),
             ]:
                 found.warnings[position] = printable("; ".join(reasons))
@@ -366,7 +368,7 @@ def _predict_batch(
                 of_atoms[position, k] = {name: values[column] for name, values in by_atom.items()}
             found.contractions.update(how for (_, k), how in zip(part, contractions, strict=False) if k == 0)
             found.elements.update(*(data.atomic_numbers.tolist() for data in structures))
-    std = np.full(len(indices), np.nan)
+    spread = np.full(len(indices), np.nan)
     for position, each in energies.items():
         mean = each.mean(axis=0)
         if position in found.failures:
@@ -377,13 +379,15 @@ def _predict_batch(
             continue
         lowest = int(mean.argmin())
         found.energies[position] = mean[lowest]
-        if len(models) > 1:
-            std[position] = each[:, lowest].std(ddof=1)
+        spread[position] = each[:, lowest].std(ddof=1) if len(models) > 1 else 0.0
         if len(mean) > 1:
             found.conformers[position] = Conformers(len(mean), lowest, float(np.ptp(mean)))
         for name, value in of_atoms[position, lowest].items():
             found.by_atom[name][position] = value
-    found.std = std if len(models) > 1 else None
+    if known is not None:
+        found.std = known.half_width(spread)
+    elif len(models) > 1:
+        found.std = spread
     return found
 
 

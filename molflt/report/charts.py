@@ -162,7 +162,7 @@ def parity_panels(sets: Sequence[Evaluation], target: str) -> tuple[Panel, Panel
             "texts": [f"{s.table.names[k]}\n{s.table.formulas[k]}" for k in chosen],
             "numbers": np.stack([s.error[chosen]] if std is None else [s.error[chosen], std], axis=1),
             "hover": "%{text}<br>expected %{x:.4f} eV<br>error %{customdata[0]:+.4f} eV"
-            + ("" if std is None else "<br>ensemble std %{customdata[1]:.4f} eV"),
+            + ("" if std is None else "<br>± %{customdata[1]:.4f} eV"),
         }
         above.append(Series(y=(s.predicted - s.table.references)[chosen], **common))
         below.append(Series(y=s.error[chosen], **common))
@@ -210,30 +210,30 @@ def groups_panel(found: GroupErrors, group: str) -> Panel:
 
 
 def adsorption_panel(results: Sequence[Adsorption]) -> Panel:
-    """Bars of the lowest adsorption energies of one molecule, with their uncertainties."""
+    """Bars of the adsorption energies of one molecule, with their uncertainties."""
     spread = np.array([one.uncertainty for one in results])
     series = Series([f"{one.metal}{one.face[3:]}" for one in results], np.array([one.energy for one in results]),
                     results[0].molecule, OKABE_ITO[0], mark="bars", numbers=spread[:, None], legend=False,
                     spread=spread if np.isfinite(spread).all() else None,
                     hover="%{x}: %{y:.3f} ± %{customdata[0]:.3f} eV")  # fmt: skip
-    return Panel([series], "surface", "lowest adsorption energy / eV", zero=True)
+    return Panel([series], "surface", "adsorption energy / eV", zero=True)
 
 
 def coverage_panel(sets: Sequence[Evaluation]) -> Panel:
-    """Share of errors within k standard deviations of an ensemble, beside that of a normal distribution."""
+    """Share of errors within k times their predicted uncertainty, beside that of a normal distribution."""
     found = [(s.name, s.coverage, colour) for s, colour in zip(sets, palette(len(sets)), strict=True)]
     series = [
-        Series(c.multiples, c.found, name, colour, hover="%{y:.1%} of errors within %{x:.2f} std")
+        Series(c.multiples, c.found, name, colour, hover="%{y:.1%} of errors within %{x:.2f} ±")
         for name, c, colour in found
         if c is not None
     ]
     normal = next(c for _, c, _ in found if c is not None)
     series.append(
         Series(normal.multiples, normal.expected, "normal distribution", GREY, dash="dash",
-               hover="%{y:.1%} within %{x:.2f} std")
+               hover="%{y:.1%} within %{x:.2f} ±")
     )  # fmt: skip
-    x = "k, multiples of the ensemble's standard deviation"
-    return Panel(series, x, "share of |error| ≤ k·std", y_range=(0, 1.02), percent=True)
+    x = "k, multiples of the predicted uncertainty"
+    return Panel(series, x, "share of |error| ≤ k·uncertainty", y_range=(0, 1.02), percent=True)
 
 
 def far_panels(curves: FarCurves) -> list[tuple[Panel, Panel]]:

@@ -122,7 +122,7 @@ def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, unknow
     page.write(
         path,
         title=explanation.name,
-        subtitle=f"explained by {loaded.path}",
+        subtitle=f"explained by {loaded.name}",
         explanation=explanation,
         symbol=chemical_symbols[int(explanation.structure.atomic_numbers[explanation.atom])],
         constant=constant if referenced else explanation.mean,

@@ -15,7 +15,7 @@ from molflt.errors import InputError
 from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.calibration import LEVELS
+from molflt.model.uncertainty import LEVELS
 from molflt.prediction.evaluation import Evaluation, GroupErrors, by_adsorbate, by_element, by_size, evaluate
 from molflt.prediction.members import load_members
 from molflt.prediction.metrics import EWT_THRESHOLD
@@ -166,7 +166,7 @@ def write_report(
 
 def _subtitle(loaded: LoadedModel, n_members: int) -> str:
     if n_members > 1:
-        return f"{loaded.path.parent.parent}, ensemble of {n_members}, {loaded.metadata.target}"
+        return f"{loaded.name}, ensemble of {n_members}, {loaded.metadata.target}"
     return f"{loaded.path}, {loaded.metadata.target}, epoch {loaded.metadata.epoch + 1}"
 
 
@@ -207,7 +207,7 @@ def _force_numbers(sets: Sequence[Evaluation]) -> list[list[str]]:
 
 
 def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Whether the spread of an ensemble fits its errors; None for one model."""
+    """Whether predicted uncertainties fit the errors; None where there are none."""
     if not sets:
         return None
     rows, reasons = [], []
@@ -222,7 +222,7 @@ def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | Non
         rank = f"{found.rank_correlation:.2f}" if np.isfinite(found.rank_correlation) else "–"
         numbers = f"{evaluation.std.mean():.4f}", f"{found.factor:.2f}", rank
         rows.append([evaluation.name, f"{found.n:,}", *numbers, *(f"{share:.1%}" for share in found.coverage)])
-    head = ["set", "structures", "mean std / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
+    head = ["set", "structures", "mean ± / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
     figure = page.figure(page_figure([coverage_panel(sets)], 380))
     return {"figure": figure, "head": head, "rows": rows, "reasons": " ".join(reasons)}
 

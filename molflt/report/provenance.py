@@ -41,7 +41,7 @@ def summary(loaded: LoadedModel, n_members: int = 1) -> list[tuple[str, str]]:
         *(
             [("epoch", str(metadata.epoch + 1)), ("model file", str(loaded.path))]
             if n_members == 1
-            else [("ensemble", f"{n_members} models in {loaded.path.parent.parent}; curves and RPE are of the first")]
+            else [("ensemble", f"{n_members} models in {loaded.name}; curves and RPE are of the first")]
         ),
     ]
 

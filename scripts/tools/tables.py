@@ -1,10 +1,10 @@
-"""Write every table of the pages under docs from its CSV.
+"""Write every table of the pages under docs, and of some others, from its CSV.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
-``compare_attention`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below
-docs, without its ending. Such a CSV is printed as it is, without the columns that say how a row was measured. With
-``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each value of some
-columns, and one column for each value of another.
+``adsorb_guesses``, ``compare_attention``, ``fg VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their
+own, or the path of a CSV below docs, without its ending. Such a CSV is printed as it is, without the columns that say
+how a row was measured. With ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one
+row for each value of some columns, and one column for each value of another.
 
     python -m scripts.tools.tables               # writes the pages
     python -m scripts.tools.tables --check       # exit status 1 if a page is not what the CSV files say
@@ -18,14 +18,19 @@ from pathlib import Path
 
 from molflt.files import atomic_file
 from scripts import results
-from scripts.benchmarks import accuracy, compare_attention, method_choice, speed_report
+from scripts.benchmarks import accuracy, adsorb_guesses, compare_attention, method_choice, speed_report
+from scripts.tools.fg import ship
 
 LAYOUTS = {
     "accuracy": accuracy.table,
+    "adsorb_guesses": adsorb_guesses.table,
     "compare_attention": compare_attention.table,
+    "fg": ship.table,
     "method_choice": method_choice.table,
     "speed": speed_report.table,
 }
+ELSEWHERE = ("README.md", "data/fg/README.md", "molflt/pretrained/fg.md")
+"""Pages that are not under docs."""
 
 
 def table(name: str, folder: Path = results.DOCS) -> str:
@@ -64,7 +69,8 @@ def pages(folder: Path = results.DOCS) -> dict[Path, tuple[str, str, list[str]]]
         SystemExit: a table has no end, or no data; the message names the page.
     """
     found = {}
-    for path in sorted(folder.rglob("*.md")):
+    elsewhere = [results.ROOT / name for name in ELSEWHERE] if folder == results.DOCS else []
+    for path in [*sorted(folder.rglob("*.md")), *elsewhere]:
         text = path.read_text(encoding="utf-8")
         try:
             new, names = results.fill(text, lambda name: table(name, folder))

@@ -17,7 +17,10 @@ Run = Callable[..., Any]
         (("predict", "MODEL", "CCO", "-o", "NEW.npz", "--oc20-split", "id", "--on-error", "skip"), "every structure"),
         (("predict", "MODEL", "CCO", "-o", "NEW.csv", "--forces"), "give -o NAME.extxyz"),
         (("predict", "MODEL", "CCO", "--forces"), "give -o NAME.extxyz"),
-        (("predict", "MODEL", "CCO", "--calibrate", "DATA"), "is a single model"),
+        (
+            ("predict", "MODEL", "CCO", "--calibrate", "DATA"),
+            "10 labelled structures are too few",
+        ),
         (("predict", "FOLDER", "CCO"), "is a folder without best.safetensors"),
         (("convert", "DATA", "NEW.lmdb", "--force-unit", "eV/nm"), "--force-unit eV/nm: choose one of"),
         (("convert", "DATA", "NEW.extxyz"), "the last argument must be the LMDB to write"),

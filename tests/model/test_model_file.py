@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from molflt.attention.registry import mechanisms
@@ -27,8 +28,10 @@ from molflt.model.model_file import (
     SCHEMA_VERSION,
     LoadedModel,
     load_model,
+    load_models,
     read_metadata,
     save_model,
+    save_models,
     set_frequencies,
 )
 from molflt.prediction.predictor import predict
@@ -378,4 +381,67 @@ def test_model_without_far_field_refuses_a_method(attention: str) -> None:
 
 def test_schema_number_is_written_down() -> None:
     # Whoever changes the layout of the file changes this number, and keeps reading the one before.
-    assert (model_file.OLDEST_SCHEMA, model_file.SCHEMA_VERSION) == (6, 9)
+    assert (model_file.OLDEST_SCHEMA, model_file.SCHEMA_VERSION) == (6, 10)
+
+
+@pytest.fixture
+def ensemble(loaded: LoadedModel, tmp_path: Path) -> Path:
+    """Two models in one file, the second with all its energies' factors doubled."""
+    other = copy.deepcopy(loaded)
+    with torch.no_grad():
+        other.model.energy_head.factor.mul_(2.0)
+    other.metadata = other.metadata.model_copy(update={"seed": 8})
+    save_models(tmp_path / "two.safetensors", [loaded, other])
+    return tmp_path / "two.safetensors"
+
+
+def test_an_ensemble_in_one_file(ensemble: Path, loaded: LoadedModel, val_set: StructureDataset) -> None:
+    """Both models as they were; the first is what a reader of single metadata sees."""
+    first, second = load_models(ensemble)
+    assert (first.metadata.seed, second.metadata.seed) == (loaded.metadata.seed, 8)
+    assert read_metadata(ensemble).seed == loaded.metadata.seed
+    assert torch.equal(second.model.energy_head.factor, 2 * loaded.model.energy_head.factor)
+    for name, tensor in loaded.model.state_dict().items():
+        assert torch.equal(first.model.state_dict()[name], tensor)
+    np.testing.assert_array_equal(predict(first, val_set)[0].energies, predict(loaded, val_set)[0].energies)
+    _refuses(ensemble, "is an ensemble of 2 models", f"{ensemble}#0")
+
+
+@pytest.mark.parametrize("change", ["lost", "surplus", "undeclared", "skipped"])
+def test_a_damaged_ensemble(change: str, ensemble: Path, tmp_path: Path) -> None:
+    """A tensor of the second lost or too many; metadata of one member lost, so that its tensors are nobody's."""
+    with safe_open(ensemble, framework="pt") as handle:
+        tensors, texts = {name: handle.get_tensor(name) for name in handle.keys()}, handle.metadata()  # noqa: SIM118
+    if change == "lost":
+        del tensors[next(name for name in tensors if name.startswith("1/"))]
+    elif change == "surplus":
+        tensors["1/more"] = torch.zeros(1)
+    elif change == "undeclared":
+        del texts[f"{METADATA_KEY}-1"]
+    else:
+        texts[f"{METADATA_KEY}-2"] = texts.pop(f"{METADATA_KEY}-1")
+    save_file(tensors, tmp_path / "damaged.safetensors", metadata=texts)
+    _refuses(tmp_path / "damaged.safetensors", *(["'molflt-1'"] if change == "skipped" else ["do not fit"]))
+
+
+def test_a_file_has_a_limited_number_of_members(loaded: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="33 members; a file holds at most 32"):
+        save_models(tmp_path / "many.safetensors", [loaded] * 33)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"multiples": [1.0]}, {"multiples": [1, 2, 3, -1]}, {"floor": -1}, {"n_members": 0}, {"coverage": [2] * 4}],
+)
+def test_a_damaged_uncertainty(wrong: dict[str, Any], alter: Alter) -> None:
+    whole = {
+        "n_members": 1,
+        "floor": 1,
+        "multiples": [1, 2, 3, 4],
+        "coverage": [1] * 4,
+        "data": "",
+        "n_structures": 9,
+    }
+    load_model(alter(lambda t, m: m.update(uncertainty=whole)))
+    _refuses(alter(lambda t, m: m.update(uncertainty=whole | wrong)), "uncertainty", "train again")

@@ -7,7 +7,8 @@ import pytest
 from scipy.stats import norm
 
 from molflt.errors import InputError
-from molflt.prediction.calibration import LEVELS, calibrate
+from molflt.model.uncertainty import LEVELS
+from molflt.prediction.calibration import calibrate
 
 N = 20_000
 

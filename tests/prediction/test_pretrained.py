@@ -37,6 +37,28 @@ def test_atomisation_energies_of_small_molecules():
     np.testing.assert_allclose(-found, [value * units.kcal / units.mol for value in kcal_mol.values()], rtol=0.03)
 
 
+def test_adsorption_energies_come_with_their_uncertainty(tmp_path):
+    """Of a structure inside the domain, on the command line as from Python; the card states what was found."""
+    model = molflt.load(f"pretrained:{ADSORPTION}")
+    assert model.uncertainty is not None
+    assert "68% of the errors on data/fg/val.lmdb (616 structures)" in str(model.uncertainty)
+    np.testing.assert_allclose(model.uncertainty.coverage, [0.5, 0.683, 0.9, 0.95], atol=0.02)
+    card = MODELS[ADSORPTION].with_suffix(".md").read_text(encoding="utf-8")
+    assert f"| {model.uncertainty.coverage[1]:.1%} |" in card
+    assert MODELS[ADSORPTION].stat().st_size < 10e6
+    (found,) = molflt.adsorb("CO", "Cu", model, n_guesses=2)
+    _, std = model.predict([guess.structure for guess in found.guesses], return_std=True)
+    np.testing.assert_allclose(found.uncertainties, std, rtol=1e-4)
+    assert (std > 0).all()
+    answer = CliRunner().invoke(app, ["adsorb", "CO", "--on", "Cu", "--guesses", "2", "-o", str(tmp_path / "a.html")])
+    assert f"{found.uncertainty:.3f}" in answer.output
+    assert "68% of the errors on data/fg/val.lmdb" in answer.output
+    # The name that was typed, and no place on this machine.
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert f"predicted by pretrained:{ADSORPTION}" in page
+    assert str(MODELS[ADSORPTION].parent) not in page
+
+
 def test_an_element_it_has_not_seen_is_named():
     with pytest.warns(UserWarning, match="Si"):
         molflt.load(f"pretrained:{QM7}").predict(molecule("SiH4"))

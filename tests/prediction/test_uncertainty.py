@@ -1,0 +1,136 @@
+"""Uncertainties that a model's file knows: measured, given with predictions, and lost where they would be wrong."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+
+import molflt
+from molflt.calculator import MolFLTCalculator
+from molflt.data.sources import StructureDataset
+from molflt.errors import InputError
+from molflt.model.model_file import LoadedModel, save_models
+from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
+from molflt.prediction.calibration import cross_fitted, measure
+from molflt.prediction.evaluation import measured
+from molflt.prediction.members import calibrated, load_member, load_members, uncertainty_of
+from molflt.prediction.predictor import predict
+
+KNOWN = Uncertainty(
+    n_members=2, floor=0.1, multiples=[1.0, 2.0, 3.0, 4.0], coverage=[0.5, 0.7, 0.9, 0.95], data="x", n_structures=99
+)
+
+
+def drawn(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Errors with tails of Student's t (3 degrees of freedom), as wide as 0.05 eV + the spread says, and spreads."""
+    random = np.random.default_rng(seed)
+    spread = random.gamma(2.0, 0.05, n)
+    return (0.05 + spread) * random.standard_t(3, n), spread
+
+
+def test_intervals_hold_what_they_should_on_new_structures() -> None:
+    """Also of the structures that are hard; and what is said of coverage is what is found."""
+    error, spread = drawn(3_000)
+    found = measure(error, spread, np.zeros(len(error)), 3, "drawn")
+    new, hard = drawn(60_000, seed=1)
+    for level, said in zip(LEVELS, found.coverage, strict=True):
+        inside = np.abs(new) <= found.half_width(hard, level)
+        assert inside.mean() == pytest.approx(level, abs=0.02)
+        assert said == pytest.approx(level, abs=0.01)
+        assert inside[hard > np.quantile(hard, 0.8)].mean() == pytest.approx(level, abs=0.04)
+    assert found.floor == pytest.approx(0.05, rel=0.5)
+    # Power: two standard deviations, as of a normal distribution, do not hold 95 %, and one width for all is worse.
+    assert (np.abs(new) <= 2 * found.half_width(hard, ONE_SIGMA)).mean() < 0.93
+    constant = measure(error, np.zeros(len(error)), np.zeros(len(error)), 1, "drawn")
+    inside = np.abs(new) <= constant.half_width(0 * hard, WIDE)
+    assert inside.mean() == pytest.approx(WIDE, abs=0.02)
+    assert inside[hard > np.quantile(hard, 0.8)].mean() < 0.9
+
+
+def test_coverage_is_measured_on_other_structures() -> None:
+    """Of few, the intervals of all would hold more of these themselves than they do of others."""
+    error, spread = drawn(60)
+    shares = cross_fitted(np.abs(error), spread)
+    assert shares.shape == (60, len(LEVELS))
+    assert (np.diff(shares, axis=1) >= 0).all()
+    largest = np.abs(error / (0.05 + spread)).argmax()
+    assert shares[largest, -1] == 0
+    with pytest.raises(InputError, match="18 labelled structures are too few"):
+        measure(error[:18], spread[:18], np.zeros(18), 2, "drawn")
+    # Perfect predictions have an uncertainty, too.
+    assert measure(np.zeros(20), np.zeros(20), np.zeros(20), 1, "drawn").half_width(np.zeros(1))[0] > 0
+
+
+@pytest.fixture
+def two(loaded: LoadedModel) -> list[LoadedModel]:
+    other = copy.deepcopy(loaded)
+    with torch.no_grad():
+        other.model.energy_head.factor.mul_(1.3)
+    return [copy.deepcopy(loaded), other]
+
+
+@pytest.fixture
+def path(two: list[LoadedModel], tmp_path: Path) -> Path:
+    save_models(tmp_path / "two.safetensors", calibrated(two, KNOWN))
+    return tmp_path / "two.safetensors"
+
+
+def test_it_comes_with_every_prediction(path: Path, two: list[LoadedModel], val_set: StructureDataset) -> None:
+    """Twice the floor plus the standard deviation over the members: in batches, from Python and in the calculator."""
+    raw, _ = predict(two, val_set)
+    found, _ = predict(load_members(path), val_set)
+    np.testing.assert_array_equal(found.energies, raw.energies)
+    assert raw.std is not None
+    np.testing.assert_allclose(found.std, 2.0 * (0.1 + raw.std), rtol=1e-12)
+    model = molflt.load(path)
+    assert model.uncertainty == KNOWN
+    atoms = molecule("H2O")
+    (energy,), (width,) = model.predict(atoms, return_std=True)
+    (_, (spread,)) = molflt.load([f"{path}#0", f"{path}#1"]).predict(atoms, return_std=True)
+    assert width == pytest.approx(2.0 * (0.1 + spread), rel=1e-9)
+    atoms.calc = MolFLTCalculator(path)
+    assert atoms.get_potential_energy() == pytest.approx(energy, abs=1e-6)
+    assert atoms.calc.energy_std == pytest.approx(width, rel=1e-4)
+
+
+def test_a_single_model_has_one_for_all(path: Path, two: list[LoadedModel], val_set: StructureDataset) -> None:
+    one = calibrated(two[:1], KNOWN.model_copy(update={"n_members": 1}))
+    np.testing.assert_allclose(predict(one, val_set)[0].std, 0.2)
+    model = molflt.Model(one)
+    assert model.predict("O", return_std=True)[1] == pytest.approx([0.2])
+    atoms = molecule("H2O")
+    atoms.calc = MolFLTCalculator(model)
+    atoms.get_potential_energy()
+    assert atoms.calc.energy_std == pytest.approx(0.2)
+
+
+def test_what_was_measured_of_all_holds_for_no_part(path: Path, two: list[LoadedModel]) -> None:
+    members = load_members(path)
+    assert uncertainty_of(members) == KNOWN
+    assert [member.name for member in members] == [str(path)] * 2
+    assert uncertainty_of(members[:1]) is None
+    second = load_member(f"{path}#1")
+    assert torch.equal(second.model.energy_head.factor, two[1].model.energy_head.factor)
+    assert second.name == f"{path}#1"
+    for parts in (f"{path}#1", [f"{path}#0", f"{path}#1"], [path, path]):
+        assert uncertainty_of(load_members(parts)) is None
+    with pytest.raises(InputError, match="has 2 members, counted from 0"):
+        load_members(f"{path}#2")
+    with pytest.raises(InputError, match=r"give one of them, such as .*two\.safetensors#0"):
+        load_member(path)
+    renamed = path.with_name("a#1")
+    path.rename(renamed)
+    assert len(load_members(renamed)) == 2
+
+
+def test_measuring_leaves_aside_what_the_file_knows(path: Path, two: list[LoadedModel], tiny_data: Path) -> None:
+    data = str(tiny_data / "train.lmdb")
+    found, evaluation = measured(load_members(path), data)
+    again, _ = measured(two, data)
+    assert found == again
+    assert (found.n_members, found.data, found.n_structures) == (2, data, len(evaluation))
