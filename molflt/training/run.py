@@ -156,6 +156,11 @@ def _train(
         f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
         f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
     )
+    if data.separation:
+        say(
+            f"for each of them {data.separation:g} compositions of distant ones, whose energies add up; "
+            "loss.separation=0 if they feel each other from afar"
+        )
     split, mad = next(iter(data.mad.items()))
     kind = config.trainer.best_by
     if kind == "auto":
@@ -206,6 +211,9 @@ def _model(
     if initial is not None:
         device = torch.device(_accelerator(config.trainer.accelerator))
         statistics, origin = take_over(model, initial, config, found, data.train_structures, device, say)
+    if statistics.mean and data.separation:
+        say(f"{config.init.model} has a mean energy for each structure, which does not add up: no loss.separation")
+        data.separation = 0.0
     model.standardiser.load_statistics(statistics)
     training_data = TrainingData(
         path=config.data.train, fingerprint=data.train_fingerprint(), n_structures=len(data.train_structures)

@@ -1,4 +1,4 @@
-"""Separation training: molecules far from each other, whose energies add up (DESIGN §3, item 11).
+"""Separation training: molecules far from each other, whose energies add up (DESIGN §4).
 
 What a training set of single molecules never shows, a far field would invent: energies between molecules that do not
 touch. So training sees compositions of its structures, too, whose energy is the sum of theirs: two or three at some

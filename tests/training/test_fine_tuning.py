@@ -12,6 +12,7 @@ from ase.build import molecule
 from molflt.data.ase_io import to_atoms
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
+from molflt.prediction.model import load
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
@@ -99,6 +100,21 @@ def test_new_elements(fine, relabelled, loaded, tmp_path):
     assert "  new elements, whose vectors are untrained: F, Cl" in said
     assert run.model.metadata.fine_tuned_from.new_elements == ["F", "Cl"]
     assert run.model.predict(strange) == pytest.approx([a.info["y_relaxed"] for a in strange], abs=1.0)
+
+
+def test_a_mean_for_each_structure_is_not_composed(fine, loaded, tmp_path):
+    """The energies of a model that adds a mean to every structure do not add up, whatever it is trained on."""
+    frames = [molecule(name) for name in ("H2O", "CH4", "CO2", "CH3OH", "C2H6", "H2CO")]
+    for atoms, energy in zip(frames, load(loaded.path).predict(frames), strict=True):
+        atoms.info["energy"] = float(energy)
+    path = tmp_path / "molecules.extxyz"
+    ase.io.write(path, frames)
+    said: list[str] = []
+    config = fine(**ASLEEP, **{"data.train": str(path), "data.val": str(path), "data.target": "energy"})
+    run = train(config, tmp_path / "run", say=said.append)
+    assert any("which does not add up: no loss.separation" in line for line in said)
+    assert not any("compositions" in line for line in said)
+    assert run.best < 1e-3
 
 
 def test_frozen_parts_stay(fine, loaded, tmp_path):
