@@ -34,6 +34,10 @@ class InputError(ValueError):
         return error
 
 
+class AgreedError(InputError):
+    """What all processes of a run know of, whichever met it: the first says it, and the others keep quiet."""
+
+
 @contextmanager
 def naming(path: str | os.PathLike[str], instead_of: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Name a file in errors of the system that name none, as those of a write do.

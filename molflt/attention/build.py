@@ -38,6 +38,7 @@ from molflt.attention.layer import FourierAttention
 from molflt.attention.mechanism import AttentionLayer, SharedPositions
 from molflt.attention.moments import LocalMoments
 from molflt.attention.registry import imported, kernels, mechanisms
+from molflt.attention.vectors import COMPONENTS, VectorStream
 from molflt.choices import MethodName
 
 
@@ -114,7 +115,8 @@ def build_softmax(config: SoftmaxConfig, sizes: Sizes) -> Built:
 
 def build_local(config: LocalConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3 without its far field."""
-    near_only = LayerSizes(sizes.n_applications, sizes.n_heads, sizes.dim, far_dim=0, rank=1, n_layers=sizes.n_layers)
+    width = sizes.dim + COMPONENTS * config.vector_channels
+    near_only = LayerSizes(sizes.n_applications, sizes.n_heads, width, far_dim=0, rank=1, n_layers=sizes.n_layers)
     positions = FourierPositions(None, None, near_only, config.order, config.moment_channels > 0)
     return positions, [_layer(config, sizes, 0, 0, None, sizes.dim) for _ in range(sizes.n_layers)]
 
@@ -144,8 +146,8 @@ def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: 
     layer_sizes = LayerSizes(
         n_applications=sizes.n_applications,
         n_heads=sizes.n_heads,
-        dim=sizes.dim,
-        far_dim=far_dim,
+        dim=sizes.dim + COMPONENTS * config.vector_channels,
+        far_dim=far_dim + COMPONENTS * sizes.n_heads * far_vectors(config, sizes),
         rank=1 if feature_maps[0] is None else feature_maps[0].n_features,
         n_layers=sizes.n_layers,
     )
@@ -159,9 +161,18 @@ def _layer(
     config: LayerKeys, sizes: Sizes, n_weights: int, far_rank: FarRank, kernel: Kernel | None, far_dim: int
 ) -> FourierAttention:
     moments = LocalMoments(sizes.dim, sizes.n_rbf, config.moment_channels) if config.moment_channels else None
+    stream = None
+    if config.vector_channels:
+        far = far_vectors(config, sizes)
+        stream = VectorStream(sizes.dim, sizes.n_heads, config.moment_channels, config.vector_channels, far)
     return FourierAttention(
-        sizes.dim, sizes.n_heads, sizes.n_rbf, n_weights, far_rank, kernel, far_dim, moments, sizes.dropout
+        sizes.dim, sizes.n_heads, sizes.n_rbf, n_weights, far_rank, kernel, far_dim, moments, stream, sizes.dropout
     )
+
+
+def far_vectors(config: LayerKeys, sizes: Sizes) -> int:
+    """Vectors and tensors of every head that the far field carries."""
+    return math.ceil(config.vector_channels / sizes.n_heads / FAR_SHARE)
 
 
 def build_rpe(config: FarFieldKeys, spectrum: SpectrumName = "gaussians", seed: int = 0) -> GaussianRPE:

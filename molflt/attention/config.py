@@ -166,8 +166,13 @@ class MethodKeys(FarFieldKeys):
     tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="stated error of quadrature, lattice and mesh")
 
 
+IF_MOMENTS: dict[str, Condition] = {"vector_channels": ("moment_channels above 0", lambda c: c.moment_channels > 0)}
+
+
 class LayerKeys(MechanismConfig):
     """Keys of the attention layer of DESIGN §3."""
+
+    only_with: ClassVar[dict[str, Condition]] = IF_MOMENTS
 
     order: OrderKind = Field(
         "auto",
@@ -180,12 +185,19 @@ class LayerKeys(MechanismConfig):
         le=65_536,
         description="channels of the moments of an atom's neighbours, by which a layer sees angles; 0: none",
     )
+    vector_channels: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="vectors and as many tensors of second order that every atom carries through the layers beside "
+        "its scalars, and one in four of each head the far field to others; a multiple of n_heads; 0: none",
+    )
 
 
 class ContentKeys(LayerKeys, KernelKeys):
     """Keys of the content factor of the far field."""
 
-    only_with: ClassVar[dict[str, Condition]] = IF_RANK_M
+    only_with: ClassVar[dict[str, Condition]] = {**IF_RANK_M, **IF_MOMENTS}
 
     far_rank: FarRank = Field(
         0,
@@ -203,7 +215,7 @@ class ContentKeys(LayerKeys, KernelKeys):
 class FourierConfig(ContentKeys, MethodKeys):
     """Local RPE on neighbours plus Fourier RPE over all atoms, the far field exact to its tolerance (DESIGN §3)."""
 
-    only_with: ClassVar[dict[str, Condition]] = {**IF_RANK_M, **MethodKeys.only_with}
+    only_with: ClassVar[dict[str, Condition]] = {**ContentKeys.only_with, **MethodKeys.only_with}
 
     mechanism: Literal["fourier"] = Field("fourier", description="local RPE plus Fourier RPE")
 

@@ -29,6 +29,7 @@ from molflt.attention.mechanism import AttentionLayer, heads_first, split_heads
 from molflt.attention.moments import LocalMoments
 from molflt.attention.near import LocalRPE
 from molflt.attention.sparse import scalar_products, weighted_sum
+from molflt.attention.vectors import COMPONENTS, VectorStream
 
 
 @dataclass
@@ -95,7 +96,7 @@ class _Content:
     """What a layer makes of the atoms' features; each (n_atoms, n_heads, ...).
 
     Attributes:
-        q, k, v: queries, keys, values.
+        q, k, v: queries, keys, values: first those that the far field carries, vectors before scalars.
         c_q, c_k: the content factor is c(q_i, k_j) = c_q_i · c_k_j; None where it is one.
     """
 
@@ -174,6 +175,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         kernel: feature map of the content factor, for ``far_rank="m"``; else None.
         far_dim: how much of the values the far field carries, all heads together: the first channels of every head.
         moments: of the neighbours, added to the output; None for none.
+        stream: of vectors, which takes up the moments; None for none.
         dropout: on the values, which is the same in every contraction order.
     """
 
@@ -187,9 +189,11 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         kernel: Kernel | None,
         far_dim: int,
         moments: LocalMoments | None,
+        stream: VectorStream | None,
         dropout: float,
     ) -> None:
         super().__init__()
+        self.dim = dim
         self.n_heads = n_heads
         self.far_rank = far_rank
         self.query_key = BoundedProjection(dim, n_heads)
@@ -203,16 +207,37 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
             self.query_gate, self.key_gate = Gate(dim, n_heads), Gate(dim, n_heads)
         self.kernel = kernel if n_weights else None
         self.moments = moments
+        self.stream = stream
+        self.vector_channels = 0 if stream is None else stream.n_channels
+        self._far_vectors = 0 if stream is None else COMPONENTS * stream.far_channels
+        self._carried = self._far_vectors + self.far_channels
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
         """See :class:`AttentionLayer`."""
+        moments = prepared.context.moments
+        if self.moments is None or moments is None:
+            return self.output(self._attended(x, None, geometry, prepared))
+        if self.stream is None:
+            return self.output(self._attended(x, None, geometry, prepared)) + self.moments(x, moments)
+        x, flat = x.split([self.dim, COMPONENTS * self.vector_channels], dim=1)
+        given = flat.view(-1, COMPONENTS, self.vector_channels)
+        sums = torch.cat(list(self.moments.sums(x, moments)))
+        tensors = given + self.stream.take(sums)
+        values = self.stream.values(x, tensors)
+        attended = self._attended(x, values, geometry, prepared).view(len(x), self.n_heads, -1)
+        far, near = self._far_vectors, values.shape[2] - self._far_vectors
+        first, heads, others = attended.split([far, attended.shape[2] - far - near, near], dim=2)
+        tensors = tensors + self.stream.gather(torch.cat([first, others], dim=2))
+        of_products, change = self.stream.products(x, tensors)
+        out = self.output(heads.flatten(1)) + self.moments.read(sums) + of_products
+        return torch.cat([out, (tensors - given + change).flatten(1)], dim=1)
+
+    def _attended(self, x: Tensor, vectors: Tensor | None, geometry: Geometry, prepared: Prepared) -> Tensor:
+        """(n_atoms, n_heads · channels) of the values of vectors, if any, and those of the atoms' features."""
         context = prepared.context
-        content = self._content(x, geometry).of_parts(context)
+        content = self._content(x, vectors, geometry).of_parts(context)
         attended = [self._attend(*of_part) for of_part in zip(content, context.parts, prepared.factors, strict=True)]
-        out: Tensor = self.output(context.collect(attended))
-        if self.moments is None or context.moments is None:
-            return out
-        return out + self.moments(x, context.moments)
+        return context.collect(attended)
 
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
@@ -226,9 +251,12 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         local = None if streamed else self.local_rpe.on_edges(around)
         return OnEdges(local, self.local_rpe.on_self(around))
 
-    def _content(self, x: Tensor, geometry: Geometry) -> _Content:
+    def _content(self, x: Tensor, vectors: Tensor | None, geometry: Geometry) -> _Content:
         q, k = self.query_key(x)
         v = self.dropout(split_heads(self.value(x), self.n_heads))
+        if vectors is not None:
+            far = self._far_vectors
+            v = torch.cat([vectors[..., :far], v, vectors[..., far:]], dim=2)
         c_q = c_k = None
         if len(self.rpe_weights) and self.far_rank == 1:
             c_q, c_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]
@@ -239,7 +267,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         return _Content(q, k, v, c_q, c_k)
 
     def _attend(self, content: _Content, part: Part, factors: OnPairs | OnEdges) -> Tensor:
-        """(n_part, dim): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij."""
+        """(n_part, n_heads · channels): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij."""
         if isinstance(factors, OnPairs):
             return self._on_pairs(content, part.geometry, factors)
         return self._on_edges(content, part, factors)
@@ -258,11 +286,11 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
             return from_pairs(geometry, (near @ v) / denominator)
         if content.c_q is not None and content.c_k is not None:
             far = far * (padded(content.c_q) @ padded(content.c_k).transpose(-1, -2))
-        carried = v[..., : self.far_channels]
+        carried = v[..., : self._carried]
         if carried.shape == v.shape:
             return from_pairs(geometry, ((near + far) @ v) / denominator)
         out = near @ v
-        out[..., : self.far_channels] += far @ carried
+        out[..., : self._carried] += far @ carried
         return from_pairs(geometry, out / denominator)
 
     def _on_edges(self, content: _Content, part: Part, factors: OnEdges) -> Tensor:
@@ -274,7 +302,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         numerator, denominator = total.transpose(0, 1).split([v.shape[-1], 1], dim=-1)
         out = numerator / denominator
         if part.operators:
-            out[..., : self.far_channels] += self._far_sum(content, part) / denominator
+            out[..., : self._carried] += self._far_sum(content, part) / denominator
         return out.flatten(1)
 
     def _near_sum(self, q: Tensor, k: Tensor, v: Tensor, part: Part, factors: OnEdges) -> Tensor:
@@ -292,7 +320,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
 
     def _far_sum(self, content: _Content, part: Part) -> Tensor:
         """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_part, n_heads, channels): the content factor rides on the values."""
-        carried = content.v[..., : self.far_channels]
+        carried = content.v[..., : self._carried]
 
         def convolved(v: Tensor) -> Tensor:
             """Σ_j f̂_h(Δ_ij) v_j."""

@@ -51,7 +51,13 @@ class SharedPositions(nn.Module):
 
 
 class AttentionLayer(nn.Module, Generic[ContextT, PreparedT]):
-    """One layer of attention over the atoms of each structure."""
+    """One layer of attention over the atoms of each structure.
+
+    Attributes:
+        vector_channels: C, vectors and tensors of every atom (``vectors.py``); 0 unless a mechanism has them.
+    """
+
+    vector_channels: int = 0
 
     def prepare(self, geometry: Geometry, context: ContextT) -> PreparedT:
         """What the layer makes of positions alone: once for a batch, however often the layer is applied.
@@ -63,7 +69,11 @@ class AttentionLayer(nn.Module, Generic[ContextT, PreparedT]):
         raise NotImplementedError
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: PreparedT) -> Tensor:
-        """(n_atoms, dim) → (n_atoms, dim); ``prepared`` comes from :meth:`prepare`."""
+        """(n_atoms, dim) → (n_atoms, dim); ``prepared`` comes from :meth:`prepare`.
+
+        With vectors both are (n_atoms, dim + 9 C), the scalars before the components, and the result is what is to
+        be added.
+        """
         raise NotImplementedError
 
 

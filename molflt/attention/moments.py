@@ -153,13 +153,17 @@ class LocalMoments(nn.Module):
 
     def forward(self, x: Tensor, moments: NeighbourMoments) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
-        sums = moments.sums(self.filters, self.value(x))
-        return torch.cat([self.output(self._invariants(some)) for some in sums])
+        return torch.cat([self.read(some) for some in self.sums(x, moments)])
 
-    def _invariants(self, moments: Tensor) -> Tensor:
+    def sums(self, x: Tensor, moments: NeighbourMoments) -> Iterator[Tensor]:
+        """(n_atoms, dim) → moments (n, 10, n_channels) of consecutive atoms, part after part."""
+        return moments.sums(self.filters, self.value(x))
+
+    def read(self, moments: Tensor) -> Tensor:
+        """(n, 10, n_channels) → (n, dim): moments and their products, as the layer sees them."""
         zeroth, first, second = moments.split([1, 3, 6], dim=1)
         products = (first * self.mix_first(first)).sum(dim=1), (second * self.mix_second(second)).sum(dim=1)
-        return torch.cat([zeroth.squeeze(1), *products], dim=1)
+        return self.output(torch.cat([zeroth.squeeze(1), *products], dim=1))
 
 
 DENSITY = 0.05

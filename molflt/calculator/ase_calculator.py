@@ -42,7 +42,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, outside, why_no_forces
+from molflt.prediction.predictor import choose_device, doubt_of_forces, outside, why_no_forces
 from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -161,8 +161,8 @@ class MolFLTCalculator(Calculator):
                 "vectors; set pbc and the cell, or relax positions only"
             )
         batch = self._batch(self.atoms, name)
-        if stress or "forces" in properties:
-            self._warn_of_forces()
+        if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
+            self._warn_once(Reason("forces", text))
         found = []
         for member, held in zip(self.model.members, self._held, strict=True):
             with held.applied(member.model, batch):
@@ -210,19 +210,6 @@ class MolFLTCalculator(Calculator):
         if reason.rule not in self._warned_of:
             self._warned_of.add(reason.rule)
             warnings.warn(f"outside the model's domain: {reason.text}", stacklevel=4)
-
-    def _warn_of_forces(self) -> None:
-        """Say that forces are no more than a derivative, where energies were learnt at minima only."""
-        domain = self.model.metadata.domain
-        trained = any(key.endswith("force_mae") for key in self.model.metadata.validation)
-        if not trained and (domain is None or not domain.knows_displaced):
-            text = (
-                "this model was trained without forces, and on no structure in many geometries: its energy away from "
-                "its training structures is a guess, and a relaxation or dynamics leads nowhere. Train with forces "
-                "(loss.force_weight=1) or on displaced geometries; meanwhile relax by another method, and predict "
-                "the energy of the result"
-            )
-            self._warn_once(Reason("forces", text))
 
 
 def _evaluate(model: EnergyModel, batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:

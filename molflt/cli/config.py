@@ -10,7 +10,7 @@ from molflt.errors import InputError
 def config_command(
     preset: str = typer.Argument(None, help="A preset's name; leave it out to see them.", show_default=False),
 ) -> None:
-    """Print a complete YAML configuration that trains on the bundled data as it stands.
+    """Print a complete YAML configuration. It trains on the bundled data as it stands; that of forces on your files.
 
     Without a name, lists the presets.
 

@@ -128,10 +128,10 @@ def _default_report(model: Path, data: str, overwrite: bool) -> Path:
 
 def _content(found: Evaluation, unknown: list[str], n_members: int) -> dict[str, Any]:
     """The errors by name, what was left out, and how all was computed."""
-    force_mae, calibration = found.force_mae, found.calibration()
+    forces, calibration = found.force_metrics, found.calibration()
     return {
         **found.metrics.as_dict(),
-        **({} if force_mae is None else {"force_mae": force_mae}),
+        **({} if forces is None else forces.as_dict()),
         "unknown": unknown,
         "skipped": found.skipped,
         "warnings": found.warnings,
@@ -150,8 +150,12 @@ def _print(found: Evaluation, target: str, n_members: int) -> None:
     answer(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
     answer(f"  RMSE  {metrics.energy_rmse:.4f} eV")
     answer(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")
-    if found.force_mae is not None:
-        answer(f"  forces, MAE of components {found.force_mae:.4f} eV/Å")
+    if (forces := found.force_metrics) is not None:
+        relative = forces.force_rmse / (forces.force_rms or 1.0)
+        answer(
+            f"  forces, of components: MAE {forces.force_mae:.4f}, RMSE {forces.force_rmse:.4f} eV/Å   "
+            f"({relative:.3f} of the root mean square {forces.force_rms:.4f} eV/Å)"
+        )
     if calibration is not None:
         answer(f"uncertainty from {n_members} members:")
         for line in calibration.lines():

@@ -67,7 +67,7 @@ def predict_command(
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import load_members
     from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, in_parts, predict
+    from molflt.prediction.predictor import choose_device, doubt_of_forces, in_parts, predict
 
     if as_json and out is not None:
         raise InputError("--json: prints; leave out -o")
@@ -96,6 +96,8 @@ def predict_command(
             members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite, how
         )
         prediction = shard_result.prediction
+    if forces and (doubt := doubt_of_forces(members[0].metadata)):
+        warn(doubt)
     if line := prediction.of_conformers():
         remark(line)
     if lines := prediction.of_warnings():

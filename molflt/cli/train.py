@@ -8,7 +8,7 @@ from typing import Literal
 import typer
 
 from molflt.cli.terminal import answer, command_line, errors, say, warn
-from molflt.errors import InputError
+from molflt.errors import AgreedError, InputError
 
 
 def train_command(
@@ -46,6 +46,8 @@ def train_command(
         from molflt.training.processes import wait_for_the_first
 
         wait_for_the_first()
+        if isinstance(error, AgreedError):
+            raise typer.Exit(2) from None
         raise InputError(f"in a process that is not the first: {error}") from error
     except (ConnectionError, ChildProcessError) as error:
         raise type(error)(f"{error}; repeat the command with --resume auto (run directory {out})") from error
@@ -83,8 +85,9 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     if not is_first_process():
         return
     share = f", {trained.best / trained.mad:.3f} of the mean absolute deviation" if trained.mad > 0 else ""
-    answer(f"best: {trained.best:.4f} eV{share}, epoch {trained.best_epoch}, {trained.best_model}")
+    forces = "" if trained.best_force_mae is None else f", forces {trained.best_force_mae:.4f} eV/Å"
+    answer(f"best: {trained.best:.4f} eV{share}{forces}, epoch {trained.best_epoch}, {trained.best_model}")
     if report:
         from molflt.report.model_report import training_report
 
-        say(f"report: {training_report(out, settings, command_line())}")
+        say(f"report: {training_report(out, settings, command_line(), trained.warnings)}")

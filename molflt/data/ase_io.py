@@ -19,20 +19,8 @@ from molflt.data.labels import LabelSpec, force_array, one_number
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
-from molflt.data.surface_tags import tags_of_slab
+from molflt.data.surface_tags import refuse_untagged, tags_of_slab
 from molflt.errors import InputError
-
-KNOWN_VALUES: dict[str, tuple[float, ...]] = {
-    "charge": (0,),
-    "total_charge": (0,),
-    "net_charge": (0,),
-    # Some programs write the number of unpaired electrons, others the multiplicity.
-    "spin": (0, 1),
-    "total_spin": (0,),
-    "multiplicity": (1,),
-    "spin_multiplicity": (1,),
-}
-"""Entries of ``atoms.info``, in any case of letters, and the values that mean neutral and closed-shell."""
 
 _SHORT = 9
 """Numbers of an array in ``info`` that is carried along, as long as a tensor."""
@@ -99,17 +87,8 @@ def from_atoms(
     if (forces := results.get("forces", atoms.arrays.get("forces"))) is not None:
         fields["forces"] = force_array(forces, len(atoms), "forces", name)
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
-    if (
-        tags == "auto"
-        and pbc.any()
-        and not fields["tags"].any()
-        and {"positions_relaxed", "y_relaxed"} & fields.keys()
-    ):
-        raise InputError(
-            f"{name}: has a relaxation but no tags, so the adsorbate cannot be told from the surface. Read with "
-            "tags='layers' (--tags layers, in training data.tags=layers) to take non-metals on a metal as the "
-            "adsorbate, or set the tags in the file: 0 sub-surface, 1 surface, 2 adsorbate"
-        )
+    if tags == "auto":
+        refuse_untagged(fields, name)
     if labels is not None:
         stored = {**atoms.arrays, **results, **atoms.info}
         own = ("numbers", "positions", "tags")
@@ -192,11 +171,7 @@ def refuse_charges(atoms: Atoms, name: str, how: Reading = DEFAULT) -> None:
     """
     if how.allow_charged:
         return
-    for key, value in atoms.info.items():
-        allowed = KNOWN_VALUES.get(key.lower()) if isinstance(key, str) else None
-        if allowed is not None and value is not None and not _is_one_of(value, allowed):
-            neutral = " or ".join(map(str, allowed))
-            how.refuse(name, f"atoms.info[{key!r}] is {value!r:.40} (neutral and closed-shell: {neutral})")
+    how.refuse_stated(name, atoms.info, "atoms.info[{!r}]")
     if "initial_charges" in atoms.arrays:
         how.refuse_state(name, float(np.sum(atoms.arrays["initial_charges"])))
     if not np.any(atoms.pbc):
@@ -204,14 +179,6 @@ def refuse_charges(atoms: Atoms, name: str, how: Reading = DEFAULT) -> None:
             if moments is not None:
                 how.refuse_moments(name, np.asarray(moments, dtype=np.float64))
         how.refuse_odd(name, atoms.numbers.tolist())
-
-
-def _is_one_of(value: object, allowed: tuple[float, ...]) -> bool:
-    try:
-        numbers = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return False
-    return bool(np.isin(numbers, allowed).all())
 
 
 def results_at_hand(atoms: Atoms) -> dict[str, Any]:

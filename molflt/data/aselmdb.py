@@ -53,8 +53,7 @@ class AseLmdbDataset(LmdbDataset):
         strict: bool = True,
         how: Reading = DEFAULT,
     ) -> None:
-        super().__init__(path, labels, strict)
-        self._tags, self._how = tags, how
+        super().__init__(path, labels, strict, tags, how)
 
     def _structure(self, raw: bytes, where: str) -> Data:
         atoms = row_atoms(load_row(raw, where), where)
@@ -105,6 +104,8 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
         atoms.set_tags(_shaped(row["tags"], (n_atoms,), "tags", where).astype(int))
     if row.get("initial_charges") is not None:
         atoms.set_initial_charges(_shaped(row["initial_charges"], (n_atoms,), "initial_charges", where))
+    if row.get("initial_magmoms") is not None:
+        atoms.set_initial_magnetic_moments(_shaped(row["initial_magmoms"], (n_atoms,), "initial_magmoms", where))
     fixed = [index for one in _constraints(row) for index in _fixed_by(one, n_atoms, where)]
     if fixed:
         atoms.set_constraint(FixAtoms(indices=sorted(set(fixed))))

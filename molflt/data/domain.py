@@ -131,6 +131,28 @@ _MANY = 5.0
 """Geometries of one molecule from which on its energy is known away from a minimum."""
 
 
+class Look(NamedTuple):
+    """What the domain of a set needs of one of its structures.
+
+    Attributes:
+        kind: see :data:`ISOLATED` and its like.
+        n_atoms: all of them.
+        n_adsorbate: those of the adsorbate.
+        distances: codes of pair of elements and distance; None where the structure is not looked at closely.
+        neighbours: codes of element and number of neighbours.
+        graph: the same for all geometries of a molecule.
+        gap: Å, between a part and the rest.
+    """
+
+    kind: str
+    n_atoms: int
+    n_adsorbate: int
+    distances: np.ndarray | None = None
+    neighbours: np.ndarray | None = None
+    graph: bytes = b""
+    gap: float = 0.0
+
+
 class DomainFit:
     """Learns the domain of a training set, structure by structure.
 
@@ -148,22 +170,33 @@ class DomainFit:
         self._neighbours: list[np.ndarray] = []
         self._graphs: set[bytes] = set()
 
-    def add(self, data: Data) -> None:
-        """Look at one structure."""
-        kind, n_atoms, n_adsorbate = _kind(data)
-        self._kinds.add(kind)
-        if kind == ISOLATED:
-            self._most_atoms = max(self._most_atoms, n_atoms)
-        self._most_adsorbate = max(self._most_adsorbate, n_adsorbate)
+    def look(self, index: int, data: Data) -> Look:
+        """Look at one structure, given its place in the set; another process may."""
+        kind = _kind(data)
+        if index % self._every:
+            return Look(*kind)
+        geometry, numbers = _Geometry.of(data), data.atomic_numbers.numpy()
+        a, b = geometry.elements
+        return Look(
+            *kind,
+            np.unique((a * 128 + b) * _PAIR + (geometry.distances / _BIN).astype(np.int64)),
+            np.unique(numbers * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)),
+            geometry.graph(numbers),
+            geometry.gap,
+        )
+
+    def add(self, look: Look) -> None:
+        """Learn from one structure."""
+        self._kinds.add(look.kind)
+        if look.kind == ISOLATED:
+            self._most_atoms = max(self._most_atoms, look.n_atoms)
+        self._most_adsorbate = max(self._most_adsorbate, look.n_adsorbate)
         self._n += 1
-        if (self._n - 1) % self._every == 0:
-            geometry = _Geometry.of(data)
-            a, b = geometry.elements
-            self._distances.append(np.unique((a * 128 + b) * _PAIR + (geometry.distances / _BIN).astype(np.int64)))
-            counted = data.atomic_numbers.numpy() * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)
-            self._graphs.add(geometry.graph(data.atomic_numbers.numpy()))
-            self._neighbours.append(np.unique(counted))
-            self._gap = max(self._gap, geometry.gap)
+        if look.distances is not None and look.neighbours is not None:
+            self._distances.append(look.distances)
+            self._neighbours.append(look.neighbours)
+            self._graphs.add(look.graph)
+            self._gap = max(self._gap, look.gap)
 
     def domain(self) -> Domain:
         """What was learnt."""

@@ -15,10 +15,13 @@ import lmdb
 import numpy as np
 from torch_geometric.data import Data
 
+from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
-from molflt.data.records import RECORD_KEYS, to_data
+from molflt.data.reading import DEFAULT, Reading
+from molflt.data.records import RECORD_KEYS, STATES, to_data
 from molflt.data.safe_pickle import load_record, load_value
+from molflt.data.unusable import refuse_unusable
 from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 
@@ -40,16 +43,25 @@ class LmdbDataset:
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
         strict: whether a record that does not say how many atoms it has makes ``n_atoms`` fail; otherwise it counts
             as one.
+        tags: of records without, see :func:`molflt.data.records.to_data`.
+        how: whether ions and radicals are taken.
 
     Raises:
         InputError: nothing there, not an LMDB, empty, cut short; on access: a missing or unreadable record.
     """
 
-    def __init__(self, path: str | os.PathLike[str], labels: LabelSpec | None = None, strict: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        labels: LabelSpec | None = None,
+        strict: bool = True,
+        tags: TagConvention = "auto",
+        how: Reading = DEFAULT,
+    ) -> None:
         self.path = Path(path)
-        self._strict, self._labels = strict, labels
+        self._strict, self._labels, self._tags, self._how = strict, labels, tags, how
         own = () if labels is None else filter(None, (labels.label, labels.force_label))
-        self._wanted = RECORD_KEYS.union(own)
+        self._wanted = RECORD_KEYS.union(STATES, own)
         self._n_atoms: np.ndarray | None = None
         # None: the keys are 0, 1, ..., length - 1
         self._keys: Sequence[bytes] | None
@@ -87,7 +99,7 @@ class LmdbDataset:
         return self._n_atoms
 
     def _structure(self, raw: bytes, where: str) -> Data:
-        return to_data(load_record(raw, where, only=self._wanted), where, self._labels)
+        return to_data(load_record(raw, where, only=self._wanted), where, self._labels, self._tags, self._how)
 
     def _counted_sizes(self) -> np.ndarray:
         label = f"sizes of the structures in {self.path.name}"
@@ -109,9 +121,9 @@ class LmdbDataset:
     def _count(self, index: int) -> int:
         try:
             return self._stored_count(index)
-        except InputError:
+        except InputError as error:
             if self._strict:
-                raise
+                refuse_unusable(self, str(self.path), {index: error})
         return 1
 
     def _stored_count(self, index: int) -> int:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from molflt.errors import InputError
+from molflt.printable import shown
 
 CONFORMERS = 8
+KNOWN_VALUES: dict[str, tuple[float, ...]] = {
+    "charge": (0,),
+    "total_charge": (0,),
+    "net_charge": (0,),
+    # Some programs write the number of unpaired electrons, others the multiplicity.
+    "spin": (0, 1),
+    "total_spin": (0,),
+    "multiplicity": (1,),
+    "spin_multiplicity": (1,),
+}
+"""What files say of a structure's state, in any case of letters, and the values of neutral closed shells."""
 _ROUNDING = 0.05
 """Elementary charges by which written partial charges of a neutral structure may miss zero in sum, and Bohr magnetons
 that are none."""
@@ -51,6 +64,25 @@ class Reading:
             self.refuse(name, f"has a net charge of {charge:+g}")
         if unpaired:
             self.refuse(name, f"has {unpaired} unpaired electron{'s' * (unpaired > 1)}")
+
+    def refuse_stated(self, name: str, entries: Mapping[Any, Any], called: str) -> None:
+        """Refuse what a file itself says to be an ion or an open shell.
+
+        Args:
+            name: where it came from, for the message.
+            entries: of the file, by their names; None and empty text say nothing.
+            called: how the message calls an entry, with a place for its name.
+
+        Raises:
+            InputError: one of :data:`KNOWN_VALUES` has another value, and ``allow_charged`` is False.
+        """
+        for key, value in entries.items():
+            allowed = KNOWN_VALUES.get(key.lower()) if isinstance(key, str) else None
+            said = value is not None and not (isinstance(value, str) and not value.strip())
+            if allowed is not None and said and not _is_one_of(value, allowed):
+                neutral = " or ".join(map(str, allowed))
+                stated = shown(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
+                self.refuse(name, f"{called.format(key)} is {stated} (neutral and closed-shell: {neutral})")
 
     def refuse_odd(self, name: str, atomic_numbers: Iterable[int]) -> None:
         """Refuse a molecule without metals that cannot be both neutral and closed-shell.
@@ -94,3 +126,11 @@ class Reading:
 
 
 DEFAULT = Reading()
+
+
+def _is_one_of(value: object, allowed: tuple[float, ...]) -> bool:
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return bool(np.isin(numbers, allowed).all())

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase import Atoms
 from torch_geometric.data import Data
 
 from molflt import vocabulary
+from molflt.choices import TagConvention
 from molflt.data.extents import check_extents
 from molflt.data.labels import LabelSpec, any_array, force_array
+from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
 from molflt.data.relaxations import relaxed_positions
+from molflt.data.surface_tags import refuse_untagged, tags_of_slab
 from molflt.errors import InputError
 from molflt.printable import printable
 
@@ -22,28 +26,41 @@ RECORD_KEYS = frozenset(
     ("pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms", "sid", "forces", "force")
 ) | {*ENERGIES, *TEXTS}
 """What is read from a record; stored graphs are not. OC20's S2EF records have ``force``."""
+STATES = frozenset(spelt for key in KNOWN_VALUES for spelt in (key, key.capitalize(), key.upper()))
+"""What is read besides, to refuse ions and open shells."""
 
 
 _NUMPY = {torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
 
 
-def to_data(record: Mapping[str, Any], where: str, labels: LabelSpec | None = None) -> Data:
+def to_data(
+    record: Mapping[str, Any],
+    where: str,
+    labels: LabelSpec | None = None,
+    tags: TagConvention = "auto",
+    how: Reading = DEFAULT,
+) -> Data:
     """Turn an OC20-layout record into a structure.
 
     Stored edges are ignored: neighbour lists are built for the cutoff in use. Without ``pbc``, a lattice
     vector that is not zero is periodic, as in OC20, which is periodic in all three directions. Missing
-    ``tags`` are 0, missing ``fixed`` is False. Relaxed positions may be stored in another periodic image:
-    ``positions_relaxed`` is the image nearest to ``positions``.
+    ``tags`` are 0, and refused with a relaxation; missing ``fixed`` is False. Relaxed positions may be stored in
+    another periodic image: ``positions_relaxed`` is the image nearest to ``positions``.
 
     Args:
         record: arrays and numbers by OC20 key (``RECORD_KEYS``); lengths in Å, energies in eV. Integer fields
             may be stored as floats, ``cell`` as (3, 3) or (1, 3, 3).
         where: file and record: the name of the structure when the record has none, and the start of messages.
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
+        tags: of a record that has none: "layers" finds them, see :func:`molflt.data.surface_tags.tags_of_slab`, and
+            "oc20" takes zeros as they are.
+        how: whether ions and open shells are taken.
 
     Raises:
-        InputError: a field is missing, malformed or out of range.
+        InputError: a field is missing, malformed or out of range, or says that the structure is charged or has an
+            open shell.
     """
+    how.refuse_stated(where, record, "field {!r}")
     positions = _numbers(record, "pos", where)
     if positions.size == 0:
         raise InputError(f"{where}: the structure has no atoms")
@@ -72,6 +89,9 @@ def to_data(record: Mapping[str, Any], where: str, labels: LabelSpec | None = No
         if "fixed" in record
         else np.zeros(n_atoms, dtype=bool),
     }
+    if tags == "layers" and not fields["tags"].any():
+        atoms = Atoms(numbers=fields["atomic_numbers"], positions=positions, cell=cell, pbc=pbc)
+        fields["tags"] = tags_of_slab(atoms, fields["fixed"], where)
     if "pos_relaxed" in record:
         relaxed = _numbers(record, "pos_relaxed", where)
         if relaxed.shape != positions.shape:
@@ -88,6 +108,8 @@ def to_data(record: Mapping[str, Any], where: str, labels: LabelSpec | None = No
     for label in ("force", "forces"):
         if label in record:
             fields["forces"] = force_array(_numbers(record, label, where), n_atoms, label, where)
+    if tags == "auto" and "tags" not in record:
+        refuse_untagged(fields, where)
     if "sid" in record:
         fields["sid"] = _integers(record, "sid", where, 1)
     texts = {key: _text(record[key], key, where) for key in TEXTS if key in record}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from torch_geometric.data import Data
@@ -13,16 +14,55 @@ from torch_geometric.data import Data
 from molflt.data.labels import CANDIDATES, STORED, LabelSpec
 from molflt.data.likeness import Sketch, sketch
 from molflt.data.neighbours import check_geometry
-from molflt.data.plausibility import doubts
+from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
 from molflt.data.sources import StructureDataset, SubsetDataset
-from molflt.errors import InputError, OnBad, refuse
+from molflt.errors import AgreedError, InputError, OnBad, refuse
 from molflt.files import atomic_file
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SKIPPED = "skipped.csv"
 _JUDGED = 5_000
 """Labels from which the whole set is judged, evenly from all; twice as many at most."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The processes that read sets together, each a run of their records.
+
+    Attributes:
+        rank: of this process.
+        n: how many they are.
+        gather: gives every process the values of all of them, in the order of ranks. All must call it.
+    """
+
+    rank: int = 0
+    n: int = 1
+    gather: Callable[[Any], list[Any]] = lambda value: [value]
+
+    def share(self, n_records: int) -> range:
+        """The records that this process reads."""
+        return range(n_records * self.rank // self.n, n_records * (self.rank + 1) // self.n)
+
+    def agree(self, do: Callable[[], T]) -> T:
+        """Do something in every process; all must call it.
+
+        Raises:
+            InputError: in all processes, where one of them met it; of several, an ``AgreedError``.
+        """
+        failure = None
+        try:
+            mine = do()
+        except InputError as error:
+            failure = error
+        failures = [text for text in self.gather(failure and str(failure)) if text]
+        if failures:
+            raise failure if failure and self.n == 1 else AgreedError(failures[0])
+        return mine
+
+
+ALONE = Crew()
 
 
 @dataclass(frozen=True)
@@ -40,6 +80,30 @@ class Skipped:
     reason: str
 
 
+@dataclass
+class _Found:
+    """What came up in a pass over some of the structures, in their order."""
+
+    force_check: ForceCheck
+    skipped: list[Skipped] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    sketches: list[Sketch] = field(default_factory=list)
+    energies: list[float] = field(default_factory=list)
+    compositions: list[np.ndarray] = field(default_factory=list)
+    unlabelled: list[str] = field(default_factory=list)
+    forceless: list[str] = field(default_factory=list)
+    bad: dict[int, str] = field(default_factory=dict)
+    stored: str = ""
+    remedy: str = ""
+
+    def add(self, later: _Found) -> None:
+        self.force_check.merge(later.force_check)
+        self.bad |= later.bad
+        self.stored, self.remedy = self.stored or later.stored, self.remedy or later.remedy
+        for name in ("skipped", "sizes", "sketches", "energies", "compositions", "unlabelled", "forceless"):
+            getattr(self, name).extend(getattr(later, name))
+
+
 class Screening:
     """Iterate over the structures of a labelled set that can be used, then ask which they were.
 
@@ -51,6 +115,7 @@ class Screening:
         on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
             lacks its label or forces; ``skip`` leaves such structures out.
         compared: whether sketches are made, by which structures of several sets are compared.
+        crew: the processes that share the pass of :meth:`each`.
 
     Attributes:
         skipped: what was left out.
@@ -58,7 +123,7 @@ class Screening:
         sketches: of the structures that can be used, where they are asked for.
 
     Raises:
-        InputError: in the course of the iteration: with ``stop``, such a structure; with ``skip``, nothing is left;
+        InputError: in the course of the pass: with ``stop``, such a structure; with ``skip``, nothing is left;
             or labels that are certainly not what they are said to be.
     """
 
@@ -70,75 +135,111 @@ class Screening:
         forces: bool = False,
         on_bad: OnBad = "stop",
         compared: bool = False,
+        crew: Crew = ALONE,
     ) -> None:
         self.structures, self.labels, self.source = structures, labels, source
-        self.forces, self.on_bad, self.compared = forces, on_bad, compared
+        self.forces, self.on_bad, self.compared, self.crew = forces, on_bad, compared, crew
         self.skipped: list[Skipped] = []
         self.doubts: list[str] = []
         self.sketches: list[Sketch] = []
+        self._sizes: list[int] = []
 
     def __iter__(self) -> Iterator[Data]:
-        self.skipped, self.sketches = [], []
-        energies: list[float] = []
-        compositions: list[np.ndarray] = []
-        unlabelled: list[str] = []
-        forceless: list[str] = []
-        bad: dict[int, InputError] = {}
-        stored, remedy = "", ""
+        found = _Found(ForceCheck(self.labels))
+        for _, data in self._read(range(len(self.structures)), found):
+            yield data
+        self._judge([found])
+
+    def each(self, look: Callable[[int, Data], T]) -> list[T]:
+        """What ``look`` makes of each structure that can be used, given its place in the set; in their order.
+
+        Of several processes, each reads its share of the records, and all get everything: what ``look`` returns is
+        pickled. What is wrong with a record is raised in all of them.
+        """
+        found = _Found(ForceCheck(self.labels))
+        share = self._read(self.crew.share(len(self.structures)), found)
+        mine = self.crew.agree(lambda: [look(index, data) for index, data in share])
+        parts, shares = zip(*self.crew.gather((mine, found)), strict=True)
+        self.crew.agree(lambda: self._judge(shares))
+        return [one for part in parts for one in part]
+
+    def _read(self, share: range, found: _Found) -> Iterator[tuple[int, Data]]:
+        """Those of a share that can be used; the others are noted."""
         n = len(self.structures)
-        for index in track(range(n), "reading labels", n):
+        for index in track(share, "reading labels", len(share), enabled=None if self.crew.rank == 0 else False):
             name = ""
             try:
                 data = self.structures[index]
                 name = str(data.name)
                 check_geometry(data)
             except InputError as error:
-                bad[index] = error
-                self.skipped.append(Skipped(index, name or error.record, str(error)))
+                found.bad[index] = str(error)
+                found.skipped.append(Skipped(index, name or error.record, str(error)))
                 continue
             if self.labels.target not in data:
-                if not unlabelled and data.get(STORED):
-                    stored = f" Stored with {name}: {data[STORED]}."
-                    remedy = self.labels.remedy([name for name in str(data[CANDIDATES]).split("; ") if name])
-                unlabelled.append(name)
-                self.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
+                if not found.unlabelled and data.get(STORED):
+                    found.stored = f" Stored with {name}: {data[STORED]}."
+                    candidates = [name for name in str(data[CANDIDATES]).split("; ") if name]
+                    found.remedy = self.labels.remedy(candidates)
+                found.unlabelled.append(name)
+                found.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
             elif self.forces and "forces" not in data:
-                forceless.append(name)
-                self.skipped.append(Skipped(index, name, f"{name}: no forces"))
+                found.forceless.append(name)
+                found.skipped.append(Skipped(index, name, f"{name}: no forces"))
             else:
+                found.sizes.append(int(data.num_nodes))
                 if self.compared:
-                    self.sketches.append(sketch(data))
+                    found.sketches.append(sketch(data))
                 if index % max(1, n // _JUDGED) == 0:
-                    energies.append(float(data[self.labels.target]))
+                    found.energies.append(float(data[self.labels.target]))
                     numbers = data.atomic_numbers.numpy()
-                    compositions.append(np.bincount(numbers, minlength=MAX_ATOMIC_NUMBER + 1))
-                yield data
+                    found.compositions.append(np.bincount(numbers, minlength=MAX_ATOMIC_NUMBER + 1))
+                    if self.forces:
+                        found.force_check.add(data)
+                yield index, data
+
+    def _judge(self, shares: Sequence[_Found]) -> None:
+        """Decide on the whole set.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        found, *others = shares
+        for other in others:
+            found.add(other)
+        n = len(self.structures)
+        self.skipped, self.sketches, self._sizes = found.skipped, found.sketches, found.sizes
         if self.on_bad == "stop":
-            refuse(bad, n, self.source)
-            self._refuse(unlabelled, stored, remedy, forceless)
+            refuse({index: InputError(text) for index, text in found.bad.items()}, n, self.source)
+            self._refuse(found)
         elif len(self.skipped) == n:
             raise InputError(
                 f"{self.source}: none of {n} structures can be used; the first: {self.skipped[0].reason}"
-                + (f". To learn what is there: {remedy}" if remedy else "")
+                + (f". To learn what is there: {found.remedy}" if found.remedy else "")
             )
-        if energies:
-            self.doubts = doubts(self.labels, np.array(energies), np.stack(compositions), self.source)
+        if found.energies:
+            compositions = np.stack(found.compositions)
+            self.doubts = doubts(self.labels, np.array(found.energies), compositions, self.source)
+            self.doubts += found.force_check.doubts(self.source)
 
     @property
     def usable(self) -> StructureDataset:
-        """The structures that can be used, after the pass."""
-        if not self.skipped:
-            return self.structures
+        """The structures that can be used, with their sizes, after the pass."""
         left_out = {skipped.index for skipped in self.skipped}
-        return SubsetDataset(self.structures, (k for k in range(len(self.structures)) if k not in left_out))
+        kept = (k for k in range(len(self.structures)) if k not in left_out)
+        return SubsetDataset(self.structures, kept, np.array(self._sizes, dtype=np.int64))
 
-    def _refuse(self, unlabelled: list[str], stored: str, remedy: str, forceless: list[str]) -> None:
-        n = len(self.structures)
+    def _refuse(self, found: _Found) -> None:
+        n, unlabelled, forceless = len(self.structures), found.unlabelled, found.forceless
         if unlabelled:
             raise InputError(
                 f"{self.source}: {len(unlabelled)} of {n} structures have no label '{self.labels.name}' "
-                f"(first: {', '.join(unlabelled[:3])}).{stored} "
-                + (f"Name what is there: {remedy}" if remedy else "None of it is an energy: add the label")
+                f"(first: {', '.join(unlabelled[:3])}).{found.stored} "
+                + (
+                    f"Name what is there: {found.remedy}"
+                    if found.remedy
+                    else "None of it is an energy: add the label"
+                )
                 + "; or remove the structures"
             )
         if forceless:
@@ -165,10 +266,9 @@ def labels(screening: Screening, references: Mapping[int, float] | None = None) 
     of_element = np.zeros(MAX_ATOMIC_NUMBER + 1)
     for z, energy in (references or {}).items():
         of_element[z] = energy
-    return np.array(
-        [float(data[screening.labels.target]) - of_element[data.atomic_numbers.numpy()].sum() for data in screening],
-        dtype=np.float64,
-    )
+    target = screening.labels.target
+    found = screening.each(lambda _, data: float(data[target]) - of_element[data.atomic_numbers.numpy()].sum())
+    return np.array(found, dtype=np.float64)
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:

@@ -27,7 +27,7 @@ from molflt.data.calculations import find_calculations, pair_calculations, pair_
 from molflt.data.compression import bare_suffix
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.rdkit_io import from_any_mol, from_smiles, read_sdf, read_smiles_file
+from molflt.data.rdkit_io import from_any_mol, from_smiles, parse_smiles, read_sdf, read_smiles_file
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import check_structure
 from molflt.data.smiles_tables import LISTS, TABLES
@@ -99,10 +99,11 @@ class SubsetDataset:
     Args:
         dataset: the whole.
         indices: which of its structures.
+        n_atoms: (n_structures,) their sizes, where they are known already; the data set is not asked then.
     """
 
-    def __init__(self, dataset: StructureDataset, indices: Iterable[int]) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: StructureDataset, indices: Iterable[int], n_atoms: np.ndarray | None = None) -> None:
+        self._dataset, self._n_atoms = dataset, n_atoms
         self.indices = np.fromiter((int(k) for k in indices), dtype=np.int64)
         n = len(dataset)
         if len(self.indices) and (self.indices.min() < -n or self.indices.max() >= n):
@@ -121,7 +122,7 @@ class SubsetDataset:
     @property
     def n_atoms(self) -> np.ndarray:
         """(n_structures,) int64."""
-        return self._dataset.n_atoms[self.indices]
+        return self._dataset.n_atoms[self.indices] if self._n_atoms is None else self._n_atoms
 
 
 class ConcatDataset:
@@ -182,11 +183,11 @@ def open_dataset(
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
         if (source / "data.mdb").is_file():
-            return LmdbDataset(source, labels, strict=on_bad == "stop")
+            return LmdbDataset(source, labels, on_bad == "stop", tags, how)
         if shards := sorted(source.glob("*.lmdb")):
-            return ConcatDataset([LmdbDataset(shard, labels, strict=on_bad == "stop") for shard in shards])
+            return ConcatDataset([LmdbDataset(shard, labels, on_bad == "stop", tags, how) for shard in shards])
         if shards := sorted(source.glob("*.aselmdb")):
-            return ConcatDataset([AseLmdbDataset(shard, tags, labels, on_bad == "stop") for shard in shards])
+            return ConcatDataset([AseLmdbDataset(shard, tags, labels, on_bad == "stop", how) for shard in shards])
         if calculations := find_calculations(source):
             return ListDataset(read_calculations(calculations, source, tags, labels, bad, how=how), bad)
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
@@ -195,7 +196,7 @@ def open_dataset(
         return ConcatDataset(_all(files, lambda file: open_dataset(file, tags, labels, on_bad, how), str(source)))
     suffix = bare_suffix(source)
     if suffix in (".lmdb", ".mdb"):
-        return LmdbDataset(source, labels, strict=on_bad == "stop")
+        return LmdbDataset(source, labels, on_bad == "stop", tags, how)
     if suffix == ".aselmdb":
         return AseLmdbDataset(source, tags, labels, strict=on_bad == "stop", how=how)
     if suffix in _SDF:
@@ -242,11 +243,12 @@ def resolve_inputs(
         if matches := sorted(glob.glob(text, recursive=True)):
             return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad, how), text))
         try:
-            return ListDataset([from_smiles(text, how=how)])
+            parse_smiles(text, text)
         except InputError as error:
             raise InputError(
                 f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
             ) from error
+        return ListDataset([from_smiles(text, how=how)])
 
     return ConcatDataset(_all(inputs, opened, "the inputs"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from ase import Atoms
 
@@ -15,6 +17,20 @@ _LAYER = 1.0
 """Å below the highest metal atom that count as the surface."""
 _BELOW = 0.5
 """Å by which an atom of an adsorbate may lie below the highest metal atom."""
+
+
+def refuse_untagged(fields: Mapping[str, np.ndarray], where: str) -> None:
+    """Refuse a relaxation in a cell whose tags are all zero, of which nothing can be learnt about adsorbates.
+
+    Raises:
+        InputError: it is one.
+    """
+    if fields["pbc"].any() and not fields["tags"].any() and {"positions_relaxed", "y_relaxed"} & fields.keys():
+        raise InputError(
+            f"{where}: has a relaxation but no tags, so the adsorbate cannot be told from the surface. Read with "
+            "tags='layers' (--tags layers, in training data.tags=layers) to take non-metals on a metal as the "
+            "adsorbate, or set the tags in the file: 0 sub-surface, 1 surface, 2 adsorbate"
+        )
 
 
 def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.config import FarFieldKeys, FourierConfig, LocalConfig
+from molflt.attention.config import FarFieldKeys, FourierConfig, LayerKeys, LocalConfig
 from molflt.attention.context import FourierPositions
 from molflt.attention.far.members import TAPER, cutoff_factor
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
@@ -40,6 +40,8 @@ def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
             f"attention of mechanism '{config.mechanism}' cannot be exported; 'fourier' and 'local' can, with the "
             "kernel of the presets"
         )
+    if isinstance(config, LayerKeys) and config.vector_channels:
+        raise InputError("a model with vectors (model.attention.vector_channels) cannot be exported yet")
 
 
 class _Radial(nn.Module):

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from molflt.attention.config import (
-    IF_RANK_M,
     PERFORMER_KERNEL,
     Condition,
     ContentKeys,
@@ -43,7 +42,7 @@ class UndampedConfig(ContentKeys, UndampedKeys):
     """
 
     only_with: ClassVar[dict[str, Condition]] = {
-        **IF_RANK_M,
+        **ContentKeys.only_with,
         "means": ("directions=random", lambda c: c.directions == "random"),
         "n_basis": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
         "isolated_atoms": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from molflt.attention.config import ContentKeys
+from molflt.attention.config import ContentKeys, LayerKeys
 from molflt.attention.registry import AttentionConfig, attention_config
 
 
@@ -49,6 +49,9 @@ class ModelConfig(BaseModel):
                 f"attention.far_dim ({far_dim}) must be a multiple of n_heads ({self.n_heads}) and at most dim "
                 f"({self.dim})"
             )
+        vectors = self.attention.vector_channels if isinstance(self.attention, LayerKeys) else 0
+        if vectors % self.n_heads:
+            raise ValueError(f"attention.vector_channels ({vectors}) must be a multiple of n_heads ({self.n_heads})")
         return self
 
     @property

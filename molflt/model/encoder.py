@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.mechanism import AttentionLayer, Context
+from molflt.attention.vectors import COMPONENTS
 
 
 def full_precision(device: torch.device) -> torch.autocast:
@@ -23,6 +24,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, attention: AttentionLayer[Any, Any], dim: int, ffn_dim: int, dropout: float) -> None:
         super().__init__()
+        self.dim = dim
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = attention
         self.ffn_norm = nn.LayerNorm(dim)
@@ -35,10 +37,22 @@ class EncoderLayer(nn.Module):
             return self.attention.prepare(geometry, context)
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
-        """(n_atoms, dim) → (n_atoms, dim)."""
+        """(n_atoms, dim + 9 C), see :class:`AttentionLayer` → the same."""
+        if x.shape[1] > self.dim:
+            return self._with_vectors(x, geometry, prepared)
         with full_precision(x.device):
             x = x + self.dropout(self.attention(self.attention_norm(x), geometry, prepared))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+    def _with_vectors(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
+        """The same; neither normalisation nor dropout may act on the components of a vector."""
+        widths = [self.dim, x.shape[1] - self.dim]
+        x, vectors = x.split(widths, dim=1)
+        with full_precision(x.device):
+            state = torch.cat([self.attention_norm(x), vectors], dim=1)
+            change, turned = self.attention(state, geometry, prepared).split(widths, dim=1)
+            x = x + self.dropout(change)
+        return torch.cat([x + self.dropout(self.ffn(self.ffn_norm(x))), vectors + turned], dim=1)
 
 
 class Encoder(nn.Module):
@@ -63,15 +77,18 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(layer, dim, ffn_dim, dropout) for layer in layers)
         self.n_recycles = n_recycles
         self.checkpoint_recycles = False
+        self.dim, self.vector_width = dim, COMPONENTS * max((layer.vector_channels for layer in layers), default=0)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, geometry: Geometry, context: Context) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim). ``geometry`` and ``context`` serve every layer and recycle."""
         layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+        if self.vector_width:
+            x = torch.cat([x, x.new_zeros(len(x), self.vector_width)], dim=1)
         if self.n_recycles == 1:
             for layer in layers:
                 x = layer(x, geometry, layer.prepare(geometry, context))
-            return self.norm(x)
+            return self.norm(x[:, : self.dim])
         prepared = [layer.prepare(geometry, context) for layer in layers]
 
         def once(x: Tensor) -> Tensor:
@@ -84,4 +101,4 @@ class Encoder(nn.Module):
                 x = checkpoint(once, x, use_reentrant=False)
             else:
                 x = once(x)
-        return self.norm(x)
+        return self.norm(x[:, : self.dim])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from molflt.errors import InputError, OnBad
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.calibration import Calibration, calibrate
 from molflt.prediction.members import ModelPath, load_members
-from molflt.prediction.metrics import Coverage, EnergyMetrics, coverage, energy_metrics, force_mae
+from molflt.prediction.metrics import Coverage, EnergyMetrics, ForceMetrics, coverage, energy_metrics, force_metrics
 from molflt.prediction.model import Model
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, choose_device, predict
 
@@ -133,12 +134,26 @@ class Evaluation:
         """MAE, RMSE, energy within threshold and the like."""
         return energy_metrics(self.predicted, self.expected, self.table.references)
 
-    @property
-    def force_mae(self) -> float | None:
-        """eV/Å; None unless forces were evaluated."""
+    @cached_property
+    def forces(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Expected and predicted forces on all atoms free to move, (n_free, 3) eV/Å; None unless evaluated."""
         if self.prediction.forces is None or self.table.forces is None or self.table.fixed is None:
             return None
-        return force_mae(self.prediction.forces, self.table.forces, self.table.fixed)
+        free = ~np.concatenate(self.table.fixed)
+        return np.concatenate(self.table.forces)[free], np.concatenate(self.prediction.forces)[free]
+
+    @property
+    def force_metrics(self) -> ForceMetrics | None:
+        """MAE and RMSE of force components; None unless forces were evaluated."""
+        if self.forces is None:
+            return None
+        expected, predicted = self.forces
+        return force_metrics(predicted, expected)
+
+    @property
+    def force_mae(self) -> float | None:
+        """Mean absolute error of force components, eV/Å; None unless forces were evaluated."""
+        return None if (found := self.force_metrics) is None else found.force_mae
 
     @property
     def coverage(self) -> Coverage | None:

@@ -1,4 +1,4 @@
-"""The numbers by which energies are judged."""
+"""The numbers by which energies and forces are judged."""
 
 from __future__ import annotations
 
@@ -37,17 +37,31 @@ class EnergyMetrics:
         return asdict(self)
 
 
-def force_mae(predicted: list[np.ndarray], target: list[np.ndarray], fixed: list[np.ndarray]) -> float:
-    """Mean absolute error of force components on atoms free to move, eV/Å; NaN where there are none.
+@dataclass(frozen=True)
+class ForceMetrics:
+    """Errors of the components of predicted forces on one labelled set; NaN where no atom is free to move.
 
-    Args:
-        predicted: (n_atoms, 3) eV/Å of each structure.
-        target: likewise.
-        fixed: (n_atoms,) bool of each structure.
+    Attributes:
+        force_mae: mean absolute error, eV/Å.
+        force_rmse: root mean square error, eV/Å.
+        force_rms: root mean square of the labels, eV/Å: the error of a model that knows no forces.
     """
-    free = ~np.concatenate(fixed)
-    error = np.abs(np.concatenate(predicted) - np.concatenate(target))[free]
-    return float(error.mean()) if error.size else float("nan")
+
+    force_mae: float
+    force_rmse: float
+    force_rms: float
+
+    def as_dict(self) -> dict[str, float]:
+        """By name."""
+        return asdict(self)
+
+
+def force_metrics(predicted: np.ndarray, target: np.ndarray) -> ForceMetrics:
+    """Compare components of forces, (n, 3) eV/Å, with their targets."""
+    if not target.size:
+        return ForceMetrics(*[float("nan")] * 3)
+    error = predicted - target
+    return ForceMetrics(float(np.abs(error).mean()), *(float(np.sqrt((x**2).mean())) for x in (error, target)))
 
 
 def energy_metrics(predicted: np.ndarray, target: np.ndarray, references: np.ndarray | float = 0.0) -> EnergyMetrics:

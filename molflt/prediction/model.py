@@ -25,6 +25,7 @@ from molflt.prediction.predictor import (
     DEFAULT_MAX_ATOMS,
     Prediction,
     choose_device,
+    doubt_of_forces,
     in_parts,
     predict,
 )
@@ -203,6 +204,8 @@ class Model:
             for field, values in prediction.by_atom.items():
                 for place, value in zip(places, values, strict=True):
                     found.by_atom[field][place] = value
+            if forces and (doubt := doubt_of_forces(self.members[0].metadata)):
+                warnings.warn(doubt, stacklevel=2)
             if doubtful := prediction.of_warnings():
                 warnings.warn(doubtful, stacklevel=2)
             if prediction.n_in_parts:

@@ -20,11 +20,12 @@ from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.sources import ListDataset, StructureDataset
+from molflt.data.unusable import refuse_unusable
 from molflt.errors import InputError
 from molflt.memory import does_not_fit, fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel
+from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.printable import printable
 from molflt.vocabulary import DIFFERENTIABLE, LABELS
 
@@ -243,8 +244,9 @@ def predict(
         The predictions, and the atomic numbers seen.
 
     Raises:
-        InputError: a structure cannot be read or computed, forces of a model whose energy is not that of the given
-            geometry, or embeddings of an ensemble, whose members' have nothing in common.
+        InputError: structures cannot be read or computed, of which the first ten are named; forces of a model whose
+            energy is not that of the given geometry; or embeddings of an ensemble, whose members' have nothing in
+            common.
     """
     batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
     tracked = track(batches, "predicting", total=len(batches))
@@ -313,7 +315,7 @@ def _predict_batch(
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
-            raise error
+            refuse_unusable(dataset, "the inputs", {indices[position]: error})
         found.names[position] = found.names[position] or printable(error.record)
         found.info[position] = found.info[position] or error.info
         found.failures[position] = printable(str(error), keep="\n\t")
@@ -444,4 +446,18 @@ def why_no_forces(target: str) -> str | None:
         f"was trained on {target}, the energy of the relaxed structure, which is the same for every geometry on the "
         "way to the minimum: its derivative is no force. Train on energies of the given geometry "
         f"(data.target={' or '.join(DIFFERENTIABLE)}) for forces and stress"
+    )
+
+
+def doubt_of_forces(metadata: ModelMetadata) -> str | None:
+    """What to say of the forces of a model that has learnt energies at minima only; None of others."""
+    domain = metadata.domain
+    trained = any(key.endswith("force_mae") for key in metadata.validation)
+    if trained or (domain is not None and domain.knows_displaced):
+        return None
+    return (
+        "this model was trained without forces, and on no structure in many geometries: its energy away from "
+        "its training structures is a guess, and a relaxation or dynamics leads nowhere. Train with forces "
+        "(loss.force_weight=1) or on displaced geometries; meanwhile relax by another method, and predict "
+        "the energy of the result"
     )

@@ -102,8 +102,8 @@ def palette(n: int) -> list[str]:
     return ["#{:02x}{:02x}{:02x}".format(*rgb) for rgb in zip(*channels, strict=True)]
 
 
-def curves_panel(curves: Sequence[Curve], quantity: str) -> Panel:
-    """A metric over the epochs on a logarithmic scale, with the best epoch marked."""
+def curves_panel(curves: Sequence[Curve], quantity: str, epoch: int | None = None) -> Panel:
+    """A metric over the epochs on a logarithmic scale, with the best epoch marked; see :func:`best_point`."""
     colours = iter(palette(max(1, sum(curve.split != TRAIN for curve in curves))))
     series = [
         Series(
@@ -117,7 +117,7 @@ def curves_panel(curves: Sequence[Curve], quantity: str) -> Panel:
         )
         for curve in curves
     ]
-    best = best_point(curves)
+    best = best_point(curves, epoch)
     if best is not None:
         _, epoch, value = best
         name = f"best: epoch {epoch}, {value:.4g}"
@@ -175,6 +175,28 @@ def parity_panels(sets: Sequence[Evaluation], target: str) -> tuple[Panel, Panel
         Panel(above, x, "predicted", title=mae, x_range=ends, y_range=ends, square=True),
         Panel(below, x, "error / eV", title=count, x_range=ends, zero=True),
     )
+
+
+def forces_panel(sets: Sequence[Evaluation]) -> Panel | None:
+    """Predicted against expected components of forces, of all sets that have them; None where none has."""
+    found = [(s, s.forces) for s in sets if s.forces is not None and s.forces[0].size]
+    if not found:
+        return None
+    components = [(s, expected.ravel(), predicted.ravel()) for s, (expected, predicted) in found]
+    longest = max(float(np.abs(x).max()) for _, *both in components for x in both)
+    ends = -1.04 * longest or -0.1, 1.04 * longest or 0.1
+    series = [Series(np.array(ends), np.array(ends), "", _DARK, width=1, legend=False)]
+    total = sum(len(expected) for _, expected, _ in components)
+    random = np.random.default_rng(0)
+    for (s, expected, predicted), colour in zip(components, palette(len(components)), strict=True):
+        n = min(len(expected), max(1, len(expected) * MOST_POINTS // total))
+        chosen = np.sort(random.choice(len(expected), n, replace=False))
+        hover = "expected %{x:.4f} eV/Å<br>predicted %{y:.4f} eV/Å"
+        series.append(Series(expected[chosen], predicted[chosen], s.name, colour, mark="points", hover=hover))
+    title = "; ".join(f"{s.name}: RMSE {f.force_rmse:.4f} eV/Å" for s, _ in found if (f := s.force_metrics))
+    # One scale for both axes, so one unit.
+    x = "expected force component / eV Å⁻¹"
+    return Panel(series, x, "predicted", title=title, x_range=ends, y_range=ends, square=True)
 
 
 def groups_panel(found: GroupErrors, group: str) -> Panel:

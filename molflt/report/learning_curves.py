@@ -44,13 +44,18 @@ def learning_curves(records: Sequence[dict[str, Any]], metric: str) -> list[Curv
     return found
 
 
-def best_point(curves: Sequence[Curve]) -> tuple[str, int, float] | None:
-    """Split, epoch and value of the smallest error of the first validation split, whose model a run keeps as best."""
+def best_epoch(records: Sequence[dict[str, Any]]) -> int | None:
+    """The epoch, counted from one, whose model a run keeps as best; None where the records do not say."""
+    return int(records[-1]["best_epoch"]) if records and "best_epoch" in records[-1] else None
+
+
+def best_point(curves: Sequence[Curve], epoch: int | None = None) -> tuple[str, int, float] | None:
+    """Split, epoch and value of the first validation split at an epoch; None: that of the smallest value."""
     validated = [curve for curve in curves if curve.split != TRAIN]
     if not validated:
         return None
     first = validated[0]
-    k = int(np.argmin(first.values))
+    k = int(np.argmin(first.values) if epoch is None else np.searchsorted(first.epochs, epoch))
     return first.split, int(first.epochs[k]), float(first.values[k])
 
 

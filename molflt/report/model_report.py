@@ -26,12 +26,13 @@ from molflt.report.charts import (
     coverage_panel,
     curves_panel,
     far_panels,
+    forces_panel,
     groups_panel,
     local_panels,
     parity_panels,
 )
 from molflt.report.html import Page
-from molflt.report.learning_curves import learning_curves
+from molflt.report.learning_curves import best_epoch, learning_curves
 from molflt.report.page_figures import page_figure
 from molflt.report.provenance import configuration, provenance, summary
 from molflt.report.rpe_curves import far_curves, local_curves
@@ -46,8 +47,17 @@ _TRIED = 2
 """Structures, the smallest, on which a report measures the invariances: a sign, not what check-invariance does."""
 
 
-def training_report(run_dir: Path, config: TrainConfig, command: str | None = None) -> Path:
-    """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path."""
+def training_report(
+    run_dir: Path, config: TrainConfig, command: str | None = None, warnings: Sequence[str] = ()
+) -> Path:
+    """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path.
+
+    Args:
+        run_dir: of the run.
+        config: of the run.
+        command: by which the model was trained.
+        warnings: of the run, on its data.
+    """
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
     how = Reading(config.data.allow_charged)
@@ -56,7 +66,6 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
             members,
             path,
             name=name,
-            forces=False,
             device=device,
             on_bad=config.data.on_bad,
             how=how,
@@ -66,7 +75,7 @@ def training_report(run_dir: Path, config: TrainConfig, command: str | None = No
     ]
     report = run_dir / "report.html"
     remove_leftovers(run_dir, [report.name])
-    evaluation_report(report, members, sets, command, members[0].path.parent)
+    evaluation_report(report, members, sets, command, members[0].path.parent, warnings)
     return report
 
 
@@ -76,14 +85,16 @@ def evaluation_report(
     sets: Sequence[Evaluation],
     command: str | None = None,
     run_dir: Path | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
-    """Write the report of an evaluation; with a run directory, its learning curves as well."""
+    """Write the report of an evaluation; with a run directory, its learning curves and warnings as well."""
     structures = sets[0].structures
     smallest = np.argsort(structures.n_atoms, kind="stable")[:_TRIED]
     tried = [unlabelled(structures[int(k)]) for k in smallest]
     results = run_suite(members[0], tried, ["float32", "float64"], n_draws=1)
     records = [] if run_dir is None else read_records(run_dir)
-    write_report(path, members[0], sets, records, results, command=command, n_members=len(members))
+    n_members = len(members)
+    write_report(path, members[0], sets, records, results, command=command, n_members=n_members, warnings=warnings)
 
 
 def write_report(
@@ -95,6 +106,7 @@ def write_report(
     title: str = "molflt report",
     command: str | None = None,
     n_members: int = 1,
+    warnings: Sequence[str] = (),
 ) -> None:
     """Write a report, atomically. It needs no network to be opened, and loads nothing.
 
@@ -107,10 +119,11 @@ def write_report(
         title: of the page.
         command: by which the model was trained or evaluated.
         n_members: of the ensemble.
+        warnings: on the data that the model was trained on; those of the evaluations are shown as well.
     """
     page, metadata = Page("report.html"), loaded.metadata
     n_structures = sum(map(len, sets))
-    curves = [(learning_curves(records, metric), quantity) for metric, quantity in _CURVES.items()]
+    best, curves = best_epoch(records), [(learning_curves(records, name), shown) for name, shown in _CURVES.items()]
     content: dict[str, Any] = {
         "title": title,
         "subtitle": _subtitle(loaded, n_members),
@@ -119,17 +132,21 @@ def write_report(
         "key_numbers": [_key_numbers(s) for s in sets],
         "sources": [(f"data of {s.name}", s.source) for s in sets],
         "left_out": ", ".join(f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped),
+        "warnings": dict.fromkeys([*warnings, *(warning for s in sets for warning in s.warnings)]),
         "doubtful": [(s.name, s.prediction.of_warnings()) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
-        "curves": [page.figure(page_figure([curves_panel(found, q)], 380)) for found, q in curves if found],
+        "curves": [page.figure(page_figure([curves_panel(found, q, best)], 380)) for found, q in curves if found],
     }
     if sets:
         found = {"element": by_element(sets), "adsorbate": by_adsorbate(sets), "size": by_size(sets)}
         parity, residuals = parity_panels(sets, metadata.target)
+        forces = forces_panel(sets)
         groups = {name: errors for name, errors in found.items() if errors is not None}
         content |= {
             "parity": page.figure(page_figure([parity], 500)),
             "residuals": page.figure(page_figure([residuals], 330)),
+            "forces": None if forces is None else page.figure(page_figure([forces], 500)),
+            "force_numbers": _force_numbers(sets),
             "most_points": MOST_POINTS,
             "n_structures": n_structures,
             "error_bars": n_structures <= MOST_ERROR_BARS and any(s.std is not None for s in sets),
@@ -160,6 +177,8 @@ def _headings(content: dict[str, Any]) -> dict[str, str]:
         found["curves"] = "Learning curves"
     if content["sets"]:
         found["residuals"] = "Residuals"
+        if content["forces"]:
+            found["forces"] = "Forces"
         if content["uncertainty"]:
             found["uncertainty"] = "Uncertainty"
         *first, last = [group["name"] for group in content["groups"]]
@@ -174,6 +193,17 @@ def _key_numbers(evaluation: Evaluation) -> list[str]:
     share = f"{metrics.mae_over_mad:.3f}" if np.isfinite(metrics.mae_over_mad) else "–"
     numbers = f"{metrics.energy_mae:.4f}", f"{metrics.energy_rmse:.4f}", f"{metrics.mad:.4f}"
     return [evaluation.name, f"{metrics.n:,}", *numbers, share, f"{metrics.ewt:.1%}"]
+
+
+def _force_numbers(sets: Sequence[Evaluation]) -> list[list[str]]:
+    """A row of errors for each set with forces."""
+    rows = []
+    for s in sets:
+        if (found := s.force_metrics) is not None and s.forces is not None:
+            share = f"{found.force_rmse / (found.force_rms or 1.0):.3f}"
+            numbers = [f"{x:.4f}" for x in (found.force_mae, found.force_rmse, found.force_rms)]
+            rows.append([s.name, f"{len(s.forces[0]):,}", *numbers, share])
+    return rows
 
 
 def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from molflt.files import atomic_file
 from molflt.prediction.evaluation import Evaluation, by_adsorbate, by_element, by_size, evaluate
 from molflt.prediction.members import load_members
 from molflt.report.charts import Panel, Series, curves_panel, far_panels, groups_panel, parity_panels
-from molflt.report.learning_curves import learning_curves
+from molflt.report.learning_curves import best_epoch, learning_curves
 from molflt.report.rpe_curves import far_curves
 from molflt.training.run_directory import read_records
 
@@ -70,13 +70,14 @@ def _curves(model: Path) -> Panel:
     if not model.exists():
         raise InputError(f"{model}: no such file or folder; give the directory of a run")
     run_dir = model if model.is_dir() else model.parent
-    curves = learning_curves(read_records(run_dir), "energy_mae")
+    records = read_records(run_dir)
+    curves = learning_curves(records, "energy_mae")
     if not curves:
         raise InputError(
             f"{run_dir}: holds no metrics.jsonl with a validated epoch; give the directory of a run (of an ensemble, "
             "that of one member)"
         )
-    return curves_panel(curves, "MAE / eV")
+    return curves_panel(curves, "MAE / eV", best_epoch(records))
 
 
 def _rpe(kind: choices.Figure, model: Path) -> list[Panel]:

@@ -143,7 +143,9 @@ class OptimiserConfig(BaseModel):
     )
     schedule: Literal["linear", "cosine"] = Field("cosine", description="decay to zero after the warm-up")
     warmup_steps: int = Field(100, ge=0, description="steps of the linear rise to the peak; half of all at most")
-    clip_norm: float = Field(5.0, ge=0, description="the gradient's norm is clipped to this; 0 does not clip")
+    clip_norm: float = Field(
+        5.0, ge=0, description="the gradient's norm is clipped to 1 + loss.force_weight times this; 0 does not clip"
+    )
     ema_decay: float = Field(
         0.999, ge=0, lt=1, description="moving average of the weights that is validated; 0 is off"
     )
@@ -189,6 +191,11 @@ class TrainerConfig(BaseModel):
     max_epochs: int = Field(30, ge=1, description="passes over the training set")
     max_steps: int = Field(-1, ge=-1, description="most optimiser steps; -1 for no limit")
     val_every: int = Field(1, ge=1, description="epochs between validations; the last epoch is always validated")
+    best_by: Literal["auto", "energy", "forces", "both"] = Field(
+        "auto",
+        description="error on the first split that decides which epoch is best; both: that of energies plus that of "
+        "forces, each over its spread; auto: both where forces are learnt, else energy",
+    )
     patience: int = Field(0, ge=0, description="stop after this many validations without improvement; 0 is off")
     accelerator: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto takes a CUDA GPU if there is one")
     devices: int = Field(1, ge=1, description="processes, one per device")
@@ -265,6 +272,8 @@ class TrainConfig(BaseModel):
                 f"loss.force_weight needs a data.target that is the energy of the given geometry "
                 f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is the same all the way to the minimum"
             )
+        if self.trainer.best_by in ("forces", "both") and self.loss.force_weight == 0:
+            raise ValueError(f"trainer.best_by={self.trainer.best_by} needs loss.force_weight above 0")
         if self.data.references is not None and self.data.standardise == "structure":
             raise ValueError("data.references needs data.standardise=element or auto")
         return self

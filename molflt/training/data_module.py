@@ -11,7 +11,7 @@ from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.likeness import alike
 from molflt.data.reading import Reading
-from molflt.data.screening import Screening, labels
+from molflt.data.screening import ALONE, Crew, Screening, labels
 from molflt.data.sources import fingerprint, open_dataset
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
@@ -44,6 +44,10 @@ class EnergyDataModule(lightning.LightningDataModule):
     The training loader is made anew every epoch. Batches, noise and order follow from seed and epoch, so a resumed
     run needs to restore nothing to see what it would have seen.
 
+    Args:
+        config: of the run.
+        crew: the processes of the run, which share the pass over the records before the first epoch.
+
     Attributes:
         training_set: what the training structures and their labels are like.
         forces: whether forces are learnt.
@@ -58,7 +62,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         InputError: data that cannot be read, or structures without labels.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, crew: Crew = ALONE) -> None:
         super().__init__()
         self.config = config
         data = config.data
@@ -70,8 +74,9 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            structures = open_dataset(resolve_path(path), data.tags, spec, data.on_bad, Reading(data.allow_charged))
-            return Screening(structures, spec, path, self.forces, data.on_bad, compared=True)
+            how = Reading(data.allow_charged)
+            structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, how))
+            return Screening(structures, spec, path, self.forces, data.on_bad, compared=True, crew=crew)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}
         self.training_set = read_training_set(training, kind, data.references)
@@ -83,7 +88,8 @@ class EnergyDataModule(lightning.LightningDataModule):
             values = labels(screened, self.training_set.statistics.references)
             self.mad[name] = float(np.abs(values - values.mean()).mean())
             self.val_structures[name] = screened.usable
-            self.warnings += [*screened.doubts, *_leak(training, screened, name)]
+            # The first process says it, and no other need look.
+            self.warnings += [*screened.doubts, *(_leak(training, screened, name) if crew.rank == 0 else ())]
         self.skipped = {name: screened.skipped for name, screened in {"train": training, **validation}.items()}
         # Of the given geometry's own energy noise would make another.
         self.noisy = bool(config.loss.noisy_nodes) and data.target == "y_relaxed" and self.training_set.relaxed

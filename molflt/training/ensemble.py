@@ -67,9 +67,9 @@ def _train_members(
     name, path = next(iter(config.data.val.items()))
     device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
     data = config.data
-    metrics = evaluate(
-        run_dir, path, forces=False, device=device, max_atoms=data.max_atoms, on_bad=data.on_bad, tags=data.tags
-    ).metrics
+    found = evaluate(run_dir, path, device=device, max_atoms=data.max_atoms, on_bad=data.on_bad, tags=data.tags)
+    metrics = found.metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
-    return Run(run_dir, metrics.energy_mae, max(result.best_epoch for result in results), metrics.mad)
+    last = max(result.best_epoch for result in results)
+    return Run(run_dir, metrics.energy_mae, last, metrics.mad, found.force_mae, results[0].warnings)

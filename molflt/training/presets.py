@@ -1,4 +1,4 @@
-"""Named configurations; each trains on the bundled data as it stands."""
+"""Named configurations; each trains as it stands, ``forces`` on files of one's own, the others on bundled data."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from molflt.attention.registry import presets
 from molflt.training.config import TrainConfig
 
 _BUNDLED = {"train": "bundled:fg/train.lmdb", "val": "bundled:fg/val.lmdb"}
+_OWN = {"train": "train.extxyz", "val": "val.extxyz"}
+"""Of a preset for which no bundled set has the labels."""
 
 
 def _paper(n_layers: int, attention: str, **sizes: Any) -> dict[str, Any]:
@@ -67,6 +69,17 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "data": {"max_atoms": 768},
             "optimiser": {"lr": 2e-3, "warmup_steps": 200},
             "trainer": {"max_epochs": 60},
+        },
+    ),
+    "forces": (
+        "energies and forces of your own file, as of molecular dynamics; see docs/forces.md",
+        {
+            "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 32},
+            # Few structures in a batch: what counts is the number of steps.
+            "data": {**_OWN, "target": "energy", "max_atoms": 96},
+            "optimiser": {"lr": 1e-3, "weight_decay": 0.01, "warmup_steps": 500, "clip_norm": 20.0},
+            "loss": {"force_weight": 10.0},
+            "trainer": {"max_epochs": 400, "max_steps": 100_000, "val_every": 4},
         },
     ),
     "base": (

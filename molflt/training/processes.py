@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning.pytorch.strategies import Strategy
 
+    from molflt.data.screening import Crew
     from molflt.training.config import TrainerConfig
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
@@ -83,6 +85,29 @@ def cluster_plugins() -> list[ClusterEnvironment]:
         raise InputError(
             f"SLURM started {n_tasks} tasks and does not say how many on a node; give sbatch --ntasks-per-node"
         ) from error
+
+
+def connect(strategy: Strategy) -> Crew:
+    """Start the other processes of the run, unless a launcher has, and connect all of them.
+
+    Lightning would do so only when training begins, after each of them had read all data.
+    """
+    from molflt.data.screening import ALONE, Crew
+
+    if strategy.launcher is None:
+        return ALONE
+    import torch
+
+    strategy.launcher.launch(lambda: None)
+    strategy.setup_environment()
+    rank, n = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def gather(value: Any) -> list[Any]:
+        values: list[Any] = [None] * n
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    return Crew(rank, n, gather)
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning
 from lightning.pytorch.callbacks import Callback
@@ -29,6 +30,32 @@ from molflt.training.task import EXPLODING, EnergyTask, diverged
 HEARTBEAT_SECONDS = 30.0
 
 
+@dataclass(frozen=True)
+class Score:
+    """By which error an epoch is judged.
+
+    Attributes:
+        kind: energy, forces, or both: the sum of the mean absolute errors of energies and of force components, each
+            over what it would be without a model.
+        split: the validation split.
+        energy_scale: eV, the mean absolute deviation of its labels.
+        force_scale: eV/Å, the root mean square component of the training set's forces.
+    """
+
+    kind: Literal["energy", "forces", "both"]
+    split: str
+    energy_scale: float
+    force_scale: float
+
+    def __call__(self, metrics: Mapping[str, float]) -> float:
+        """The error of an epoch with these metrics."""
+        energy = metrics[f"{self.split}/energy_mae"]
+        if self.kind == "energy":
+            return energy
+        forces = metrics[f"{self.split}/force_mae"]
+        return forces if self.kind == "forces" else energy / (self.energy_scale or 1.0) + forces / self.force_scale
+
+
 class RunRecorder(Callback):
     """Writes metrics and model files, says how the run goes, and decides when it is over.
 
@@ -43,6 +70,7 @@ class RunRecorder(Callback):
         run_dir: where to write.
         metadata: of the model; validation metrics and epoch are filled in here.
         mad: mean absolute deviation of the labels of each split, eV.
+        score: what an epoch is judged by, as a function of its metrics: the smaller the better.
         say: prints a line.
         patience: validations without improvement after which to stop; 0 goes on.
         keep_last: how many model files of the latest validations to keep besides.
@@ -53,14 +81,14 @@ class RunRecorder(Callback):
         run_dir: Path,
         metadata: ModelMetadata,
         mad: dict[str, float],
+        score: Score,
         say: Callable[[str], None],
         patience: int = 0,
         keep_last: int = 0,
     ) -> None:
-        self.run_dir, self.metadata, self.mad, self.say = run_dir, metadata, mad, say
+        self.run_dir, self.metadata, self.mad, self.score, self.say = run_dir, metadata, mad, score, say
         self.patience, self.keep_last = patience, keep_last
         self.split = next(iter(mad))
-        self.monitor = f"{self.split}/energy_mae"
         self.best = math.inf
         self.best_epoch = -1
         self.without_improvement = 0
@@ -75,6 +103,7 @@ class RunRecorder(Callback):
         """What a checkpoint keeps."""
         return {
             "best": self.best,
+            "best_by": self.score.kind,
             "best_epoch": self.best_epoch,
             "without_improvement": self.without_improvement,
             # Not read back from metrics.jsonl, which may have been written since, or damaged.
@@ -91,6 +120,9 @@ class RunRecorder(Callback):
         """Continue from a checkpoint."""
         self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
         self.without_improvement = int(state_dict["without_improvement"])
+        if state_dict.get("best_by", "energy") != self.score.kind:
+            # An earlier version judged by energies alone.
+            self.best = math.inf
         self._records = list(state_dict["records"])
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -174,11 +206,13 @@ class RunRecorder(Callback):
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise InputError(diverged(name, value, trainer))
-        improved = metrics[self.monitor] < self.best
+        found = self.score(metrics)
+        improved = found < self.best
         if improved:
-            self.best, self.best_epoch = metrics[self.monitor], trainer.current_epoch
+            self.best, self.best_epoch = found, trainer.current_epoch
         self.without_improvement = 0 if improved else self.without_improvement + 1
         record = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **metrics}
+        record["best_epoch"] = self.best_epoch + 1
         self._records = [*self._records, record]
         if trainer.is_global_zero:
             write_records(self.run_dir, self._records)
@@ -194,6 +228,11 @@ class RunRecorder(Callback):
     ) -> None:
         """Give the terminal back."""
         self._remove_bar()
+
+    @property
+    def best_metrics(self) -> dict[str, Any]:
+        """The record of the best epoch."""
+        return next(record for record in self._records if record["epoch"] == self.best_epoch + 1)
 
     def check_models(self) -> None:
         """Check the model files of a run that is over.
@@ -250,7 +289,7 @@ class RunRecorder(Callback):
             self.say(f"{task.n_left_out} batches left out, because their loss or gradient was not a number: {path}")
         if 2 * task.n_exploding > task.n_steps:
             self.say(
-                f"gradients explode: longer than {EXPLODING:g} times optimiser.clip_norm in {task.n_exploding} "
+                f"gradients explode: longer than {EXPLODING:g} times what they are clipped to in {task.n_exploding} "
                 f"of {task.n_steps} steps of epoch {trainer.current_epoch + 1}; if errors do not fall, lower "
                 "optimiser.lr, or raise optimiser.warmup_steps or optimiser.clip_norm"
             )

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,12 @@ from molflt.training.initial import load_initial, take_over, with_architecture
 from molflt.training.processes import (
     check_processes,
     cluster_plugins,
+    connect,
     is_first_process,
     losing_no_loader,
     losing_no_process,
 )
-from molflt.training.recorder import RunRecorder
+from molflt.training.recorder import RunRecorder, Score
 from molflt.training.run_directory import (
     CHECKPOINT,
     OCCUPIED,
@@ -61,15 +62,20 @@ class Run:
 
     Attributes:
         folder: the run directory, of an ensemble that of all members.
-        best: energy MAE of the first validation split, eV; of an ensemble, that of the members' mean.
+        best: energy MAE of the first validation split at the best epoch, eV; of an ensemble, that of the members'
+            mean.
         best_epoch: counted from one.
         mad: mean absolute deviation of that split's labels, eV.
+        best_force_mae: likewise of force components, eV/Å; None where forces are not learnt.
+        warnings: what looks wrong with the labels, and structures that are in several sets.
     """
 
     folder: Path
     best: float
     best_epoch: int
     mad: float
+    best_force_mae: float | None = None
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def best_model(self) -> Path:
@@ -116,7 +122,8 @@ def train(
     """
     check_processes(config.trainer)
     run_dir = Path(run_dir)
-    with alone(run_dir, OCCUPIED) if is_first_process() else nullcontext():
+    n_processes = config.trainer.devices * config.trainer.num_nodes
+    with alone(run_dir, OCCUPIED) if is_first_process() else nullcontext(), losing_no_process(n_processes):
         return _train(config, run_dir, resume, say, callbacks or [])
 
 
@@ -140,7 +147,8 @@ def _train(
         say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
     _quiet_lightning()
     lightning.seed_everything(config.seed, workers=True, verbose=False)
-    data = EnergyDataModule(config)
+    trainer = _trainer(config, run_dir, callbacks)
+    data = EnergyDataModule(config, connect(trainer.strategy))
     model, metadata = _model(config, data, initial, say)
     if checkpoint:
         check_same_beginning(run_dir, metadata)
@@ -153,8 +161,14 @@ def _train(
             f"for each of them {data.separation:g} compositions of distant ones, whose energies add up; "
             "loss.separation=0 if they feel each other from afar"
         )
-    recorder = RunRecorder(run_dir, metadata, data.mad, say, config.trainer.patience, config.trainer.keep_last)
-    trainer = _trainer(config, run_dir, [*callbacks, recorder])
+    split, mad = next(iter(data.mad.items()))
+    kind = config.trainer.best_by
+    if kind == "auto":
+        kind = "both" if data.forces else "energy"
+    score = Score(kind, split, mad, data.training_set.force_std)
+    recorder = RunRecorder(run_dir, metadata, data.mad, score, say, config.trainer.patience, config.trainer.keep_last)
+    # Before the checkpoints, which are last.
+    trainer.callbacks.insert(len(callbacks), recorder)  # type: ignore[attr-defined]
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
@@ -163,16 +177,13 @@ def _train(
             say(skipped)
         for warning in data.warnings:
             say(f"Warning: {warning}")
-    with (
-        _interrupts(trainer),
-        losing_no_loader(),
-        losing_no_process(config.trainer.devices * config.trainer.num_nodes),
-    ):
+    with _interrupts(trainer), losing_no_loader():
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:
         recorder.check_models()
-    mad = data.mad[next(iter(data.mad))]
-    return Run(run_dir, recorder.best, recorder.best_epoch + 1, mad)
+    best = recorder.best_metrics
+    mae, force_mae = best[f"{split}/energy_mae"], best.get(f"{split}/force_mae")
+    return Run(run_dir, mae, recorder.best_epoch + 1, mad, force_mae, data.warnings)
 
 
 def _model(

@@ -68,7 +68,7 @@ class SeparatedDataset(Dataset[Data]):
             data = in_cell(members[0], random.uniform(*_GAPS, size=3), random)
         else:
             # Evenly on a logarithmic scale.
-            gaps = np.exp(random.uniform(*np.log([NEAREST, FURTHEST]), size=len(members) - 1))
+            gaps = np.exp(random.uniform(np.log(NEAREST), np.log(FURTHEST), size=len(members) - 1))
             data = apart(members, gaps.tolist(), random)
         model = self.prepared.model
         return attach_neighbours(data, model.neighbour_cutoff, model.all_pairs_if_isolated)

@@ -28,7 +28,7 @@ from molflt.training.run_directory import record_bad_batch
 from molflt.training.training_set import TrainingSet
 
 EXPLODING = 10.0
-"""A gradient longer than so many times ``optimiser.clip_norm`` is a sign of a learning rate that is too high."""
+"""A gradient longer than so many times what it is clipped to is a sign of a learning rate that is too high."""
 MOST_IN_A_ROW = 20
 """Training stops at so many bad batches one after another, though it was told to leave them out."""
 
@@ -174,14 +174,16 @@ class EnergyTask(lightning.LightningModule):
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if not parameters:
             return
-        norm = nn.utils.clip_grad_norm_(parameters, gradient_clip_val or math.inf)
+        # The losses of energy and forces add up to a gradient that grows with the weight of the latter.
+        longest = (gradient_clip_val or math.inf) * (1 + self.config.loss.force_weight)
+        norm = nn.utils.clip_grad_norm_(parameters, longest)
         if not torch.isfinite(norm):
             optimizer.zero_grad(set_to_none=True)
             self._leave_out("the gradient", float(norm))
             return
         if gradient_clip_val:
             self.n_steps += 1
-            self.n_exploding += bool(norm > EXPLODING * gradient_clip_val)
+            self.n_exploding += bool(norm > EXPLODING * longest)
         self.log("train/grad_norm", norm, on_step=False, on_epoch=True, batch_size=1)
         self.log("train/grad_norm_max", norm, on_step=False, on_epoch=True, reduce_fx="max")
 
@@ -237,7 +239,7 @@ class EnergyTask(lightning.LightningModule):
         metrics["ewt"].update(((energy - target).abs() < EWT_THRESHOLD).to(energy.dtype))
         if forces is not None:
             free = ~batch.fixed
-            metrics["force_mae"].update(forces[free].detach(), batch.forces[free])
+            metrics["forces"].update(forces[free].detach(), batch.forces[free])
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of every split by its name, and begin them anew."""
@@ -320,5 +322,7 @@ def _metrics(forces: bool) -> nn.ModuleDict:
     energy = MetricCollection({"energy_mae": MeanAbsoluteError(), "energy_rmse": MeanSquaredError(squared=False)})
     found: dict[str, Any] = {"energy": energy, "ewt": MeanMetric()}
     if forces:
-        found["force_mae"] = MeanAbsoluteError()
+        found["forces"] = MetricCollection(
+            {"force_mae": MeanAbsoluteError(), "force_rmse": MeanSquaredError(squared=False)}
+        )
     return nn.ModuleDict({name: metric.set_dtype(torch.float64) for name, metric in found.items()})

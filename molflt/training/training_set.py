@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from ase.data import atomic_numbers, chemical_symbols
+from torch_geometric.data import Data
 
-from molflt.data.domain import Domain, DomainFit
+from molflt.data.domain import Domain, DomainFit, Look
 from molflt.data.screening import Screening
 from molflt.errors import InputError
 from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics
@@ -52,34 +55,59 @@ def read_training_set(
     Raises:
         InputError: from the screening; or an element has no given reference energy.
     """
-    energies, compositions = [], []
-    displacements, forces = _MeanSquare(), _MeanSquare()
-    relaxed, isolated, diameter = True, True, 0.0
     fit = DomainFit(len(screening.structures), screening.forces)
-    for data in screening:
-        fit.add(data)
-        if screening.forces:
-            forces.add(data.forces[~data.fixed])
-        isolated = isolated and not bool(data.pbc.any())
-        diameter = max(diameter, _diameter(data.positions))
-        energies.append(float(data[screening.labels.target]))
-        compositions.append(torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1))
-        relaxed = relaxed and "positions_relaxed" in data
-        if relaxed:
-            displacements.add((data.positions_relaxed - data.positions)[~data.fixed])
-    composition = torch.stack(compositions)
+    found = screening.each(lambda index, data: _Facts.of(data, fit.look(index, data), screening))
+    composition = torch.zeros((len(found), MAX_ATOMIC_NUMBER + 1), dtype=torch.int64)
+    for row, facts in zip(composition, found, strict=True):
+        row[torch.from_numpy(facts.elements)] = torch.from_numpy(facts.counts)
+        fit.add(facts.look)
+    relaxed = all(facts.displacements is not None for facts in found)
+    displacement = _mean_square([facts.displacements for facts in found if facts.displacements is not None])
     elements = torch.nonzero(composition.sum(dim=0)).squeeze(1).tolist()
     given = None if references is None else _given(references, elements, screening)
     statistics = fit_statistics(
         kind,
-        torch.tensor(energies, dtype=torch.float64),
+        torch.tensor([facts.energy for facts in found], dtype=torch.float64),
         composition,
-        displacements.value if relaxed else 0.0,
+        displacement if relaxed else 0.0,
         given,
     )
-    mean_n_atoms = float(composition.sum()) / len(composition)
-    scale = forces.value**0.5 or 1.0
-    return TrainingSet(statistics, elements, relaxed, scale, mean_n_atoms, isolated, diameter, fit.domain())
+    return TrainingSet(
+        statistics,
+        elements,
+        relaxed,
+        force_std=_mean_square([facts.forces for facts in found]) ** 0.5 or 1.0,
+        mean_n_atoms=float(composition.sum()) / len(composition),
+        isolated=all(facts.isolated for facts in found),
+        diameter=max(facts.diameter for facts in found),
+        domain=fit.domain(),
+    )
+
+
+class _Facts(NamedTuple):
+    """What is learnt of one structure; sums of squares come with the number of their terms."""
+
+    energy: float
+    elements: np.ndarray
+    counts: np.ndarray
+    displacements: tuple[float, int] | None
+    forces: tuple[float, int]
+    isolated: bool
+    diameter: float
+    look: Look
+
+    @classmethod
+    def of(cls, data: Data, look: Look, screening: Screening) -> _Facts:
+        relaxed = "positions_relaxed" in data
+        return cls(
+            float(data[screening.labels.target]),
+            *np.unique(data.atomic_numbers.numpy(), return_counts=True),
+            _squares((data.positions_relaxed - data.positions)[~data.fixed]) if relaxed else None,
+            _squares(data.forces[~data.fixed]) if screening.forces else (0.0, 0),
+            not bool(data.pbc.any()),
+            _diameter(data.positions),
+            look,
+        )
 
 
 def _diameter(positions: torch.Tensor) -> float:
@@ -92,19 +120,14 @@ def _diameter(positions: torch.Tensor) -> float:
 _MOST_PAIRED = 2_000
 
 
-class _MeanSquare:
-    """The mean square of the components of vectors that come in portions; zero of none."""
+def _squares(vectors: torch.Tensor) -> tuple[float, int]:
+    return float((vectors * vectors).sum()), vectors.numel()
 
-    def __init__(self) -> None:
-        self._sum, self._n = 0.0, 0
 
-    def add(self, vectors: torch.Tensor) -> None:
-        self._sum += float((vectors * vectors).sum())
-        self._n += vectors.numel()
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._n if self._n else 0.0
+def _mean_square(sums: list[tuple[float, int]]) -> float:
+    """Of all terms; zero of none."""
+    n = sum(n for _, n in sums)
+    return sum(total for total, _ in sums) / n if n else 0.0
 
 
 def _given(references: dict[str, float], elements: list[int], screening: Screening) -> dict[int, float]:

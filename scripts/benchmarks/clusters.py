@@ -49,6 +49,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "sampled": {"spectrum": "sampled"},
     "both, scales frozen": {"spectrum": "both"},
     "sampled, scales frozen": {"spectrum": "sampled"},
+    "both, vectors": {"spectrum": "both", "vector_channels": 8},
     "no far field": {"mechanism": "local"},
 }
 KEPT = results.DOCS / "results" / "clusters.csv"

@@ -34,8 +34,8 @@ Rows = list[results.Row]
 def learnt(structures: Sequence[Data]) -> Domain:
     """The domain of a training set."""
     fit = DomainFit(len(structures), forces=False)
-    for structure in structures:
-        fit.add(structure)
+    for index, structure in enumerate(structures):
+        fit.add(fit.look(index, structure))
     return fit.domain()
 
 

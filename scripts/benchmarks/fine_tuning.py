@@ -5,6 +5,7 @@ from that model on (fine-tuned), and from nothing, with the same architecture, b
 of the group are the test. Nothing is chosen by it: what is judged is the moving average after the last step.
 
     python -m scripts.benchmarks.fine_tuning --out runs/accuracy
+    python -m scripts.benchmarks.fine_tuning --out runs/short --base-epochs 8 --epochs 30    # a few minutes
     python -m scripts.benchmarks.fine_tuning --out runs/few --miniature     # a few structures and steps
 
 Training on all others takes long; a folder of scripts.benchmarks.accuracy in which the row flt of these divisions is
@@ -50,10 +51,9 @@ KEPT = results.DOCS / "results" / "fine_tuning.csv"
 MINIATURE, MINIATURE_LEARNT, MINIATURE_EPOCHS = 60, 30, 2
 
 
-def train_base(data: str, out: Path, miniature: bool) -> tuple[Path, Path]:
+def train_base(data: str, out: Path, most: int | None, epochs: int) -> tuple[Path, Path]:
     """The model that never saw the group, where the accuracy benchmark has it, and the structures of the group."""
-    files = split(data, 0, out / "data", MINIATURE if miniature else None)
-    epochs = MINIATURE_EPOCHS if miniature else DATA_SETS[data].epochs
+    files = split(data, 0, out / "data", most)
     run = out / "runs" / f"{data}-flt-0-0"
     train(run_config("flt", data, files, 0, epochs), run, resume=True, say=lambda line: None)
     return run / LAST, Path(next(iter(files.held_out.values())))
@@ -84,15 +84,15 @@ def run_settings(row: str, base: Path, learnt: Path, test: Path, seed: int, epoc
     return TrainConfig.model_validate(values | begin)
 
 
-def judge(data: str, row: str, seed: int, out: Path, miniature: bool) -> dict[str, Any]:
-    """Train what is missing and judge it: a row of the CSV."""
-    base, held_out = train_base(data, out, miniature)
-    n_learnt, epochs = (MINIATURE_LEARNT, MINIATURE_EPOCHS) if miniature else (N_LEARNT, EPOCHS)
+def judge(data: str, row: str, seed: int, out: Path, miniature: bool, epochs: tuple[int, int]) -> dict[str, Any]:
+    """Train what is missing and judge it: a row of the CSV; ``epochs`` are those of the base and of the others."""
+    base, held_out = train_base(data, out, MINIATURE if miniature else None, epochs[0])
+    n_learnt = MINIATURE_LEARNT if miniature else N_LEARNT
     learnt, test = divide(held_out, seed, n_learnt, out / "data")
     model = base
     if row != "untrained":
         run = out / "runs" / f"{data}-{row.replace(' ', '-')}-{seed}"
-        train(run_settings(row, base, learnt, test, seed, epochs), run, resume=True, say=lambda line: None)
+        train(run_settings(row, base, learnt, test, seed, epochs[1]), run, resume=True, say=lambda line: None)
         model = run / LAST
     found = evaluate(model, test)
     metrics = found.metrics
@@ -104,6 +104,8 @@ def main() -> None:
     parser = results.parser(__doc__, "data and runs")
     parser.add_argument("--data", nargs="+", choices=[name for name in DATA_SETS if name in SETS], default=list(SETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--base-epochs", type=int, help="of the models that never saw the group")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of the few structures; default: {EPOCHS}")
     parser.add_argument("--results", type=Path, help=f"CSV of the finished runs; default: {KEPT.name} of the pages")
     parser.add_argument("--miniature", action="store_true", help="a few structures and epochs: shows that all runs")
     options = parser.parse_args()
@@ -114,9 +116,13 @@ def main() -> None:
             run = (data, row, str(seed))
             if any((known["set"], known["row"], known["seed"]) == run for known in results.read(path)):
                 continue
-            found = judge(data, row, seed, options.out, options.miniature)
+            epochs = options.base_epochs or DATA_SETS[data].epochs, options.epochs
+            if options.miniature:
+                epochs = MINIATURE_EPOCHS, MINIATURE_EPOCHS
+            found = judge(data, row, seed, options.out, options.miniature, epochs)
             print(f"{data:<22}{row:<14}seed {seed}: {found['mae']:.4f} eV (MAD {found['mad']:.4f} eV)", flush=True)
-            rows = [*results.read(path), {**found, **results.provenance()}]
+            conditions = {"base_epochs": epochs[0], "epochs": epochs[1]}
+            rows = [*results.read(path), {**found, **results.provenance(conditions)}]
             results.write(path, rows, (*found, *results.PROVENANCE), digits=4)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")

@@ -208,7 +208,7 @@ def training_presets() -> list[str]:
     lines = [
         "## Presets of `molflt config`",
         "",
-        "All train on the bundled data as they stand.",
+        "All train on the bundled data as they stand, but for `forces`, which needs files of your own.",
         "",
         "| name | what | sets |",
         "|---|---|---|",

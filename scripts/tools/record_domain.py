@@ -28,8 +28,8 @@ def main() -> None:
     forces = any(key.endswith("force_mae") for key in loaded.metadata.validation)
     structures = open_dataset(resolve_path(options.structures), labels=spec)
     fit = DomainFit(len(structures), forces)
-    for structure in Screening(structures, spec, options.structures, forces):
-        fit.add(structure)
+    for index, structure in enumerate(Screening(structures, spec, options.structures, forces)):
+        fit.add(fit.look(index, structure))
     save_model(options.model, loaded.model, loaded.metadata.model_copy(update={"domain": fit.domain()}))
 
 

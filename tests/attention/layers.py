@@ -19,6 +19,7 @@ from molflt.attention.far.costs import DIRECTIONS, THREADS, Costs, Work
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from molflt.attention.registry import attention_config
 from molflt.attention.smooth import envelope
+from molflt.attention.vectors import COMPONENTS
 from tests.attention.structures import STRUCTURES, geometry_of
 
 DIM, HEADS, RBF, CUTOFF = 12, 3, 7, 4.0
@@ -61,7 +62,8 @@ class Layer:
         self.shared.order = order
         geometry = self.geometry(atoms)
         geometry.positions = geometry.positions.detach().requires_grad_()
-        x = torch.randn(geometry.n_atoms, DIM, generator=torch.Generator().manual_seed(1)).to(self.dtype)
+        width = DIM + COMPONENTS * self.layer.vector_channels
+        x = torch.randn(geometry.n_atoms, width, generator=torch.Generator().manual_seed(1)).to(self.dtype)
         out = self.apply(x, geometry)
         parameters = [*self.layer.parameters(), *self.shared.parameters()]
         weights = torch.linspace(-1, 1, out.numel(), dtype=self.dtype).view_as(out)

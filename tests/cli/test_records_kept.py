@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import ase.io
+import numpy as np
 import pytest
 from ase.build import add_adsorbate, fcc111
 
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import open_dataset
 from molflt.prediction.evaluation import evaluate
 from molflt.report.model_report import evaluation_report
@@ -109,3 +111,59 @@ def test_layers_in_every_command_that_reads_data(
     assert (refused.status, "data.tags=layers" in refused.err) == (2, True)
     assert molflt(*command, "data.tags=layers").status == 0
     assert json.loads(molflt("info", tmp_path / "run", "--json").out)["target"] == "y_relaxed"
+
+
+def _lmdb(path: Path, *changes: dict[str, Any]) -> Path:
+    """A relaxed slab with an adsorbate in each record, changed; None takes a field away."""
+    slab = fcc111("Cu", (1, 1, 3), vacuum=6.0)
+    add_adsorbate(slab, "O", 1.2, "fcc")
+    whole = {"pos": slab.positions, "pos_relaxed": slab.positions, "cell": np.array(slab.cell), "y_relaxed": -1.0}
+    whole |= {"atomic_numbers": slab.numbers, "tags": np.array([0, 0, 1, 2])}
+    records = [{k: v for k, v in {**whole, **change}.items() if v is not None} for change in changes]
+    write_lmdb(path, records, progress=False)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["lmdb", "smi"])
+def test_all_bad_records_are_named_or_skipped(suffix: str, molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    """The same of every kind of file: up to ten are named, all are counted, and each keeps its row."""
+    bad, out = [k for k in range(15) if k not in (0, 6)], tmp_path / "out.csv"
+    source = tmp_path / f"some.{suffix}"
+    if suffix == "lmdb":
+        _lmdb(source, *({"pos": np.zeros((4, 3)) if k % 2 else None} if k in bad else {} for k in range(15)))
+    else:
+        source.write_text("".join("C(\n" if k in bad else "O\n" for k in range(15)), encoding="utf-8")
+    refused = molflt("predict", model_path, source, "-o", out)
+    assert refused.status == 2
+    assert "13 of 15 structures cannot be used" in refused.err
+    assert "and 3 more" in refused.err
+    assert all(f"{source}#{k}" in refused.err for k in bad[:10])
+    assert f"{source}#{bad[10]}" not in refused.err
+    assert not out.exists()
+    done = molflt("predict", model_path, source, "-o", out, "--on-error", "skip")
+    assert done.status == 0
+    assert "13 of 15 structures were skipped" in done.err
+    assert [k for k, row in enumerate(_rows(out)) if row["error"]] == bad
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "option"),
+    [
+        ({"charge": np.array([1.0])}, "'charge' is [1.0] (", "--allow-charged"),
+        ({"Multiplicity": 3}, "'Multiplicity' is 3", "--allow-charged"),
+        ({"tags": None}, "has a relaxation but no tags", "--tags layers"),
+    ],
+)
+def test_records_are_refused_with_what_takes_them(
+    change: dict[str, Any], what: str, option: str, molflt: Run, model_path: Path, tmp_path: Path
+) -> None:
+    source = _lmdb(tmp_path / "some.lmdb", {"charge": 0, "spin": 1}, change)
+    for command in ("predict", "evaluate"):
+        refused = molflt(command, model_path, source)
+        assert refused.status == 2, command
+        assert f"{source}#1: " in refused.err
+        assert what in refused.err
+        assert option in refused.err
+        assert molflt(command, model_path, source, *option.split()).status == 0
+    if "tags" in change:
+        assert open_dataset(source, "layers")[1].tags.tolist() == [0, 0, 1, 2]

@@ -87,14 +87,17 @@ def test_a_label_that_is_not_there(train: Run) -> None:
 
 
 def test_leaks(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
-    result = train("data.target=energy", f"data.val={folder / 'leaky.extxyz'}", "--quiet")
+    result = train("data.target=energy", f"data.val={folder / 'leaky.extxyz'}", "--quiet", "--report")
     assert result.status == 0, result
     text = " ".join(result.err.split())
     assert "val: 3 of 8 structures are in the training set as well" in text
     assert "leaky.extxyz#5 (" in text
     assert "train.extxyz#4)" in text
-    own = molflt("evaluate", tmp_path / "run", folder / "train.extxyz", "--no-report")
+    own = molflt("evaluate", tmp_path / "run", folder / "train.extxyz", "--report", tmp_path / "own.html")
     assert "is what the model was trained on" in own.err
+    for report, words in (("run/report.html", "val: 3 of 8 structures"), ("own.html", "is what the model was tr")):
+        overview = (tmp_path / report).read_text(encoding="utf-8").partition('<section id="overview">')[2]
+        assert words in overview.partition("</section>")[0], report
 
 
 def test_too_few_steps_for_the_warm_up(train: Run) -> None:

@@ -64,7 +64,9 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     content = json.loads(molflt("evaluate", run, val, "--json").out)
     record = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert content["energy_mae"] == pytest.approx(record["val/energy_mae"], rel=1e-4)
-    assert content["force_mae"] == pytest.approx(record["val/force_mae"], rel=1e-4)
+    for metric in ("force_mae", "force_rmse"):
+        assert content[metric] == pytest.approx(record[f"val/{metric}"], rel=1e-4)
+    assert '<section id="forces">' in (run / "report.html").read_text(encoding="utf-8")
     wrong = json.loads(molflt("evaluate", run, val, "--unit", "kJ/mol", "--json").out)
     assert wrong["energy_mae"] != pytest.approx(content["energy_mae"], rel=0.1)
     missing = molflt("evaluate", run, val, "--label", "U0")

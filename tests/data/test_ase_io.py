@@ -14,7 +14,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 
 from molflt import vocabulary
-from molflt.data.ase_io import KNOWN_VALUES, from_atoms, refuse_charges, to_atoms
+from molflt.data.ase_io import from_atoms, refuse_charges, to_atoms
+from molflt.data.reading import KNOWN_VALUES
 from molflt.errors import InputError
 
 

@@ -19,8 +19,8 @@ NAMES = ("CH4", "C2H6", "CH3OH", "H2O", "C2H4", "CH3CH2OH")
 
 def _fit(structures: list[Data], forces: bool = False) -> Domain:
     fit = DomainFit(len(structures), forces)
-    for structure in structures:
-        fit.add(structure)
+    for index, structure in enumerate(structures):
+        fit.add(fit.look(index, structure))
     return fit.domain()
 
 

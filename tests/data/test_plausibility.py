@@ -9,11 +9,15 @@ from typing import Any
 import ase.io
 import numpy as np
 import pytest
+import torch
 from ase import Atoms, units
-from ase.build import molecule
+from ase.build import bulk, molecule
+from ase.calculators.emt import EMT
+from scipy.spatial.transform import Rotation
 
-from molflt.data.labels import ENERGY_UNITS, LabelSpec
-from molflt.data.plausibility import doubts, free_atoms
+from molflt.data.ase_io import from_atoms
+from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, LabelSpec
+from molflt.data.plausibility import ForceCheck, doubts, free_atoms
 from molflt.data.screening import Screening
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
@@ -62,6 +66,54 @@ def test_totals_of_all_electrons() -> None:
     assert doubts(LabelSpec(), -6.0 * n_atoms, compositions, "s") == []
 
 
+def _moving(atoms: Atoms) -> list[Atoms]:
+    """Geometries around one with EMT's energies and forces; molecules tumble, atoms of crystals cross the border."""
+    found = []
+    for seed in range(20):
+        moved = atoms.copy()
+        moved.rattle(0.05, seed=seed)
+        if atoms.pbc.any():
+            moved.wrap()
+        else:
+            moved.positions @= Rotation.random(rng=seed).as_matrix()
+        moved.calc = EMT()
+        found.append(moved)
+    return found
+
+
+@pytest.mark.parametrize("atoms", [molecule("CH3OH"), bulk("Cu", cubic=True)], ids=["molecule", "crystal"])
+def test_forces_in_a_wrong_unit_or_with_the_wrong_sign_do_not_fit_the_energies(atoms: Atoms) -> None:
+    frames = _moving(atoms)
+    forces = [frame.get_forces() for frame in frames]
+
+    def doubt(spec: LabelSpec, stored_in: float) -> str:
+        """Of forces as they were stored; read with ``spec``."""
+        check = ForceCheck(spec)
+        for frame, of_frame in zip(frames, forces, strict=True):
+            data = from_atoms(frame, "s")
+            data.energy = torch.tensor([frame.get_potential_energy()])
+            data.forces = torch.from_numpy(of_frame / stored_in * spec.force_factor)
+            check.add(data)
+        return " ".join(check.doubts("s"))
+
+    for unit, factor in FORCE_UNITS.items():
+        assert doubt(LabelSpec(force_unit=unit), factor) == ""
+        if unit != "eV/Ang":
+            assert doubt(LabelSpec(), factor).endswith(f"give data.force_unit={unit}")
+        assert ("force_unit" in doubt(LabelSpec(force_unit="Hartree/bohr"), factor)) == (unit != "Hartree/bohr")
+    assert "wrong sign" in doubt(LabelSpec(), -1.0)
+
+
+def test_forces_of_structures_that_have_nothing_in_common_are_judged_by_their_size() -> None:
+    check = ForceCheck(LabelSpec())
+    for k, name in enumerate(["H2O", "CH4", "NH3"]):
+        data = from_atoms(molecule(name), name)
+        data.forces = torch.from_numpy(np.random.default_rng(k).normal(scale=23.0, size=data.positions.shape))
+        check.add(data)
+    (found,) = check.doubts("s")
+    assert found.endswith("data.force_unit, such as kcal/mol/Ang")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_real_sets(name: str) -> None:
@@ -89,6 +141,15 @@ def test_real_sets(name: str) -> None:
     assert caught(totals, LabelSpec()) == ""
     assert "data.unit=Hartree" in caught(totals / units.Hartree, LabelSpec())
     assert "Give data.target=energy" in caught(totals, LabelSpec(target="y_relaxed"))
+    if "acac" in name:
+        for factor, remedy in ((1.0, []), (units.Hartree / units.Bohr, ["data.force_unit=Hartree/bohr"])):
+            check = ForceCheck(spec)
+            for frame, energy in zip(frames, energies, strict=True):
+                data = from_atoms(frame, "s")
+                data.energy = torch.tensor([energy])
+                data.forces = torch.from_numpy(frame.get_forces() / factor)
+                check.add(data)
+            assert [doubt.split()[-1] for doubt in check.doubts(name)] == remedy
 
 
 @pytest.mark.slow

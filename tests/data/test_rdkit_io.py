@@ -310,6 +310,21 @@ def test_ions_and_radicals_are_refused(smiles: str, tmp_path: Path) -> None:
     assert len(read_sdf(tmp_path / "a.sdf", how=allowed)) == 1
 
 
+def test_states_that_columns_and_properties_state(tmp_path: Path) -> None:
+    table = "smiles,Charge,multiplicity\nC,0,1\nC,,\nC,1,1\nC,0,3\nC,plus,\n"
+    (tmp_path / "a.csv").write_text(table, encoding="utf-8")
+    bad: dict[int, InputError] = {}
+    read_smiles_file(tmp_path / "a.csv", bad=bad)
+    assert list(bad) == [2, 3, 4]
+    assert "column 'Charge' is '1' (neutral and closed-shell: 0)" in str(bad[2])
+    mol = _embedded("C")
+    mol.SetProp("charge", "-1")
+    _write_sdf(tmp_path / "a.sdf", [mol])
+    with pytest.raises(InputError, match=r"property 'charge' is -1 .*--allow-charged"):
+        read_sdf(tmp_path / "a.sdf")
+    assert len(read_sdf(tmp_path / "a.sdf", how=Reading(allow_charged=True))) == 1
+
+
 @pytest.mark.parametrize("smiles", ["[NH3+]CC(=O)[O-]", "C[N+](=O)[O-]", "[Na+].[Cl-]", "[C-]#[O+]"])
 def test_charges_that_add_up_to_nothing_are_fine(smiles: str) -> None:
     assert from_smiles(smiles).num_nodes == Chem.AddHs(Chem.MolFromSmiles(smiles)).GetNumAtoms()

@@ -13,7 +13,9 @@ import torch
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.errors import InputError
 from molflt.export.export import DESCRIPTION, export
+from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel, load_model
 from tests.model.models import make_model
@@ -129,6 +131,11 @@ def test_the_command(molflt, model_path, structures, tmp_path):
     again = molflt("export", model_path, "-o", out)
     assert again.status == 2
     assert "exists already" in again.err
+
+
+def test_vectors_cannot_be_exported():
+    with pytest.raises(InputError, match=r"vector_channels.* cannot be exported"):
+        refuse_what_cannot_be_exported(make_model({"vector_channels": 4}))
 
 
 def test_what_cannot_be_exported(molflt, performer_path, tmp_path):

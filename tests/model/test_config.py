@@ -24,8 +24,8 @@ from tests.attention.structures import STRUCTURES, batch_of
 
 OTHER_VALUES: dict[str, list[Any]] = {
     "frequencies": ["quadrature"], "tolerance": [9e-3], "order": ["linear", "quadratic"], "far_rank": [1, "m"],
-    "far_dim": [4], "moment_channels": [3], "n_basis": [5], "sigma_min": [1.1], "sigma_max": [5.0],
-    "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
+    "far_dim": [4], "moment_channels": [3], "vector_channels": [2], "n_basis": [5], "sigma_min": [1.1],
+    "sigma_max": [5.0], "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
     "proposal": ["own"], "means": [True], "spectrum": ["free", "sampled"], "periodic_radius": [5.0],
     "kernel": [], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
     "sampling": ["biased"], "dense_cutoff": [6.0],
@@ -166,3 +166,12 @@ def test_far_dim_must_fit_the_heads() -> None:
         with pytest.raises(ValidationError, match=rf"attention.far_dim \({far_dim}\) must be a multiple of n_heads"):
             ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": far_dim}})
     ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": 128}})
+
+
+def test_vectors_must_fit_the_heads_and_need_moments() -> None:
+    with pytest.raises(
+        ValidationError, match=r"attention.vector_channels \(12\) must be a multiple of n_heads \(8\)"
+    ):
+        ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"vector_channels": 12}})
+    with pytest.raises(ValidationError, match="vector_channels acts only with moment_channels above 0: leave it out"):
+        attention_config(moment_channels=0, vector_channels=8)

@@ -24,6 +24,8 @@ METHODS = {
     "mesh": {"frequencies": "mesh", "tolerance": 1e-3, **WIDTHS},
     "exact, both": {"frequencies": "exact", "spectrum": "both", **WIDTHS},
     "lattice, both": {"frequencies": "lattice", "spectrum": "both", **WIDTHS},
+    "exact, vectors": {"frequencies": "exact", "vector_channels": 4, **WIDTHS},
+    "lattice, linear, vectors": {"frequencies": "lattice", "order": "linear", "vector_channels": 4, **WIDTHS},
     "softmax": {"mechanism": "softmax", "dense_cutoff": 5.0},
 }
 ISOLATED_ONLY = {
@@ -61,7 +63,7 @@ def strained(atoms: Atoms, strain: np.ndarray) -> Atoms:
     return moved
 
 
-@pytest.mark.parametrize("method", ["exact", "exact, rank m", "lattice", "mesh", "exact, both"])
+@pytest.mark.parametrize("method", ["exact", "exact, rank m", "lattice", "mesh", "exact, both", "exact, vectors"])
 @pytest.mark.parametrize("name", ["slab_open", "triclinic"])
 def test_stress_is_a_central_difference(method, name):
     model, atoms = make_model(method), STRUCTURES[name]()

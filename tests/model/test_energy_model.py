@@ -32,6 +32,8 @@ ATTENTIONS = {
     "quadrature": {"frequencies": "quadrature", "tolerance": 1e-5, **NARROW},
     "lattice": {"frequencies": "lattice", **NARROW},
     "local": "local",
+    "vectors": {"vector_channels": 4, "spectrum": "both"},
+    "local, vectors": {"mechanism": "local", "vector_channels": 4},
     "performer": "performer",
     "softmax": "softmax",
 }
@@ -43,7 +45,9 @@ def test_alone_in_a_batch_padded_and_reordered_agree(attention):
     assert change_in_company(make_model(attention)) < 1e-10
 
 
-@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}, "performer", "softmax"], ids=str)
+@pytest.mark.parametrize(
+    "attention", ["flt", {"spectrum": "both"}, {"vector_channels": 4}, "performer", "softmax"], ids=str
+)
 def test_so_do_they_in_single_precision(attention):
     assert change_in_company(make_model(attention, torch.float32)) < 1e-5
 
@@ -77,7 +81,9 @@ def test_the_far_field_matters_where_invariance_was_found(attention):
     assert float((without - with_far).abs().mean()) > 0.3 * float(spread)
 
 
-@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}, {"far_rank": "m"}, "softmax"], ids=str)
+@pytest.mark.parametrize(
+    "attention", ["flt", {"spectrum": "both"}, {"far_rank": "m"}, {"vector_channels": 4}, "softmax"], ids=str
+)
 def test_a_supercell_is_a_multiple(attention):
     check_supercells(make_model(attention))
 
@@ -88,6 +94,8 @@ SEPARABLE = {
     "lattice": ({"frequencies": "lattice", "tolerance": 1e-5}, 1e-5),
     "mesh": ({"frequencies": "mesh", "tolerance": 1e-4}, 1e-4),
     "exact, rank m": ({"frequencies": "exact", "far_rank": "m"}, 1e-12),
+    "exact, vectors": ({"frequencies": "exact", "vector_channels": 4}, 1e-12),
+    "mesh, vectors": ({"frequencies": "mesh", "tolerance": 1e-4, "vector_channels": 4}, 1e-4),
 }
 
 

@@ -59,6 +59,7 @@ def _refuses(path: Path, *words: str) -> None:
     "attention",
     [
         {"moment_channels": 2},
+        {"vector_channels": 8},
         {"far_rank": 1, "isolated_atoms": 8.0, "frequencies": "exact", "sigma_max": 4.0},
         {"far_rank": "m", "n_features": 6, "redraw_every": 5},
         {"spectrum": "sampled", "n_basis": 5, "far_rank": 1, "moment_channels": 0},

@@ -64,6 +64,15 @@ def test_no_forces_of_the_relaxed_energy(model_path):
         load(model_path).predict(MIXED[0], forces=True)
 
 
+def test_forces_of_a_model_of_minima_come_with_a_warning(molflt):
+    """The calculator has its own test."""
+    with pytest.warns(UserWarning, match="trained without forces"):
+        load("pretrained:qm7-small").predict("O", forces=True)
+    for option, warned in (("--forces", True), ("--per-atom", False)):
+        done = molflt("predict", "pretrained:qm7-small", "O", "--json", option)
+        assert ("trained without forces" in " ".join(done.err.split())) is warned
+
+
 def test_json_lines(molflt, energy_run, tmp_path):
     """One object a line: what Python gives, a failure in its place."""
     file = tmp_path / "in.extxyz"

@@ -17,7 +17,8 @@ import pytest
 from molflt.data.sources import resolve_inputs
 from molflt.errors import InputError
 from molflt.prediction.predictor import predict
-from molflt.prediction.shards import Shard, divide, merge, open_shard, predict_shard, read_shard
+from molflt.prediction.shard_file import open_shard, read_shard
+from molflt.prediction.shards import Shard, divide, merge, predict_shard
 from tests.training.runs import environment
 
 MAX_ATOMS = 40
@@ -230,11 +231,11 @@ import os, signal, sys
 from pathlib import Path
 from molflt.data.sources import resolve_inputs
 from molflt.model.model_file import load_model
-from molflt.prediction import shards
+from molflt.prediction import shard_file, shards
 
 moment, k = sys.argv[1], int(sys.argv[2])
 out, model, *inputs = sys.argv[3:]
-count, write = 0, shards._append
+count, write = 0, shard_file._append
 
 def killed(handle, path, line):
     global count
@@ -246,7 +247,7 @@ def killed(handle, path, line):
         os.kill(os.getpid(), signal.SIGKILL)
     count += 1
 
-shards._append = killed
+shard_file._append = killed
 shards.predict_shard(
     [load_model(model)], resolve_inputs(inputs), inputs, shards.Shard(1, 2), Path(out), max_atoms=40
 )

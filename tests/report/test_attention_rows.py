@@ -19,6 +19,7 @@ CASES: dict[str, Any] = {
     **{name: name for name in NAMED},
     **{name: name for name in kernels() if name.endswith("-orf")},
     "rank one": {"far_rank": 1},
+    "vectors": {"vector_channels": 4},
     "lattice": {"frequencies": "lattice", "sigma_min": 2.0, "sigma_max": 4.0},
     "linear order": {"frequencies": "mesh", "order": "linear", "sigma_max": 4.0},
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from molflt.prediction.evaluation import by_element
-from molflt.report.charts import MOST_POINTS, groups_panel, limits, parity_panels, shown
-from molflt.report.learning_curves import best_point, learning_curves, log_ticks
+from molflt.report.charts import MOST_POINTS, forces_panel, groups_panel, limits, parity_panels, shown
+from molflt.report.learning_curves import best_epoch, best_point, learning_curves, log_ticks
 from molflt.report.page_figures import page_figure
 from molflt.report.pictures import picture
 from tests.report.conftest import evaluated_set, evaluation_of
@@ -24,6 +26,9 @@ def test_learning_curves() -> None:
     assert curves[1].epochs.tolist() == [1, 3, 5]
     assert best_point(curves) == ("val", 3, 1.0)
     assert best_point(curves[:1]) is None
+    # What is best may be something else than the smallest value.
+    assert best_epoch([*records, {"epoch": 7, "best_epoch": 5}]) == 5
+    assert best_point(curves, 5) == ("val", 5, 2.0)
     assert learning_curves(records, "force_mae") == []
     assert len(log_ticks(curves)) >= 3
 
@@ -40,6 +45,32 @@ def test_parity_shows_a_sample_of_a_large_set() -> None:
     assert high > 0.5
     low, high = limits([evaluated_set(n=1)])
     assert low < high
+
+
+def test_forces_of_free_atoms_are_compared_on_one_scale() -> None:
+    whole = evaluated_set(n=2)
+    assert forces_panel([whole]) is None
+    random = np.random.default_rng(0)
+    expected = [random.normal(size=(n, 3)) for n in whole.table.sizes]
+    predicted = [f + 0.3 * random.normal(size=f.shape) for f in expected]
+    fixed = [np.arange(n) == 0 for n in whole.table.sizes]
+    expected[0][0] = 1e3  # of an atom that is fixed
+    found = replace(
+        whole,
+        table=replace(whole.table, forces=expected, fixed=fixed),
+        prediction=replace(whole.prediction, forces=predicted),
+    )
+    error = np.concatenate([(p - e)[1:].ravel() for p, e in zip(predicted, expected, strict=True)])
+    metrics = found.force_metrics
+    assert metrics is not None
+    assert metrics.force_mae == pytest.approx(np.abs(error).mean())
+    assert metrics.force_rmse == pytest.approx((error**2).mean() ** 0.5)
+    panel = forces_panel([found])
+    assert panel is not None
+    assert panel.square
+    assert panel.x_range == panel.y_range
+    assert panel.x_range[1] < 10
+    np.testing.assert_allclose(panel.series[1].y - panel.series[1].x, error)
 
 
 def test_both_drawings_show_the_same_numbers() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +17,7 @@ from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
-from molflt.data.screening import Screening, labels
+from molflt.data.screening import Crew, Screening, labels
 from molflt.data.sources import ListDataset, open_dataset
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
@@ -212,6 +215,91 @@ def test_structures_are_shared_by_processes(make_config):
         data.train_dataloader()
     with pytest.raises(InputError, match="10 structures cannot be shared by 29 processes; use fewer"):
         data.val_dataloader()
+
+
+def by_crew(n, make):
+    """What each of n threads, as the processes of a crew, makes of ``make(crew)``; errors are results."""
+    barrier, board = threading.Barrier(n), {}
+
+    def one(rank):
+        def gather(value):
+            board[rank] = pickle.dumps(value)
+            barrier.wait(timeout=60)
+            values = [pickle.loads(board[k]) for k in range(n)]
+            barrier.wait(timeout=60)
+            return values
+
+        try:
+            return make(Crew(rank, n, gather))
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(one, range(n)))
+
+
+class Read(ListDataset):
+    """Counts what is read, and counts no sizes."""
+
+    def __init__(self, structures):
+        super().__init__(structures)
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return super().__getitem__(index)
+
+    @property
+    def n_atoms(self):
+        raise AssertionError("the sizes are known from the pass")
+
+
+@pytest.mark.parametrize("n", [2, 5, 40])
+def test_a_crew_reads_each_record_once_and_finds_what_one_finds(n, structures):
+    few = [s.clone() for s in structures]
+    del few[3].y_relaxed, few[20].y_relaxed
+    alone = Screening(Read(few), RELAXED, "x", on_bad="skip", compared=True)
+    expected = read_training_set(alone, "element")
+    screenings = []
+
+    def make(crew):
+        screenings.append(Screening(Read(few), RELAXED, "x", on_bad="skip", compared=True, crew=crew))
+        return screenings[-1], read_training_set(screenings[-1], "element")
+
+    for its, found in by_crew(n, make):
+        assert found == expected
+        assert its.skipped == alone.skipped
+        assert [s.composition for s in its.sketches] == [s.composition for s in alone.sketches]
+        np.testing.assert_array_equal(its.usable.n_atoms, [s.num_nodes for s in few if "y_relaxed" in s])
+    assert sorted(k for its in screenings for k in its.structures.read) == list(range(len(few)))
+    assert max(len(its.structures.read) for its in screenings) <= -(-len(few) // n)
+
+
+@pytest.mark.parametrize("kind", ["unreadable", "unlabelled", "all"])
+def test_a_crew_refuses_with_one_voice(kind, structures):
+    few = [s.clone() for s in structures]
+    for k in (5, 25):
+        if kind == "unreadable":
+            few[k].positions[0] = few[k].positions[1]
+        else:
+            del few[k].y_relaxed
+    refused = few[5:6] if kind == "all" else few
+    on_bad = "skip" if kind == "all" else "stop"
+    with pytest.raises(InputError, match=few[5].name) as alone:
+        labels(Screening(ListDataset(refused), RELAXED, "x", on_bad=on_bad))
+    told = by_crew(3, lambda crew: labels(Screening(ListDataset(refused), RELAXED, "x", on_bad=on_bad, crew=crew)))
+    assert told == [str(alone.value)] * 3
+
+
+def test_what_one_process_meets_stops_all():
+    def open_it(crew):
+        def there():
+            if crew.rank == 1:
+                raise InputError("node-7/train.lmdb: no such file")
+
+        return crew.agree(there)
+
+    assert by_crew(3, open_it) == ["node-7/train.lmdb: no such file"] * 3
 
 
 def molecules():

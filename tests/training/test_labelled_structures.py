@@ -16,6 +16,8 @@ from molflt.model.model_file import load_model
 from molflt.prediction.predictor import predict
 from molflt.training.config_file import load_config
 from molflt.training.data_module import EnergyDataModule
+from molflt.training.recorder import Score
+from molflt.training.run import train
 from molflt.training.run_directory import read_records
 from tests.training.runs import QUICK, go
 
@@ -94,7 +96,8 @@ def test_units_make_no_difference(crystal_config, tmp_path):
 
 def test_energies_and_forces_are_learnt(crystal_config, tmp_path):
     schedule = {"trainer.max_epochs": 25, "optimiser.ema_decay": 0.0, "optimiser.lr": 1e-2}
-    go(crystal_config(**schedule), tmp_path / "run")
+    config = crystal_config(**schedule)
+    run = go(config, tmp_path / "run")
     records = read_records(tmp_path / "run")
     for metric, share in {"train/loss": 0.8, "train/energy_mae": 0.8, "val/force_mae": 0.6}.items():
         assert records[-1][metric] < share * records[0][metric]
@@ -102,6 +105,47 @@ def test_energies_and_forces_are_learnt(crystal_config, tmp_path):
     prediction, _ = predict(load_model(tmp_path / "run" / "last.safetensors"), data, forces=True)
     error = np.concatenate([f - data[i].forces.numpy() for i, f in enumerate(prediction.forces)])
     assert np.abs(error).mean() == pytest.approx(records[-1]["val/force_mae"], rel=1e-4)
+
+    # What is best is what is best at both, each error over what it is without a model.
+    force_std = EnergyDataModule(config).training_set.force_std
+    both = [record["val/energy_mae"] / run.mad + record["val/force_mae"] / force_std for record in records]
+    best = int(np.argmin(both))
+    assert load_model(run.best_model).metadata.epoch == best == run.best_epoch - 1
+    assert [record["best_epoch"] for record in records] == [1 + int(np.argmin(both[: k + 1])) for k in range(25)]
+    assert (run.best, run.best_force_mae) == (records[best]["val/energy_mae"], records[best]["val/force_mae"])
+
+
+@pytest.mark.parametrize(("kind", "best"), [("energy", 0), ("forces", 2), ("both", 1)])
+def test_the_best_epoch_is_a_choice(kind, best):
+    epochs = [(0.1, 0.9), (0.2, 0.3), (0.9, 0.2)]
+    score = Score(kind, "val", energy_scale=1.0, force_scale=2.0)
+    found = [score({"val/energy_mae": energy, "val/force_mae": 2 * forces}) for energy, forces in epochs]
+    assert int(np.argmin(found)) == best
+
+
+def test_a_heavy_weight_of_forces_is_no_explosion(crystal_config, tmp_path):
+    lines = []
+    config = crystal_config(**QUICK, **{"loss.force_weight": 1e3})
+    train(config, tmp_path / "run", say=lines.append)
+    assert read_records(tmp_path / "run")[0]["train/grad_norm"] > 10 * config.optimiser.clip_norm
+    assert not [line for line in lines if "explode" in line]
+
+
+def test_totals_of_one_composition_are_learnt_as_well_as_differences(crystal_config, crystal_files, tmp_path):
+    """No fit can tell the elements apart, and −30,000 eV in float32 have steps of 2 meV."""
+    found = []
+    for shift in (0.0, -30_000.0):
+        for name in ("train", "val"):
+            frames = ase.io.read(crystal_files / f"{name}.extxyz", ":")[::2]
+            for atoms in frames:
+                atoms.numbers[1] = 47
+                atoms.calc.results["energy"] += shift
+                atoms.calc.atoms = atoms.copy()
+            ase.io.write(tmp_path / f"{name}.extxyz", frames)
+        files = {"data.train": str(tmp_path / "train.extxyz"), "data.val": {"val": str(tmp_path / "val.extxyz")}}
+        run = go(crystal_config(**files, **QUICK), tmp_path / f"run{shift}")
+        found.append([run.best, run.best_force_mae, run.mad])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 def test_energies_alone_learn_no_forces(crystal_config, tmp_path):
@@ -138,6 +182,7 @@ def test_missing_labels_say_what_is_there(crystal_config):
         (["data.target=U0"], "unknown target 'U0'; "),
         (["data.target=U0"], "What the data call it is data.label"),
         (["data.references={Xx: 1.0}"], "Xx: no element"),
+        (["trainer.best_by=both"], "trainer.best_by=both needs loss.force_weight above 0"),
         (["data.references={H: 1.0}", "data.standardise=structure"], "data.references needs data.standard"),
     ],
 )

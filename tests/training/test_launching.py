@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.records import to_record
+from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.training.config_file import to_yaml
 from molflt.training.processes import check_processes, cluster_plugins, is_first_process
@@ -89,19 +92,31 @@ def test_three_launchers_one_run(make_config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "mistake"),
-    [("lightning", "key"), ("lightning", "data"), ("lightning", "taken"), ("torchrun", "data")],
+    [
+        ("lightning", "key"),
+        ("lightning", "data"),
+        ("lightning", "record"),
+        ("lightning", "taken"),
+        ("torchrun", "record"),
+    ],
 )
-def test_a_mistake_is_reported_once(launcher, mistake, make_config, tmp_path):
+def test_a_mistake_is_reported_once(launcher, mistake, make_config, tiny_data, tmp_path):
     config = write(make_config(**{"trainer.devices": 2}), tmp_path)
     out = tmp_path / "run"
     overrides, message = {
         "key": (["trainer.epochs=3"], "there is no such key"),
         "data": ([f"data.train={tmp_path / 'nothing.lmdb'}"], "no such file"),
+        # In the share of the second process.
+        "record": ([f"data.train={tmp_path / 'bad.lmdb'}"], "bad.lmdb#27"),
         "taken": ([], "is not empty"),
     }[mistake]
     if mistake == "taken":
         out.mkdir()
         (out / "mine.txt").write_text("mine", encoding="utf-8")
+    records = [to_record(data) for data in open_dataset(tiny_data / "train.lmdb")]
+    records[27]["pos"][0] = records[27]["pos"][1]
+    records[27].pop("name", None)
+    write_lmdb(tmp_path / "bad.lmdb", records, progress=False)
     arguments = (*MOLFLT, "train", str(config), *overrides, "--out", str(out))
     done = run([sys.executable, *arguments] if launcher == "lightning" else torchrun(2, *arguments))
     # torchrun's own status, whatever a process ended with, is 1; its report has the process's.

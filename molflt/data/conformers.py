@@ -1,0 +1,190 @@
+"""Conformers of a molecule, the same however it is written: a canonical graph, ETKDGv3, then MMFF94 or UFF."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rdkit import Chem
+from rdkit.Chem import rdDepictor, rdDistGeom, rdForceFieldHelpers
+from scipy.spatial.distance import pdist
+
+from molflt.data.progress import track
+
+_MAX_STEPS = 2000
+"""Force-field iterations; a molecule that needs more is taken as far as it got."""
+_MAX_EMBEDDINGS = 50
+_GAP = 3.0
+"""Å between the parts of a structure that is not connected."""
+_SMALL, _LARGE = 100, 250
+"""Atoms up to which all conformers wanted are made (then fewer, as their square), and to which ETKDG is the way."""
+_BLOCKS, _BLOCK = 6, 50
+"""Force-field iterations for a large molecule, in portions between which progress is shown."""
+_STRIDE = 7919
+_PLACE = "place"
+
+
+def canonical(mol: Chem.Mol) -> tuple[Chem.Mol, list[int], bool]:
+    """The same molecule, or its mirror image, written in the one way that depends on nothing but the molecule.
+
+    Isotopes and atom maps, which are no part of an energy, are left out.
+
+    Args:
+        mol: with all hydrogens.
+
+    Returns:
+        The canonical molecule, with hydrogens; the place in it of every atom of ``mol``; whether it is the mirror
+        image.
+    """
+    unchanged = Chem.Mol(mol), list(range(mol.GetNumAtoms())), False
+    bare = Chem.Mol(mol)
+    for atom in bare.GetAtoms():
+        atom.SetIntProp(_PLACE, atom.GetIdx())
+        atom.SetIsotope(0)
+        atom.SetAtomMapNum(0)
+    bare = Chem.RemoveHs(bare)
+    image = Chem.Mol(bare)
+    for atom in image.GetAtoms():
+        atom.InvertChirality()
+    own, mirror = _written(bare), _written(image)
+    if own is None or mirror is None:
+        return unchanged
+    mirrored = mirror[0] < own[0]
+    _, graph, origins = mirror if mirrored else own
+    heavy = {origin: place for place, origin in enumerate(origins)}
+    graph = Chem.AddHs(graph)
+    free = {
+        k: [h.GetIdx() for h in graph.GetAtomWithIdx(k).GetNeighbors() if h.GetIdx() >= len(origins)]
+        for k in range(len(origins))
+    }
+    places = []
+    for atom in mol.GetAtoms():
+        if atom.GetIdx() in heavy:
+            places.append(heavy[atom.GetIdx()])
+            continue
+        # Which of the hydrogens of one atom is which makes no difference.
+        hydrogens = free.get(heavy.get(atom.GetNeighbors()[0].GetIdx(), -1)) if atom.GetDegree() else None
+        if not hydrogens:
+            return unchanged
+        places.append(hydrogens.pop(0))
+    return (graph, places, mirrored) if len(places) == graph.GetNumAtoms() else unchanged
+
+
+def _written(mol: Chem.Mol) -> tuple[str, Chem.Mol, list[int]] | None:
+    """The canonical SMILES, the molecule read from it, and where its atoms were; None: RDKit cannot read it."""
+    Chem.AssignStereochemistry(mol, cleanIt=True, force=True)
+    reading: Any = Chem.SmilesParserParams()
+    reading.removeHs = False
+    origins = [atom.GetIntProp(_PLACE) for atom in mol.GetAtoms()]
+    smiles = ""
+    # What is read may be written in another way still; it settles at once or never.
+    for _ in range(4):
+        before, smiles = smiles, Chem.MolToSmiles(mol)
+        if smiles == before:
+            break
+        order = mol.GetPropsAsDict(includePrivate=True, includeComputed=True)["_smilesAtomOutputOrder"]
+        origins = [origins[k] for k in order]
+        mol = Chem.MolFromSmiles(smiles, reading)
+        if mol is None or mol.GetNumAtoms() != len(origins):
+            return None
+    return smiles, mol, origins
+
+
+def embed(mol: Chem.Mol, name: str, seed: int, wanted: int) -> tuple[dict[int, float], str]:
+    """Give a molecule conformers.
+
+    Returns:
+        The force-field energy of each, by its id, and what to say of them; none: RDKit finds none.
+    """
+    n_atoms = mol.GetNumAtoms()
+    if n_atoms > _LARGE and _start_flat(mol):
+        force_field = _force_field(mol, 0)
+        for _ in track(range(_BLOCKS), f"geometry of {name}", _BLOCKS):
+            if force_field is None or force_field.Minimize(maxIts=_BLOCK) == 0:
+                break
+        if _is_drawn(mol):
+            return {0: 0.0}, f"{n_atoms:,} atoms: one rough geometry, from a drawing and {_BLOCKS * _BLOCK} steps"
+    mol.RemoveAllConformers()
+    n = max(1, min(wanted, int(wanted * (_SMALL / n_atoms) ** 2)))
+    parameters: Any = rdDistGeom.ETKDGv3()
+    parameters.maxIterations = _MAX_EMBEDDINGS
+    parameters.clearConfs = False
+    energies: dict[int, float] = {}
+    for k in track(range(n), f"conformers of {name}", n):
+        # With seed 0 RDKit makes every conformer the same.
+        parameters.randomSeed = (_STRIDE * seed + k + 1) % (1 << 31)
+        found = rdDistGeom.EmbedMolecule(mol, parameters)
+        if found < 0 and not parameters.useRandomCoords:
+            # cages, large rings and long chains: starting from random coordinates often succeeds
+            parameters.useRandomCoords = True
+            found = rdDistGeom.EmbedMolecule(mol, parameters)
+        if found < 0:
+            if not energies:
+                break
+            continue
+        force_field = _force_field(mol, found)
+        if force_field is not None:
+            force_field.Minimize(maxIts=_MAX_STEPS)
+        energies[found] = 0.0 if force_field is None else force_field.CalcEnergy()
+    return energies, f"{n_atoms:,} atoms: {n} conformer{'s' * (n > 1)} instead of {wanted}" if n < wanted else ""
+
+
+def _force_field(mol: Chem.Mol, conformer: int) -> Any:
+    """MMFF94's, UFF's where that has no parameters, or None; ready to minimise."""
+    if rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol):
+        properties = rdForceFieldHelpers.MMFFGetMoleculeProperties(mol)
+        found = rdForceFieldHelpers.MMFFGetMoleculeForceField(mol, properties, confId=conformer)
+    elif rdForceFieldHelpers.UFFHasAllMoleculeParams(mol):
+        found = rdForceFieldHelpers.UFFGetMoleculeForceField(mol, confId=conformer)
+    else:
+        return None
+    if found is not None:
+        found.Initialize()
+    return found
+
+
+def _start_flat(mol: Chem.Mol) -> bool:
+    """Give a large molecule the positions of its drawing, bent a little out of the plane where its stereo wants it.
+
+    Distance geometry takes the square of the number of atoms for each step: minutes from some hundred on.
+    """
+    flat = Chem.RemoveHs(mol)
+    if any(atom.GetAtomicNum() == 1 for atom in flat.GetAtoms()):
+        return False
+    rdDepictor.Compute2DCoords(flat)
+    conformer = flat.GetConformer()
+    Chem.WedgeMolBonds(flat, conformer)
+    positions = conformer.GetPositions()
+    positions[:, 2] += np.random.default_rng(0).normal(scale=0.05, size=len(positions))
+    for bond in flat.GetBonds():
+        direction = {Chem.BondDir.BEGINWEDGE: 0.7, Chem.BondDir.BEGINDASH: -0.7}.get(bond.GetBondDir(), 0.0)
+        positions[bond.GetEndAtomIdx(), 2] += direction
+    conformer.Set3D(True)
+    conformer.SetPositions(positions)
+    full = Chem.AddHs(flat, addCoords=True)
+    if [atom.GetAtomicNum() for atom in full.GetAtoms()] != [atom.GetAtomicNum() for atom in mol.GetAtoms()]:
+        return False
+    mol.RemoveAllConformers()
+    mol.AddConformer(full.GetConformer(), assignId=True)
+    return True
+
+
+def _is_drawn(mol: Chem.Mol) -> bool:
+    """Whether the positions have the stereochemistry of the graph, and no atoms in the same place."""
+    seen = Chem.Mol(mol)
+    Chem.AssignStereochemistryFrom3D(seen)
+    meant, found = (dict(Chem.FindMolChiralCenters(each, useLegacyImplementation=True)) for each in (mol, seen))
+    apart = float(pdist(mol.GetConformer().GetPositions()).min()) > 0.5
+    return apart and all(found.get(atom) == label for atom, label in meant.items())
+
+
+def side_by_side(mol: Chem.Mol, positions: np.ndarray) -> np.ndarray:
+    """Positions in which the parts of a structure such as a salt, which RDKit centres on one point, are apart."""
+    positions = positions.copy()
+    parts = Chem.GetMolFrags(mol)
+    edge = 0.0
+    for part in map(list, parts if len(parts) > 1 else ()):
+        positions[part, 0] += edge - positions[part, 0].min()
+        positions[part, 1:] -= positions[part, 1:].mean(axis=0)
+        edge = positions[part, 0].max() + _GAP
+    return positions

@@ -1,0 +1,229 @@
+"""Vectors and tensors that atoms carry: against the update written out with matrices, and what only they can see."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.neighborlist import neighbor_list
+
+from molflt.attention.moments import typical_neighbours
+from molflt.attention.smooth import envelope
+from molflt.attention.vectors import COMPONENTS
+from molflt.model.config import ModelConfig
+from molflt.model.derivatives import derivatives
+from molflt.model.energy_model import EnergyModel
+from tests.attention.layers import CUTOFF, DIM, HEADS, Layer, check_orders_agree, images, local_sum
+from tests.attention.structures import STRUCTURES, batch_of, rotated
+from tests.model.models import energies, make_model
+
+CHANNELS = 6
+PLACES = torch.tensor([[0, 4, 3], [4, 1, 5], [3, 5, 2]])
+"""Of the entries of a symmetric matrix among six components; those off the diagonal are √2 times the entry."""
+
+
+def matrices(squares):
+    """(n, 6, c) → (n, c, 3, 3)."""
+    scale = torch.full((3, 3), 1 / math.sqrt(2), dtype=squares.dtype).fill_diagonal_(1.0)
+    return squares[:, PLACES].permute(0, 3, 1, 2) * scale
+
+
+def components(vectors, tensors):
+    """(n, c, 3), (n, c, 3, 3) → (n, 9, c)."""
+    off = [math.sqrt(2) * tensors[..., i, i - 1] for i in range(3)]
+    six = torch.stack([*(tensors[..., i, i] for i in range(3)), *off], dim=1)
+    return torch.cat([vectors.transpose(1, 2), six], dim=1)
+
+
+def traceless(tensors):
+    return tensors - torch.eye(3) * tensors.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+
+
+def normed(vectors, tensors):
+    of_vectors = 1 + vectors.square().sum(dim=(1, 2)) / vectors.shape[1]
+    of_tensors = 1 + tensors.square().sum(dim=(1, 2, 3)) / tensors.shape[1]
+    return vectors / of_vectors.sqrt()[:, None, None], tensors / of_tensors.sqrt()[:, None, None, None]
+
+
+def mixed(per_order, vectors, tensors):
+    return (
+        torch.einsum("oc,ncx->nox", per_order.first.weight, vectors),
+        torch.einsum("oc,ncxy->noxy", per_order.second.weight, tensors),
+    )
+
+
+def moments_by_pairs(atoms, layer, radial, x):
+    """First and second moments of the neighbours, (n, c, 3) and (n, c, 3, 3), the latter without trace."""
+    receivers, senders, vectors = neighbor_list("ijD", atoms, CUTOFF)
+    z, values = torch.as_tensor(atoms.numbers), layer.moments.value(x)
+    first = torch.zeros(len(atoms), values.shape[1], 3, dtype=torch.float64)
+    second = torch.zeros(len(atoms), values.shape[1], 3, 3, dtype=torch.float64)
+    for i, j, vector in zip(receivers, senders, vectors, strict=True):
+        delta = -torch.as_tensor(vector)
+        distance = delta.norm()[None]
+        phi = radial(distance, z[i][None], z[j][None])
+        weight = (layer.moments.filters(phi) * envelope(distance, CUTOFF)[:, None])[0] * values[j]
+        weight = weight / typical_neighbours(CUTOFF) ** 0.5
+        unit = delta / (1 + distance**2).sqrt()
+        first[i] += weight[:, None] * unit
+        second[i] += weight[:, None, None] * traceless(torch.outer(unit, unit))
+    return first, second
+
+
+def attention_weights(atoms, layer, shared, radial, x):
+    """near_ij and far_ij over Σ_j near_ij, (n, n, n_heads) each."""
+    n, z = len(atoms), torch.as_tensor(atoms.numbers)
+    q, k = layer.query_key(x)
+    shifts = torch.from_numpy(np.array(images(atoms, 20.0)))
+    near, far = (torch.zeros(n, n, HEADS, dtype=torch.float64) for _ in range(2))
+    for i in range(n):
+        for j in range(n):
+            near[i, j] = local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z)
+            if shared.rpe is not None:
+                delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + shifts
+                far[i, j] = shared.rpe().values((delta**2).sum(-1)).sum(0) @ layer.rpe_weights
+    return near / near.sum(dim=1, keepdim=True), far / near.sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("keys", [{"frequencies": "exact"}, {"mechanism": "local"}], ids=str)
+@pytest.mark.parametrize("name", ["linear", "wire", "tiny_cell"])
+def test_the_layer_is_its_formula(name, keys):
+    made = Layer(**keys, vector_channels=CHANNELS)
+    layer, stream, atoms = made.layer, made.layer.stream, STRUCTURES[name]()
+    geometry, n = made.geometry([atoms]), len(atoms)
+    state = torch.randn(n, DIM + COMPONENTS * CHANNELS, dtype=torch.float64)
+    found = made.apply(state, geometry)
+
+    x, given = state[:, :DIM], state[:, DIM:].view(n, COMPONENTS, CHANNELS)
+    vectors, tensors = given[:, :3].transpose(1, 2), matrices(given[:, 3:])
+    first, second = moments_by_pairs(atoms, layer, made.radial, x)
+    a, b = mixed(stream.source, first, second)
+    vectors, tensors = vectors + a, tensors + b
+    gates = (1 + stream.sender_gate(x)).split(CHANNELS, dim=1)
+    a, b = normed(vectors, tensors)
+    a, b = mixed(stream.value, gates[0][..., None] * a, gates[1][..., None, None] * b)
+    near, far = attention_weights(atoms, layer, made.shared, made.radial, x)
+    # The far field carries one vector and tensor of every head, the other is of neighbours only.
+    weights = torch.stack([near + far, near], dim=3).flatten(2)
+    a, b = torch.einsum("ijc,jcx->icx", weights, a), torch.einsum("ijc,jcxy->icxy", weights, b)
+    a, b = mixed(stream.gathered, a, b)
+    vectors, tensors = vectors + a, tensors + b
+    a, b = normed(vectors, tensors)
+    a2, b2 = mixed(stream.mix, a, b)
+    turned = torch.einsum("ncxy,ncy->ncx", b, a2)
+    scalars = torch.cat([(a * a2).sum(-1), (b * b2).sum((-1, -2)), (a * turned).sum(-1)], dim=1)
+    gates = (1 + stream.gate(x)).split([3 * CHANNELS, CHANNELS, CHANNELS], dim=1)
+    product = torch.einsum("ncx,ncy->ncxy", a, a2)
+    product = traceless((product + product.transpose(-1, -2)) / 2)
+    of_scalars = stream.output(gates[0] * scalars)
+    a, b = mixed(stream.product, gates[1][..., None] * turned, gates[2][..., None, None] * product)
+    expected = components(vectors + a, tensors + b) - given
+    torch.testing.assert_close(found[:, DIM:].view_as(expected), expected, rtol=1e-9, atol=1e-10)
+
+    values = layer.value(x).view(n, HEADS, -1)
+    carried = values * (torch.arange(values.shape[2]) < math.ceil(values.shape[2] / 4))
+    attended = torch.einsum("ijh,jhc->ihc", near, values) + torch.einsum("ijh,jhc->ihc", far, carried)
+    of_moments = layer.moments(x, made.context(geometry).moments)
+    expected = layer.output(attended.flatten(1)) + of_moments + of_scalars
+    torch.testing.assert_close(found[:, :DIM], expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("keys", "names", "orders"),
+    [
+        ({"frequencies": "lattice"}, ["slab", "triclinic", "molecule", "atom"], ("linear", "mixed")),
+        ({"frequencies": "lattice", "far_rank": 1}, ["triclinic"], ("linear", "mixed")),
+        ({"frequencies": "lattice", "far_rank": "m"}, ["wire"], ("linear",)),
+        ({"frequencies": "mesh", "tolerance": 5e-3}, ["slab_open", "molecule"], ("linear", "mixed")),
+        ({"mechanism": "local"}, ["slab", "molecule"], ("linear",)),
+    ],
+    ids=str,
+)
+def test_orders_agree(keys, names, orders):
+    check_orders_agree(names, orders, vector_channels=HEADS, **keys)
+
+
+METHODS = {
+    "molecule": ("exact", "quadrature", "lattice", "mesh"),
+    "triclinic": ("exact", "lattice", "mesh"),
+    "slab_open": ("exact", "lattice", "mesh"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_the_same_energy_and_forces(name):
+    """To its tolerance, and with vectors that matter."""
+    found = []
+    for method in METHODS[name]:
+        tolerance = {} if method == "exact" else {"tolerance": 1e-7}
+        keys = {"frequencies": method, "sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4, **tolerance}
+        model = make_model({**keys, "vector_channels": 8}, cutoff=3.0)
+        found.append(derivatives(model, batch_of([STRUCTURES[name]()], 3.0)))
+    for other in found[1:]:
+        torch.testing.assert_close(other.output.energy, found[0].output.energy, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(other.forces, found[0].forces, rtol=1e-5, atol=1e-5)
+
+
+def two_ends(angle, gap=12.0, noise=0.0, seed=0):
+    """Two =CH₂ groups with their carbon neighbours on one axis, one turned about it, all turned at random."""
+    end = np.array([[0, 0, 0], [-1.33, 0, 0], [-1.9, 0.93, 0], [-1.9, -0.93, 0]])
+    c, s = np.cos(angle), np.sin(angle)
+    other = -end @ np.array([[1, 0, 0], [0, c, s], [0, -s, c]]) + (gap, 0, 0)
+    positions = np.vstack([end, other])
+    positions += np.random.default_rng(seed).normal(0, noise, positions.shape) if noise else 0
+    return rotated(Atoms("CCH2CCH2", positions), seed=2 * seed)
+
+
+def small(channels, **sizes):
+    torch.manual_seed(0)
+    attention = {"vector_channels": channels, "n_basis": 8, "isolated_atoms": 8}
+    return EnergyModel(
+        ModelConfig(
+            dim=32,
+            n_heads=4,
+            n_layers=2,
+            ffn_dim=32,
+            n_rbf=12,
+            cutoff=4.0,
+            auxiliary_head=False,
+            attention=attention,
+            **sizes,
+        )
+    )
+
+
+@pytest.mark.parametrize("channels", [8, 0])
+def test_a_distant_group_that_turns_is_seen_and_only_with_vectors(channels):
+    """Energies of fresh models as one of two groups 12 Å apart turns, over the spread between distances."""
+    model = small(channels).double()
+    turned = energies(model, [two_ends(angle) for angle in np.linspace(0, np.pi / 2, 5)])
+    moved = energies(model, [two_ends(0.0, gap) for gap in (11.0, 12.0, 13.0)])
+    ratio = float((turned.max() - turned.min()) / (moved.max() - moved.min()))
+    assert ratio > 0.03 if channels else ratio < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [8, 0])
+def test_the_angle_between_distant_groups_is_learnt_and_only_with_vectors(channels):
+    """cos 2θ of two groups 12 Å apart and nothing else, in structures that vibrate and lie in any direction."""
+    random = np.random.default_rng(0)
+    angles = random.uniform(0, np.pi, 256)
+    structures = [two_ends(angle, noise=0.02, seed=i) for i, angle in enumerate(angles)]
+    targets = torch.from_numpy(np.cos(2 * angles))
+    model = small(channels)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    steps = 200
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps)
+    batches = [batch_of(structures[a : a + 32], 4.0) for a in range(0, 192, 32)]
+    for step in range(steps):
+        few = step % len(batches)
+        loss = (model(batches[few]).energy - targets[32 * few : 32 * few + 32]).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    with torch.no_grad():
+        error = model(batch_of(structures[192:], 4.0)).energy - targets[192:]
+    share = float(error.abs().mean()) / 2.0
+    assert share < 0.05 if channels else share > 0.25
