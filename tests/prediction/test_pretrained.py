@@ -87,4 +87,6 @@ def test_an_unknown_name_lists_those_that_exist():
 def test_molecules_that_do_not_touch_do_not_feel_each_other(name):
     """Two from 6 Å on, 64 on a lattice of 8 Å, and one in a cell of 12 Å or more, to 0.02 eV."""
     found = excess(molflt.load(f"pretrained:{QM7}"), name)
+    # Shifted by 8 Å, atoms come as near as 4 Å.
+    del found["two, shifted by 8 Å"]
     assert {key: value for key, value in found.items() if abs(value) > ADDITIVE} == {}
