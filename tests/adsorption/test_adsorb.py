@@ -90,9 +90,8 @@ def test_guesses_outside_the_domain_are_passed_over(untrained):
     (everything,) = molflt.adsorb("CO", "Cu", model, n_guesses=12)
     assert loaded.metadata.domain is not None
     fit = DomainFit(150, forces=False)
-    for _ in range(50):
-        for k in (0, 1, 2):
-            fit.add(everything.guesses[k].structure)
+    for index in range(150):
+        fit.add(fit.look(index, everything.guesses[index % 3].structure))
     loaded.metadata = loaded.metadata.model_copy(update={"domain": fit.domain()})
     (found,) = molflt.adsorb("CO", "Cu", model, n_guesses=12)
     domain = loaded.metadata.domain

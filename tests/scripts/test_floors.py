@@ -9,8 +9,8 @@ from scripts.tools import floors
 
 
 def test_the_floors_are_those_that_were_tried() -> None:
-    """After a change of a floor: python -m scripts.tools.floors --try FOLDER."""
-    assert floors.stated() == floors.tried()
+    """After a change of a floor: python -m scripts.tools.floors --try FOLDER. What is no longer needed may be missing."""
+    assert floors.stated().items() <= floors.tried().items()
 
 
 def test_another_floor_is_noticed(tmp_path: Path) -> None:
