@@ -9,7 +9,7 @@ from scripts.tools import floors
 
 
 def test_the_floors_are_those_that_were_tried() -> None:
-    """After a change of a floor: python -m scripts.tools.floors --try FOLDER. What was tried may be needed no more."""
+    """After a change of a floor: python -m scripts.tools.floors --try FOLDER. What was tried may be gone."""
     assert floors.stated().items() <= floors.tried().items()
 
 
