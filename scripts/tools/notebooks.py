@@ -54,6 +54,8 @@ def execute(notebook: Any, work: Path, private: Path) -> None:
     specs = KernelSpecManager(kernel_dirs=[str(private / "kernels")], ensure_native_kernel=False)
     manager = AsyncKernelManager(kernel_name="molflt", kernel_spec_manager=specs)
     client = NotebookClient(notebook, km=manager, timeout=TIMEOUT, resources={"metadata": {"path": str(work)}})
+    # However fast lines come, they are one output.
+    client.coalesce_streams = True
     # It would leave a kernel that it was given running.
     client.owns_km = True
     client.execute(env=environment)
