@@ -113,12 +113,12 @@ def test_same_losses_and_weights(kind, make_config, tiny_data, tmp_path, monkeyp
     sizes = read(shared, "sizes")
     assert (sizes[0] != sizes[1]).any(), "the ranks' batches are of one size: nothing is tested"
 
-    def global_batches(self, structures, shuffle):
+    def global_batches(self, n_atoms, shuffle):
         config = self.config
         if not shuffle:
-            return AtomBudgetSampler(structures.n_atoms, config.data.max_atoms, shuffle=False, seed=0)
+            return AtomBudgetSampler(n_atoms, config.data.max_atoms, shuffle=False, seed=0)
         how = {"max_atoms": config.data.max_atoms, "shuffle": True, "seed": config.seed, "n_ranks": N_RANKS}
-        return GlobalBatches([AtomBudgetSampler(structures.n_atoms, rank=rank, **how) for rank in range(N_RANKS)])
+        return GlobalBatches([AtomBudgetSampler(n_atoms, rank=rank, **how) for rank in range(N_RANKS)])
 
     monkeypatch.setattr(EnergyDataModule, "_sampler", global_batches)
     (tmp_path / "one").mkdir()
