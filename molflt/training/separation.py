@@ -47,7 +47,7 @@ class SeparatedDataset(Dataset[Data]):
     def __init__(self, prepared: PreparedDataset, share: float, seed: int, epoch: int) -> None:
         self.prepared, self.seed, self.epoch = prepared, seed, epoch
         self.cached = prepared.cached
-        sizes = np.asarray(prepared.structures.n_atoms)
+        sizes = prepared.n_atoms
         self._of_size = {int(size): np.flatnonzero(sizes == size) for size in np.unique(sizes)}
         random = np.random.default_rng([seed, len(sizes)])
         members = random.choice(_MEMBERS, size=round(share * len(sizes)), p=_SHARES)
