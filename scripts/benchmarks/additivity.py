@@ -33,7 +33,7 @@ def excess(model: Model, name: str) -> dict[str, float]:
     other = one.copy()
     other.rotate(50, (1, 2, 3))
     direction = _DIRECTION / np.linalg.norm(_DIRECTION)
-    arrangements, per = {"alone": one}, {"alone": 1}
+    arrangements = {"alone": one}
     for gap in GAPS:
         arrangements[f"two, {gap:g} Å"] = one + Atoms(
             other.numbers, at_distance(one.positions, other.positions, direction, gap)
@@ -44,7 +44,6 @@ def excess(model: Model, name: str) -> dict[str, float]:
         )
     many = Atoms(one.numbers, one.positions, cell=[SPACING] * 3).repeat(4)
     arrangements[f"64, {SPACING:g} Å"] = Atoms(many.numbers, many.positions)
-    per[f"64, {SPACING:g} Å"] = 64
     for edge in CELLS:
         arrangements[f"cell, {edge:g} Å"] = Atoms(one.numbers, one.positions, cell=[edge] * 3, pbc=True)
     with warnings.catch_warnings():
@@ -52,8 +51,8 @@ def excess(model: Model, name: str) -> dict[str, float]:
         warnings.simplefilter("ignore")
         energies = dict(zip(arrangements, np.ravel(model.predict(list(arrangements.values()))), strict=True))
     alone = energies.pop("alone")
-    n = {key: len(arrangements[key]) / len(one) for key in energies}
-    return {key: float(energy - n[key] * alone) / per.get(key, 1) for key, energy in energies.items()}
+    n = {key: len(arrangements[key]) // len(one) for key in energies}
+    return {key: float(energy - n[key] * alone) / (n[key] if n[key] > 2 else 1) for key, energy in energies.items()}
 
 
 def main() -> None:
