@@ -6,6 +6,7 @@ Lightning takes seconds to import and is imported where it is needed: the comman
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -33,8 +34,8 @@ _LOST_PARTNER = (
     "Timed out waiting",
 )
 """Found in the error of a collective operation whose partner is gone."""
-_LOST_LOADER = ("killed by signal", "exited unexpectedly")
-"""Found in torch's error about a loader process that is gone, which has no type of its own."""
+_LOST_LOADER = re.compile("DataLoader worker .*(killed by signal|exited unexpectedly)")
+"""Torch's error about a loader process that is gone, which has no type of its own."""
 _PATIENCE = 10.0
 """Seconds that the first process has to report an error that all have, and that any process has to end by itself."""
 
@@ -137,9 +138,11 @@ def losing_no_loader() -> Iterator[None]:
         InputError: as raised in the process, without its traceback.
         ChildProcessError: the process is gone; the run can be resumed.
     """
-    # Torch raises wherever the process is when it hears of the loss. In a finaliser, the error would be printed.
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda said: None if _is_lost_loader(said.exc_value) else hook(said)
+    from torch.utils.data._utils import signal_handling
+
+    # Torch's handler would raise wherever the process is when it hears of the loss, be it in a finaliser or with a
+    # lock held, which then is for ever. Without the handler, torch looks after its processes every five seconds.
+    signal_handling._SIGCHLD_handler_set = True
     try:
         yield
     except InputError as error:
@@ -147,14 +150,12 @@ def losing_no_loader() -> Iterator[None]:
             raise
         raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from error
     except RuntimeError as error:
-        if not _is_lost_loader(error):
+        if not _LOST_LOADER.search(str(error)):
             raise
         raise ChildProcessError(
             "a loader process was killed, which is what systems do when memory runs out; a smaller data.num_workers "
             "needs less"
         ) from error
-    finally:
-        sys.unraisablehook = hook
 
 
 def wait_for_the_first() -> None:
@@ -201,7 +202,3 @@ def _end_with_parent(parent: int) -> None:
     time.sleep(_PATIENCE)
     print(f"Error: the first process of the run is gone; process {_rank()} ends", file=sys.stderr, flush=True)
     os._exit(1)
-
-
-def _is_lost_loader(error: object) -> bool:
-    return "DataLoader worker" in str(error) and any(words in str(error) for words in _LOST_LOADER)
