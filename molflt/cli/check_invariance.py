@@ -12,7 +12,7 @@ import typer
 
 from molflt.choices import MethodName, TagConvention
 from molflt.cli.options import TAGS
-from molflt.cli.terminal import Verbosity, answer, output, say, warn
+from molflt.cli.terminal import Verbosity, answer, output, remark, say, warn
 
 if TYPE_CHECKING:
     from molflt.invariance.harness import DtypeName, Result
@@ -47,7 +47,7 @@ def check_invariance_command(
     from molflt.prediction.members import load_member
     from molflt.prediction.predictor import choose_device, unlabelled
 
-    loaded = load_member(model, frequencies)
+    loaded = load_member(model, remark, frequencies)
     if inputs:
         dataset = resolve_inputs(inputs, tags, how=Reading(allow_charged=True, conformers=1))
         step = max(1, len(dataset) / limit)

@@ -9,7 +9,7 @@ import typer
 
 from molflt.choices import TagConvention
 from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, TAGS, claim_new_file
-from molflt.cli.terminal import answer, answer_json, output, say, warn
+from molflt.cli.terminal import answer, answer_json, output, remark, say, warn
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def explain_command(
     from molflt.report.explanation import explain
 
     target_device = choose_device(device)
-    loaded = load_member(model)
+    loaded = load_member(model, remark)
     data = _one_structure(structure, index, tags, Reading(allow_charged, conformers))
     unknown = unknown_elements(loaded, set(data.atomic_numbers.tolist()))
     explanation = explain(loaded, data, atom, target_device)

@@ -25,10 +25,11 @@ def export_command(
     import torch
 
     from molflt.export.export import export
-    from molflt.prediction.members import load_member
+    from molflt.prediction.members import load_members
 
     claim_new_file(context, out, (".pt", ".pth"), overwrite)
-    loaded = load_member(model)
-    export(loaded, out, None if dtype is None else getattr(torch, dtype))
-    metadata = loaded.metadata
-    say(f"{out}: {metadata.target} of one structure, from its neighbours up to {metadata.config.cutoff:g} Å")
+    members = load_members(model)
+    export(members, out, None if dtype is None else getattr(torch, dtype))
+    metadata, n = members[0].metadata, len(members)
+    whose = f", the mean of {n} models" if n > 1 else ""
+    say(f"{out}: {metadata.target} of one structure, from its neighbours up to {metadata.config.cutoff:g} Å{whose}")

@@ -6,13 +6,14 @@ import copy
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from ase.data import chemical_symbols
 
 from molflt import __version__
-from molflt.export.scripted import ScriptedEnergy
+from molflt.export.scripted import ScriptedEnergy, ScriptedMean
 from molflt.files import atomic_file
 from molflt.model.model_file import LoadedModel
 from molflt.vocabulary import DIFFERENTIABLE
@@ -21,27 +22,28 @@ DESCRIPTION = "molflt.json"
 """The file inside of the archive that says what the model is."""
 
 
-def scripted_energy(loaded: LoadedModel, dtype: torch.dtype | None = None) -> ScriptedEnergy:
+def scripted_energy(members: Sequence[LoadedModel], dtype: torch.dtype | None = None) -> ScriptedMean:
     """What is to be scripted, on the CPU.
 
     Args:
-        loaded: it is left as it is.
+        members: one model, or those of an ensemble, whose mean is exported; they are left as they are.
         dtype: of the weights; None: as trained.
 
     Raises:
         InputError: its attention cannot be exported.
     """
-    model = copy.deepcopy(loaded.model).cpu().eval().requires_grad_(False)
-    model = model if dtype is None else model.to(dtype)
-    return ScriptedEnergy(model, loaded.metadata.target in DIFFERENTIABLE).eval()
+    models = [copy.deepcopy(loaded.model).cpu().eval().requires_grad_(False) for loaded in members]
+    differentiable = members[0].metadata.target in DIFFERENTIABLE
+    return ScriptedMean([ScriptedEnergy(model.to(dtype or model.dtype), differentiable) for model in models]).eval()
 
 
-def description(loaded: LoadedModel) -> dict[str, object]:
+def description(members: Sequence[LoadedModel]) -> dict[str, object]:
     """What a program that uses the exported model has to know."""
-    metadata = loaded.metadata
+    metadata = members[0].metadata
     return {
         "molflt": __version__,
         "target": metadata.target,
+        "members": len(members),
         "cutoff": metadata.config.cutoff,
         "elements": [chemical_symbols[z] for z in metadata.elements],
         "forces": metadata.target in DIFFERENTIABLE,
@@ -52,11 +54,11 @@ def description(loaded: LoadedModel) -> dict[str, object]:
     }
 
 
-def export(loaded: LoadedModel, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
+def export(members: Sequence[LoadedModel], path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
     """Write a model as a TorchScript file.
 
     Args:
-        loaded: a single model.
+        members: one model, or those of an ensemble, whose mean is exported.
         path: of the file.
         dtype: of the weights; None: as trained.
 
@@ -64,8 +66,8 @@ def export(loaded: LoadedModel, path: str | os.PathLike[str], dtype: torch.dtype
         InputError: its attention cannot be exported.
         OSError: the system refuses.
     """
-    energy = scripted_energy(loaded, dtype)
-    about = {DESCRIPTION: json.dumps(description(loaded), indent=1)}
+    energy = scripted_energy(members, dtype)
+    about = {DESCRIPTION: json.dumps(description(members), indent=1)}
     with warnings.catch_warnings(), atomic_file(Path(path)) as temporary:
         warnings.filterwarnings("ignore", ".*torch.jit.*deprecated.*")
         torch.jit.save(torch.jit.script(energy), temporary, _extra_files=about)

@@ -8,6 +8,7 @@ reciprocal lattice, O(N·K), whatever method the model was trained with: all com
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -406,6 +407,39 @@ class ScriptedEnergy(nn.Module):
         if bool(pbc.any()) and bool(volume > 0):
             stress = to_strain / volume
         return energy.detach(), -to_positions, stress
+
+
+class ScriptedMean(nn.Module):
+    """Energy, forces and stress of one structure, means over the members of an ensemble.
+
+    Args:
+        members: one or more.
+    """
+
+    def __init__(self, members: Sequence[ScriptedEnergy]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(
+        self,
+        positions: Tensor,
+        cell: Tensor,
+        pbc: Tensor,
+        atomic_numbers: Tensor,
+        tags: Tensor,
+        edge_index: Tensor,
+        cell_offsets: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`ScriptedEnergy.forward`."""
+        energies: list[Tensor] = []
+        forces: list[Tensor] = []
+        stresses: list[Tensor] = []
+        for member in self.members:
+            energy, force, stress = member(positions, cell, pbc, atomic_numbers, tags, edge_index, cell_offsets)
+            energies.append(energy)
+            forces.append(force)
+            stresses.append(stress)
+        return torch.stack(energies).mean(0), torch.stack(forces).mean(0), torch.stack(stresses).mean(0)
 
 
 class _NoFarField(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -136,20 +136,22 @@ def _split(path: ModelPath) -> tuple[ModelPath, int | None]:
     return whole, int(number)
 
 
-def load_member(path: ModelPath, frequencies: MethodName | None = None) -> LoadedModel:
-    """Load one model: a model file, the best model of a run directory, or a member of an ensemble.
+def load_member(path: ModelPath, say: Callable[[str], None], frequencies: MethodName | None = None) -> LoadedModel:
+    """Load one model: a model file, the best of a run directory, or a member of an ensemble, by default the first.
 
     Args:
         path: where it is, see :func:`load_members`.
+        say: is told which member of an ensemble this is, where the path does not say.
         frequencies: see :func:`molflt.model.model_file.load_model`.
 
     Raises:
-        InputError: the file cannot be used, or it is an ensemble.
+        InputError: the file cannot be used.
     """
     members = load_members(path, frequencies)
-    if len(members) > 1:
-        raise InputError(f"{path}: is an ensemble of {len(members)} models; give one of them, such as {path}#0")
-    return members[0]
+    if (n := len(members)) == 1:
+        return members[0]
+    say(f"{path} is an ensemble of {n} models; this is the first, {path}#0")
+    return load_members(f"{path}#0", frequencies)[0]
 
 
 def _shared(member: LoadedModel) -> dict[str, object]:

@@ -13,7 +13,7 @@ from molflt.files import alone
 from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import MEMBER
 from molflt.training.config import TrainConfig
-from molflt.training.initial import load_initial, with_architecture
+from molflt.training.initial import each_initial, load_initial, with_architecture
 from molflt.training.run import Run, train
 from molflt.training.run_directory import OCCUPIED, check_run_dir, write_config
 
@@ -56,13 +56,14 @@ def train_ensemble(
 def _train_members(
     config: TrainConfig, run_dir: Path, resume: bool, say: Callable[[str], None], callbacks: list[Callback] | None
 ) -> Run:
-    config = with_architecture(config, load_initial(config))
+    config = with_architecture(config, load_initial(config, lambda _: None))
     check_run_dir(run_dir, config, resume)
     write_config(run_dir, config)
     results = []
-    for k in range(config.ensemble):
+    for k, initial in enumerate(each_initial(config)):
         say(f"member {k + 1} of {config.ensemble} ({MEMBER}{k}), seed {config.seed + k}")
         member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
+        member.init = config.init.model_copy(update={"model": initial})
         results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
     name, path = next(iter(config.data.val.items()))
     device = "cpu" if config.trainer.accelerator == "cpu" else "auto"

@@ -17,7 +17,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, Origin
 from molflt.model.standardiser import Statistics, fit_statistics
-from molflt.prediction.members import load_member
+from molflt.prediction.members import load_member, load_members
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.training_set import TrainingSet
@@ -26,18 +26,29 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER
 _STATISTICS, _HEAD = "standardiser", "energy_head"
 
 
-def load_initial(config: TrainConfig) -> LoadedModel | None:
-    """The model that a run starts from; None where it starts from nothing.
+def load_initial(config: TrainConfig, say: Callable[[str], None]) -> LoadedModel | None:
+    """The model that a run starts from, of an ensemble its first; None where it starts from nothing.
 
     Raises:
-        InputError: ``init.model`` is no model, or an ensemble.
+        InputError: ``init.model`` is no model.
     """
     if config.init.model is None:
         return None
     try:
-        return load_member(config.init.model)
+        return load_member(config.init.model, say)
     except InputError as error:
         raise InputError(f"init.model: {error}") from error
+
+
+def each_initial(config: TrainConfig) -> list[str | None]:
+    """What the members of an ensemble start from: the members of the model in turn, where that is an ensemble.
+
+    Raises:
+        InputError: ``init.model`` is no model.
+    """
+    model = config.init.model
+    n = 1 if model is None else len(load_members(model))
+    return [model if n == 1 else f"{model}#{k % n}" for k in range(config.ensemble)]
 
 
 def with_architecture(config: TrainConfig, initial: LoadedModel | None) -> TrainConfig:

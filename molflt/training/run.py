@@ -134,9 +134,9 @@ def _train(
     say: Callable[[str], None],
     callbacks: list[Callback],
 ) -> Run:
-    initial = load_initial(config)
-    config = with_architecture(config, initial)
     first = is_first_process()
+    initial = load_initial(config, say if first else _say_nothing)
+    config = with_architecture(config, initial)
     if first:
         check_run_dir(run_dir, config, resume)
         clear_leftovers(run_dir)

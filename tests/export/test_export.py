@@ -79,7 +79,7 @@ def test_the_same_numbers_with_pytorch_alone(dtype, structures, loaded, tmp_path
     torch.save([inputs_of(data) for data in structures], tmp_path / "structures.pt")
     for kind, sizes in KINDS.items():
         model = loaded_model(loaded.metadata, dtype=dtype, **sizes)
-        export(model, tmp_path / "model.pt")
+        export([model], tmp_path / "model.pt")
         done = run(
             [sys.executable, *(str(tmp_path / name) for name in ("alone.py", "model.pt", "structures.pt", "out.pt"))]
         )
@@ -102,6 +102,18 @@ def test_the_same_numbers_with_pytorch_alone(dtype, structures, loaded, tmp_path
             far.append(float((derivatives_without_far_field(model, data) - expected.forces).abs().max()) / scale)
         # Power: the far field is not small.
         assert kind == "local" or max(far) > 0.05
+
+
+def test_of_an_ensemble_the_mean(structures, loaded, tmp_path):
+    members = [loaded_model(loaded.metadata), loaded_model(loaded.metadata)]
+    with torch.no_grad():
+        members[1].model.energy_head.factor.mul_(1.5)
+    export(members, tmp_path / "model.pt")
+    energy, forces, _ = torch.jit.load(tmp_path / "model.pt")(*inputs_of(structures[0]))
+    found = [derivatives(member.model, collate([structures[0]])) for member in members]
+    assert energy.item() == pytest.approx(sum(float(one.output.energy) for one in found) / 2, rel=1e-9)
+    torch.testing.assert_close(forces, (found[0].forces + found[1].forces) / 2)
+    assert float((found[0].forces - found[1].forces).abs().max()) > 1e-3
 
 
 def derivatives_without_far_field(model, data):

@@ -114,15 +114,17 @@ def test_what_was_measured_of_all_holds_for_no_part(path: Path, two: list[Loaded
     assert uncertainty_of(members) == KNOWN
     assert [member.name for member in members] == [str(path)] * 2
     assert uncertainty_of(members[:1]) is None
-    second = load_member(f"{path}#1")
+    said: list[str] = []
+    second = load_member(f"{path}#1", said.append)
     assert torch.equal(second.model.energy_head.factor, two[1].model.energy_head.factor)
     assert second.name == f"{path}#1"
     for parts in (f"{path}#1", [f"{path}#0", f"{path}#1"], [path, path]):
         assert uncertainty_of(load_members(parts)) is None
     with pytest.raises(InputError, match="has 2 members, counted from 0"):
         load_members(f"{path}#2")
-    with pytest.raises(InputError, match=r"give one of them, such as .*two\.safetensors#0"):
-        load_member(path)
+    assert not said
+    first = load_member(path, said.append)
+    assert (first.name, said) == (f"{path}#0", [f"{path} is an ensemble of 2 models; this is the first, {path}#0"])
     renamed = path.with_name("a#1")
     path.rename(renamed)
     assert len(load_members(renamed)) == 2

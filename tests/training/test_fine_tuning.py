@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 
 import ase.io
@@ -12,10 +13,12 @@ from ase.build import molecule
 from molflt.data.ase_io import to_atoms
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
+from molflt.model.model_file import load_model, save_models
 from molflt.prediction.model import load
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
+from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_directory import read_records
 from tests.training.runs import Stop, assert_same_run, go
@@ -224,3 +227,18 @@ def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
     said = molflt("info", run).out
     assert f"model: {model_path}" in said
     assert "frozen: embedding" in said
+
+
+def test_each_member_starts_from_one_of_an_ensemble(fine, loaded, tmp_path):
+    other = copy.deepcopy(loaded)
+    with torch.no_grad():
+        other.model.energy_head.factor.mul_(1.5)
+    save_models(tmp_path / "two.safetensors", [loaded, other])
+    config = fine(init=str(tmp_path / "two.safetensors"), ensemble=3, **ASLEEP)
+    train_ensemble(config, tmp_path / "run")
+    factors = [load_model(tmp_path / f"run/member-{k}/last.safetensors").model.energy_head.factor for k in range(3)]
+    torch.testing.assert_close(factors[1], 1.5 * factors[0], rtol=1e-3, atol=0)
+    torch.testing.assert_close(factors[2], factors[0], rtol=1e-3, atol=0)
+    said = []
+    train(fine(init=str(tmp_path / "two.safetensors"), **ASLEEP), tmp_path / "alone", say=said.append)
+    assert any("this is the first" in line for line in said)
