@@ -110,7 +110,7 @@ class MolFLTCalculator(Calculator):
         allow_charged: bool = False,
     ) -> None:
         super().__init__()
-        self.model = _as_model(model, device, _as_dtype(dtype))
+        self.model = as_model(model, device, dtype)
         self.tags = tags
         self._how = Reading(allow_charged)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
@@ -233,28 +233,24 @@ def _name_of(atoms: Atoms) -> str:
     return str(atoms.get_chemical_formula())
 
 
-def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    found = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    if found is not None and found not in _DTYPES.values():
+def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
+    """A model for a calculator; what was given is not changed. See :class:`MolFLTCalculator`."""
+    precision = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and precision not in _DTYPES.values():
         raise InputError(f"dtype={dtype!r}: choose 'float32', 'float64' or None, which is as trained")
-    return found  # type: ignore[return-value]
-
-
-def _as_model(model: Any, device: str, dtype: torch.dtype | None) -> Model:
-    """A model for this calculator; what was given is not changed."""
     if isinstance(model, LoadedModel):
-        return Model([copy.deepcopy(model)], device, dtype)
+        return Model([copy.deepcopy(model)], device, precision)
     if isinstance(model, Model):
         same_device = device == "auto" or choose_device(device) == model.device
-        if same_device and dtype in (None, model.members[0].model.dtype):
+        if same_device and precision in (None, model.members[0].model.dtype):
             return model
-        return Model(copy.deepcopy(model.members), str(model.device) if device == "auto" else device, dtype)
+        return Model(copy.deepcopy(model.members), str(model.device) if device == "auto" else device, precision)
     paths = [model] if isinstance(model, str | os.PathLike) else model
     if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
         raise InputError(
             f"{type(model).__name__} is no model; give the path of one, a list of paths, or a molflt.Model"
         )
-    return load(paths, device, dtype)
+    return load(paths, device, precision)
 
 
 class HeldMeshMethod(MeshMethod):

@@ -3,7 +3,7 @@
 # reached this says so and ends with 0; a vulnerability ends with 1. First, without a network: does the lock file fit?
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-. scripts/environment.sh dev literature
+. scripts/environment.sh dev literature torch-sim
 python -m scripts.tools.lock --check
 
 environment=.venv-audit

@@ -29,7 +29,7 @@ from molflt.files import atomic_file
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
-EXTRAS = ("dev", "literature")
+EXTRAS = ("dev", "literature", "torch-sim")
 HEADER = """\
 # Every package of molflt[{extras}] at one version, with the hash of its wheel; made by scripts/tools/lock.py.
 # For CPython {python} on {system}. Builds of torch for CPUs (+cpu) are on PyTorch's
