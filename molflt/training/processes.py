@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -149,8 +150,10 @@ def losing_no_loader() -> Iterator[None]:
         if "DataLoader worker process" not in str(error):
             raise
         raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from error
-    except RuntimeError as error:
-        if not _LOST_LOADER.search(str(error)):
+    except (RuntimeError, OSError, EOFError) as error:
+        # Either torch has looked, or the process was to hand over a tensor.
+        handing_over = any("multiprocessing" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+        if not handing_over and not _LOST_LOADER.search(str(error)):
             raise
         raise ChildProcessError(
             "a loader process was killed, which is what systems do when memory runs out; a smaller data.num_workers "
