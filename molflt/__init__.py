@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from molflt.calculator import MolFLTCalculator
     from molflt.prediction.evaluation import Evaluation, evaluate
     from molflt.prediction.model import Model, load
-    from molflt.prediction.predictor import Prediction
+    from molflt.prediction.prediction import Prediction
     from molflt.training.run import Run
     from molflt.training.start import train
 
@@ -34,7 +34,7 @@ _LAZY = {
     "Evaluation": "prediction.evaluation",
     "Model": "prediction.model",
     "MolFLTCalculator": "calculator",
-    "Prediction": "prediction.predictor",
+    "Prediction": "prediction.prediction",
     "Run": "training.run",
     "adsorb": "adsorption.adsorb",
     "evaluate": "prediction.evaluation",

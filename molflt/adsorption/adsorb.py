@@ -18,7 +18,7 @@ from ase import Atoms
 from molflt.adsorption.molecules import molecule
 from molflt.adsorption.placing import Guess, guesses
 from molflt.adsorption.surfaces import METALS, Surface, surface
-from molflt.data.sources import ListDataset
+from molflt.data.datasets import ListDataset
 from molflt.errors import InputError
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
@@ -42,7 +42,7 @@ class Adsorption:
         face: of the surface, such as ``fcc(111)``.
         guesses: of where the molecule sits.
         energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
-        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.predictor.Prediction.std`; NaN where nothing is
+        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.prediction.Prediction.std`; NaN where nothing is
             known.
         warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.domain`.
     """

@@ -14,7 +14,7 @@ from molflt.errors import InputError
 from molflt.printable import printable
 
 if TYPE_CHECKING:
-    from molflt.prediction.predictor import Prediction
+    from molflt.prediction.prediction import Prediction
     from molflt.prediction.shards import Shard, ShardResult
 
 

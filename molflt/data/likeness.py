@@ -10,8 +10,8 @@ import numpy as np
 from scipy.spatial import cKDTree
 from torch_geometric.data import Data
 
+from molflt.data.datasets import StructureDataset
 from molflt.data.neighbours import near_pairs
-from molflt.data.sources import StructureDataset
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 REACH = 5.0

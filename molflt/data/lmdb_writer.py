@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from molflt.choices import TagConvention
+from molflt.data.datasets import StructureDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import close_readonly
 from molflt.data.progress import track
 from molflt.data.reading import Reading
 from molflt.data.records import to_record
-from molflt.data.sources import StructureDataset, fingerprint, resolve_inputs
+from molflt.data.sources import fingerprint, resolve_inputs
 from molflt.errors import InputError
 from molflt.files import sole_writer, sync_folder
 from molflt.printable import holds_text, printable

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 from torch_geometric.data import Data
 
+from molflt.data.datasets import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, LabelSpec
 from molflt.data.likeness import Sketch, sketch
 from molflt.data.neighbours import check_geometry
 from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
-from molflt.data.sources import StructureDataset, SubsetDataset
 from molflt.errors import AgreedError, InputError, OnBad, refuse
 from molflt.files import atomic_file
 from molflt.vocabulary import MAX_ATOMIC_NUMBER

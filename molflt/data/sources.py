@@ -5,14 +5,11 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from ase import Atoms
 from rdkit import Chem
@@ -25,6 +22,7 @@ from molflt.data.ase_io import from_atoms
 from molflt.data.aselmdb import AseLmdbDataset
 from molflt.data.calculations import find_calculations, pair_calculations, pair_of, read_calculations
 from molflt.data.compression import bare_suffix
+from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.rdkit_io import from_any_mol, from_smiles, parse_smiles, read_sdf, read_smiles_file
@@ -39,117 +37,6 @@ _SDF, _SMILES = (".sdf", ".mol", ".mol2"), (*LISTS, *TABLES)
 STANDARD_INPUT = "-"
 _WHOLE, _END = 64 << 20, 1 << 20
 """Bytes up to which a file is hashed whole, and bytes hashed at either end of a longer one."""
-
-
-@runtime_checkable
-class StructureDataset(Protocol):
-    """Structures by index, with their sizes."""
-
-    def __len__(self) -> int:
-        """The number of structures."""
-        ...
-
-    def __getitem__(self, index: int, /) -> Data:
-        """One structure, without a neighbour list; negative indices count from the end."""
-        ...
-
-    @property
-    def n_atoms(self) -> np.ndarray:
-        """(n_structures,) int64: atoms of every structure."""
-        ...
-
-
-class ListDataset:
-    """Structures held in memory.
-
-    Args:
-        structures: those that can be used.
-        bad: what is wrong with the others, by their places among all: it is raised when they are asked for, and they
-            count as one atom.
-    """
-
-    def __init__(self, structures: Iterable[Data], bad: Mapping[int, InputError] | None = None) -> None:
-        self._structures: list[Data | InputError] = list(structures)
-        for place in sorted(bad or {}):
-            self._structures.insert(place, (bad or {})[place])
-        sizes = (1 if isinstance(s, InputError) else int(s.num_nodes) for s in self._structures)
-        self._n_atoms = np.fromiter(sizes, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._structures)
-
-    def __getitem__(self, index: int) -> Data:
-        structure = self._structures[index]
-        if isinstance(structure, InputError):
-            raise structure.again() from structure
-        return structure
-
-    def __iter__(self) -> Iterator[Data]:
-        return (self[k] for k in range(len(self)))
-
-    @property
-    def n_atoms(self) -> np.ndarray:
-        """(n_structures,) int64."""
-        return self._n_atoms
-
-
-class SubsetDataset:
-    """Some structures of a data set, read when asked for.
-
-    Args:
-        dataset: the whole.
-        indices: which of its structures.
-        n_atoms: (n_structures,) their sizes, where they are known already; the data set is not asked then.
-    """
-
-    def __init__(self, dataset: StructureDataset, indices: Iterable[int], n_atoms: np.ndarray | None = None) -> None:
-        self._dataset, self._n_atoms = dataset, n_atoms
-        self.indices = np.fromiter((int(k) for k in indices), dtype=np.int64)
-        n = len(dataset)
-        if len(self.indices) and (self.indices.min() < -n or self.indices.max() >= n):
-            raise InputError(f"an index of the subset is out of range for {n} structures")
-        self.indices %= max(n, 1)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Data:
-        return self._dataset[int(self.indices[index])]
-
-    def __iter__(self) -> Iterator[Data]:
-        return (self[k] for k in range(len(self)))
-
-    @property
-    def n_atoms(self) -> np.ndarray:
-        """(n_structures,) int64."""
-        return self._dataset.n_atoms[self.indices] if self._n_atoms is None else self._n_atoms
-
-
-class ConcatDataset:
-    """Data sets one after the other, read when asked for."""
-
-    def __init__(self, datasets: Sequence[StructureDataset]) -> None:
-        self._datasets = list(datasets)
-        self._ends = list(accumulate(len(dataset) for dataset in self._datasets))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __getitem__(self, index: int) -> Data:
-        position = index + len(self) if index < 0 else index
-        if not 0 <= position < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} structures")
-        k = bisect_right(self._ends, position)
-        return self._datasets[k][position - (self._ends[k] - len(self._datasets[k]))]
-
-    def __iter__(self) -> Iterator[Data]:
-        return (self[k] for k in range(len(self)))
-
-    @property
-    def n_atoms(self) -> np.ndarray:
-        """(n_structures,) int64."""
-        sizes = [dataset.n_atoms for dataset in self._datasets]
-        return np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
 
 
 def open_dataset(

@@ -15,21 +15,15 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt.choices import MethodName, OnError, TagConvention
+from molflt.data.datasets import ConcatDataset, StructureDataset
 from molflt.data.reading import CONFORMERS, Reading
-from molflt.data.sources import ConcatDataset, StructureDataset, structures_of
+from molflt.data.sources import structures_of
 from molflt.errors import MOST_REASONS, InputError
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.members import ModelPath, load_members, meaning_of_uncertainty, uncertainty_of
-from molflt.prediction.predictor import (
-    BY_ATOM,
-    DEFAULT_MAX_ATOMS,
-    Prediction,
-    choose_device,
-    doubt_of_forces,
-    in_parts,
-    predict,
-)
+from molflt.prediction.prediction import BY_ATOM, Prediction
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, choose_device, doubt_of_forces, in_parts, predict
 
 
 class Model:
@@ -162,7 +156,7 @@ class Model:
 
         Returns:
             (n_structures,) eV, float64; with ``return_std`` a pair of those. With any of ``forces``, ``per_atom`` and
-            ``embeddings``, a :class:`~molflt.prediction.predictor.Prediction`, which has ``energies`` and, if known,
+            ``embeddings``, a :class:`~molflt.prediction.prediction.Prediction`, which has ``energies`` and, if known,
             ``std`` as well.
 
         Raises:

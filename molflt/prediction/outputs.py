@@ -17,10 +17,11 @@ from torch_geometric.data import Data
 
 from molflt.choices import OC20Split
 from molflt.data.ase_io import to_atoms
-from molflt.data.sources import StructureDataset
+from molflt.data.datasets import StructureDataset
 from molflt.errors import InputError
 from molflt.files import atomic_file, sole_writer
-from molflt.prediction.predictor import Prediction, conformers_of, system_id
+from molflt.prediction.prediction import Prediction
+from molflt.prediction.predictor import conformers_of, system_id
 from molflt.printable import printable
 
 FORMATS = (".csv", ".extxyz", ".npz")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 
 from molflt.errors import InputError, naming
 from molflt.files import lock
-from molflt.prediction.predictor import Conformers, Prediction
+from molflt.prediction.prediction import Conformers, Prediction
 from molflt.printable import printable
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 

@@ -16,12 +16,14 @@ import torch
 
 from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler
+from molflt.data.datasets import StructureDataset
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
-from molflt.data.sources import STANDARD_INPUT, StructureDataset, fingerprint
+from molflt.data.sources import STANDARD_INPUT, fingerprint
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, Prediction, joined, predict_batches
+from molflt.prediction.prediction import Prediction, joined
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict_batches
 from molflt.prediction.shard_file import ShardContent, ShardHeader, open_shard, read_shard
 
 

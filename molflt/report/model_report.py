@@ -16,7 +16,8 @@ from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
 from molflt.model.model_file import LoadedModel
 from molflt.model.uncertainty import LEVELS
-from molflt.prediction.evaluation import Evaluation, GroupErrors, by_adsorbate, by_element, by_size, evaluate
+from molflt.prediction.evaluation import Evaluation, evaluate
+from molflt.prediction.group_errors import GroupErrors, by_adsorbate, by_element, by_size
 from molflt.prediction.members import load_members
 from molflt.prediction.metrics import EWT_THRESHOLD
 from molflt.prediction.predictor import choose_device, unlabelled

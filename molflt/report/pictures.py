@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from molflt import choices
 from molflt.errors import InputError
 from molflt.files import atomic_file
-from molflt.prediction.evaluation import Evaluation, by_adsorbate, by_element, by_size, evaluate
+from molflt.prediction.evaluation import Evaluation, evaluate
+from molflt.prediction.group_errors import by_adsorbate, by_element, by_size
 from molflt.prediction.members import load_members
 from molflt.report.charts import Panel, Series, curves_panel, far_panels, groups_panel, parity_panels
 from molflt.report.learning_curves import best_epoch, learning_curves

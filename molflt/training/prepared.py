@@ -11,8 +11,8 @@ from scipy.spatial.transform import Rotation
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
+from molflt.data.datasets import StructureDataset
 from molflt.data.neighbours import attach_neighbours, whole
-from molflt.data.sources import StructureDataset
 from molflt.model.config import ModelConfig
 from molflt.vocabulary import LABELS, TAG_ADSORBATE
 

@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from molflt.data.batching import collate
+from molflt.data.datasets import StructureDataset
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.sources import StructureDataset, open_dataset
+from molflt.data.sources import open_dataset
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import PRESETS, preset_config

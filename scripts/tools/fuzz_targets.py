@@ -23,6 +23,7 @@ from ase.build import molecule
 from rdkit import Chem
 
 from molflt.data.ase_files import read_ase
+from molflt.data.datasets import ListDataset
 from molflt.data.fetch.catalogue import OC20_IS2RE
 from molflt.data.fetch.unpack import unpack
 from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
@@ -30,12 +31,12 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.rdkit_io import from_smiles, read_sdf
 from molflt.data.records import to_data, to_record
 from molflt.data.safe_pickle import load_record
-from molflt.data.sources import ListDataset, open_dataset
+from molflt.data.sources import open_dataset
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
 from molflt.prediction.outputs import write_predictions
-from molflt.prediction.predictor import Prediction
+from molflt.prediction.prediction import Prediction
 from molflt.prediction.shard_file import ShardHeader
 from molflt.prediction.shards import merge
 from molflt.training.config_file import load_config, to_yaml

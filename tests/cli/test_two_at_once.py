@@ -13,7 +13,7 @@ import pytest
 
 from molflt.files import sole_writer
 from molflt.prediction.outputs import write_predictions
-from molflt.prediction.predictor import Prediction
+from molflt.prediction.prediction import Prediction
 
 pytest.importorskip("fcntl")
 

@@ -17,9 +17,10 @@ import pytest
 from ase.build import molecule
 
 from molflt.data.ase_io import to_atoms
+from molflt.data.datasets import StructureDataset
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
-from molflt.data.sources import StructureDataset, open_dataset
+from molflt.data.sources import open_dataset
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.evaluation import evaluate
 

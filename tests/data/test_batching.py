@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from molflt.data.batching import AtomBudgetSampler, StructureCollater, collate
+from molflt.data.datasets import ListDataset
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.sources import ListDataset
 from molflt.errors import InputError
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=120)

@@ -8,8 +8,8 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.data.ase_io import from_atoms
+from molflt.data.datasets import ListDataset
 from molflt.data.likeness import TOLERANCE, alike, sketch
-from molflt.data.sources import ListDataset
 
 
 def found(known: list[Atoms], asked: list[Atoms]) -> list[tuple[int, int]]:

@@ -15,16 +15,9 @@ import pytest
 from ase.build import molecule
 
 from molflt.data import sources
+from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset, SubsetDataset
 from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.sources import (
-    ConcatDataset,
-    ListDataset,
-    StructureDataset,
-    SubsetDataset,
-    fingerprint,
-    open_dataset,
-    resolve_inputs,
-)
+from molflt.data.sources import fingerprint, open_dataset, resolve_inputs
 from molflt.errors import InputError
 
 

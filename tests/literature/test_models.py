@@ -12,7 +12,7 @@ from ase import Atoms
 from pydantic import ValidationError
 
 from molflt.attention.registry import attention_config, kernels
-from molflt.data.sources import StructureDataset
+from molflt.data.datasets import StructureDataset
 from molflt.errors import InputError
 from molflt.literature.names import KERNELS, PRESETS
 from molflt.model.energy_model import EnergyModel

@@ -12,22 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from molflt.data.datasets import ListDataset, StructureDataset
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
-from molflt.data.sources import ListDataset, StructureDataset
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.evaluation import (
-    Evaluation,
-    StructureTable,
-    by_adsorbate,
-    by_element,
-    by_size,
-    evaluate,
-    size_edges,
-)
+from molflt.prediction.evaluation import Evaluation, StructureTable, evaluate
+from molflt.prediction.group_errors import by_adsorbate, by_element, by_size, size_edges
 from molflt.prediction.metrics import coverage
-from molflt.prediction.predictor import Prediction, predict
+from molflt.prediction.prediction import Prediction
+from molflt.prediction.predictor import predict
 
 
 def invented(elements: list[set[int]], error: list[float], sizes: list[int], adsorbates: list[str]) -> Evaluation:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from molflt.choices import OC20Split
-from molflt.data.sources import ListDataset
+from molflt.data.datasets import ListDataset
 from molflt.errors import InputError
 from molflt.prediction import outputs
 from molflt.prediction.outputs import check_output, write_predictions
-from molflt.prediction.predictor import Prediction, predict
+from molflt.prediction.prediction import Prediction
+from molflt.prediction.predictor import predict
 
 
 @pytest.fixture

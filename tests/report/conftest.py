@@ -13,11 +13,11 @@ from ase.build import add_adsorbate, fcc111, molecule
 from torch_geometric.data import Data
 
 from molflt.data.ase_io import from_atoms
-from molflt.data.sources import ListDataset
+from molflt.data.datasets import ListDataset
 from molflt.invariance.harness import Result
 from molflt.model.model_file import LoadedModel, load_model
 from molflt.prediction.evaluation import Evaluation, StructureTable
-from molflt.prediction.predictor import Prediction
+from molflt.prediction.prediction import Prediction
 from molflt.report.model_report import write_report
 from molflt.training.run_directory import read_records
 from tests.report.test_rpe_curves import make_model
