@@ -59,7 +59,7 @@ class Counted(Calculator):  # type: ignore[misc]
 
     def __init__(self, inner: Calculator) -> None:
         super().__init__()
-        self.inner, self.count = inner, 0
+        self.inner, self.count, self.energy = inner, 0, np.nan
 
     def calculate(self, atoms: Atoms = None, properties: Any = None, system_changes: Any = all_changes) -> None:
         """See ASE."""
@@ -70,7 +70,8 @@ class Counted(Calculator):  # type: ignore[misc]
         copy = self.atoms.copy()
         copy.calc = self.inner
         forces = copy.get_forces(apply_constraint=False)
-        self.results = {"energy": copy.get_potential_energy(), "forces": forces}
+        self.energy = copy.get_potential_energy()
+        self.results = {"energy": self.energy, "forces": forces}
 
 
 def ours(out: Path, seconds: float) -> dict[str, Callable[[Atoms], Any]]:
@@ -106,7 +107,7 @@ def relax(task: Task, make: Callable[[Atoms], Any]) -> dict[str, Any]:
         print(f"{type(error).__name__}: {error}", flush=True)
         converged = False
     # As text, for a total energy has more digits than a table keeps.
-    energy = f"{atoms.calc.results.get('energy', np.nan):.6f}"
+    energy = f"{atoms.calc.energy:.6f}"
     return {"calls": atoms.calc.count if converged else CALLS, "converged": int(converged), "energy": energy}
 
 

@@ -47,14 +47,18 @@ class MMFF94(Calculator):  # type: ignore[misc]
 
     def __init__(self, molecule: Chem.Mol) -> None:
         super().__init__()
+        # The field does not keep the molecule alive whose positions it points to.
+        self.molecule = molecule
         self.field = AllChem.MMFFGetMoleculeForceField(molecule, AllChem.MMFFGetMoleculeProperties(molecule))
 
     def calculate(self, atoms: Atoms = None, properties: Any = None, system_changes: Any = all_changes) -> None:
         """See ASE."""
         super().calculate(atoms, properties, system_changes)
         x = atoms.positions.ravel().tolist()
+        # In this order: the gradient is taken at the distances that the energy has left behind.
+        energy = self.field.CalcEnergy(x)
         forces = -np.array(self.field.CalcGrad(x)).reshape(-1, 3)
-        self.results = {"energy": self.field.CalcEnergy(x) * kcal / mol, "forces": forces * kcal / mol}
+        self.results = {"energy": energy * kcal / mol, "forces": forces * kcal / mol}
 
 
 def embedded(molecule: Chem.Mol) -> tuple[Chem.Mol, Atoms]:
