@@ -123,32 +123,26 @@ def measure(store: results.Store, optimisers: dict[str, Callable[[Atoms], Any]],
 
 
 def summary(rows: list[results.Row]) -> list[dict[str, Any]]:
-    """Quartiles of calls and, in meV/atom, of the energy above the lowest that any found, by set and optimiser."""
+    """Quartiles of calls, and in meV/atom of the energies of converged structures above the lowest that was found."""
     lowest: dict[tuple[str, str], float] = {}
     for row in rows:
         key = (row["set"], row["structure"])
         lowest[key] = float(np.fmin(lowest.get(key, np.inf), float(row["energy"])))
     made = []
-    for name, optimiser in dict.fromkeys((row["set"], row["optimiser"]) for row in rows):
+    pairs = dict.fromkeys((row["set"], row["optimiser"]) for row in rows)
+    for name, optimiser in sorted(pairs, key=lambda pair: list(SETS).index(pair[0])):
         mine = [row for row in rows if (row["set"], row["optimiser"]) == (name, optimiser)]
         calls = [int(row["calls"]) for row in mine]
-        above = [(float(row["energy"]) - lowest[row["set"], row["structure"]]) / int(row["atoms"]) for row in mine]
-        above = [1e3 * (value if np.isfinite(value) else np.inf) for value in above]
+        ended = [row for row in mine if row["converged"] == "1"]
+        above = [(float(row["energy"]) - lowest[name, row["structure"]]) / int(row["atoms"]) for row in ended]
         q1, median, q3 = np.quantile(calls, [0.25, 0.5, 0.75])
-        made.append(
-            {
-                "set": SETS[name],
-                "optimiser": optimiser,
-                "structures": len(mine),
-                "converged": sum(int(row["converged"]) for row in mine),
-                "calls_q1": q1,
-                "calls_median": median,
-                "calls_q3": q3,
-                "above_lowest": float(np.median(above)),
-                "above_lowest_q3": float(np.quantile(above, 0.75)),
-                results.EACH: calls,
-            }
-        )
+        row = {"set": SETS[name], "optimiser": optimiser, "structures": len(mine), "converged": len(ended)}
+        row |= {"calls_q1": q1, "calls_median": median, "calls_q3": q3}
+        # In meV; nan where nothing has converged.
+        row |= {
+            f"above_{q}": 1e3 * float(np.quantile(above or [np.nan], f)) for q, f in (("median", 0.5), ("q3", 0.75))
+        }
+        made.append(row | {results.EACH: calls})
     return made
 
 
