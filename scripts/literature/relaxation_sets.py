@@ -64,7 +64,8 @@ class MMFF94(Calculator):  # type: ignore[misc]
 def embedded(molecule: Chem.Mol) -> tuple[Chem.Mol, Atoms]:
     """With hydrogens, at RDKit's first guess of a geometry."""
     molecule = Chem.AddHs(molecule)
-    AllChem.EmbedMolecule(molecule, randomSeed=1)
+    if AllChem.EmbedMolecule(molecule, randomSeed=1) < 0:
+        AllChem.EmbedMolecule(molecule, randomSeed=1, useRandomCoords=True)
     return molecule, Atoms([a.GetSymbol() for a in molecule.GetAtoms()], molecule.GetConformer().GetPositions())
 
 
