@@ -157,7 +157,7 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
             within = calls < CALLS
             line = "--" if row["optimiser"] in BASELINES else "-"
             axes.step(calls[within], share[within], line, where="post", label=row["optimiser"])
-        axes.set(title=name, xscale="log", xlabel="force calls", ylim=(0, 1.02))
+        axes.set(title=name, xscale="log", xlabel="force calls", xlim=(3, CALLS), ylim=(0, 1.02))
     figure.axes[0].set(ylabel=f"share relaxed to {FMAX} eV/Å")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
