@@ -1,0 +1,188 @@
+"""Force calls to relax structures: what was learned, and what it was built on, against the optimisers of ASE.
+
+Thirty structures of each set (``relaxation_sets.py``), to 0.05 eV/Å within 300 force calls and with at most 0.2 Å
+for an atom in one step, for everyone. Learned ones (``relaxation_model.py``) are trained on Lennard-Jones and EMT
+clusters and slabs of 8 to 40 atoms alone (``relaxation_training.py``), each for ``--train`` seconds of one core,
+once for an output folder; 0 leaves them out. LBFGS with α = 15 eV/Å² instead of 70, and PreconLBFGS with its Armijo
+line search and 0.2 Å, were the best of a few on structures like those of the training. Finished relaxations are
+kept. ``xtb`` needs the package tblite.
+
+    python -m scripts.literature.learned_relaxation --out runs/relaxation
+    python -m scripts.literature.learned_relaxation --out runs/relaxation --train 0 --sets emt --structures 5
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
+from ase.optimize import BFGS, FIRE, LBFGS
+from ase.optimize.precon import PreconLBFGS
+from matplotlib.figure import Figure
+from safetensors.torch import load_file, save_file
+
+from molflt.literature.relaxation import PairLBFGS
+from molflt.literature.relaxation.hessian import pair_direction
+from molflt.literature.relaxation.optimiser import Direction
+from scripts import results
+from scripts.literature.relaxation_model import LearnedHessian, SummedSteps, plain
+from scripts.literature.relaxation_sets import Task, tasks
+from scripts.literature.relaxation_training import FMAX, imitate, train
+
+CALLS = 300
+SETS = {"lj": "Lennard-Jones", "emt": "EMT", "mmff": "peptides, MMFF94", "xtb": "molecules, GFN2-xTB"}
+COLUMNS = ("set", "structure", "atoms", "optimiser", "calls", "converged", "energy")
+BASELINES: dict[str, Callable[[Atoms], Any]] = {
+    "BFGS": functools.partial(BFGS, maxstep=0.2, logfile=None),
+    "LBFGS": functools.partial(LBFGS, maxstep=0.2, logfile=None),
+    "LBFGS, α = 15": functools.partial(LBFGS, alpha=15, maxstep=0.2, logfile=None),
+    "FIRE": functools.partial(FIRE, maxstep=0.2, logfile=None),
+    "PreconLBFGS": functools.partial(PreconLBFGS, maxstep=0.2, logfile=None),
+}
+
+
+class ExhaustedError(Exception):
+    """All force calls are spent."""
+
+
+class Counted(Calculator):  # type: ignore[misc]
+    """Another calculator, which ends a relaxation after :data:`CALLS` calls."""
+
+    implemented_properties = ("energy", "forces")
+
+    def __init__(self, inner: Calculator) -> None:
+        super().__init__()
+        self.inner, self.count, self.energy = inner, 0, np.nan
+
+    def calculate(self, atoms: Atoms = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        """See ASE."""
+        if self.count == CALLS:
+            raise ExhaustedError
+        self.count += 1
+        super().calculate(atoms, properties, system_changes)
+        copy = self.atoms.copy()
+        copy.calc = self.inner
+        forces = copy.get_forces(apply_constraint=False)
+        self.energy = copy.get_potential_energy()
+        self.results = {"energy": self.energy, "forces": forces}
+
+
+def ours(out: Path, seconds: float) -> dict[str, Callable[[Atoms], Any]]:
+    """The package's own optimisers, trained if they have not been."""
+    directions: dict[str, Direction] = {"trust region alone": plain, "pair Hessian": pair_direction}
+    for name, model, teach in (
+        ("learned Hessian", LearnedHessian, imitate),
+        ("learned Hessian, no attention", functools.partial(LearnedHessian, attention=False), imitate),
+        ("learned factors", SummedSteps, train),
+    ):
+        path = out / f"{name}.safetensors"
+        torch.manual_seed(0)
+        directions[name] = made = model()
+        if path.exists():
+            made.load_state_dict(load_file(path))
+        elif seconds:
+            print(name, flush=True)
+            save_file(teach(made, seconds).state_dict(), path)
+        else:
+            del directions[name]
+    return {key: functools.partial(PairLBFGS, direction=value, logfile=None) for key, value in directions.items()}
+
+
+def relax(task: Task, make: Callable[[Atoms], Any]) -> dict[str, Any]:
+    """Force calls, whether they were enough, and the energy at the end, eV."""
+    atoms = task.atoms.copy()
+    atoms.calc = Counted(task.calculator)
+    try:
+        converged = bool(make(atoms).run(fmax=FMAX, steps=CALLS))
+    except ExhaustedError:
+        converged = False
+    except Exception as error:  # An optimiser that gives up has not converged.
+        print(f"{type(error).__name__}: {error}", flush=True)
+        converged = False
+    # As text, for a total energy has more digits than a table keeps.
+    energy = f"{atoms.calc.energy:.6f}"
+    return {"calls": atoms.calc.count if converged else CALLS, "converged": int(converged), "energy": energy}
+
+
+def measure(store: results.Store, optimisers: dict[str, Callable[[Atoms], Any]], name: str, n: int) -> None:
+    """All optimisers on a set; what is in the store is not measured again."""
+    done = {(row["set"], row["structure"], row["optimiser"]) for row in store.rows}
+    for k, task in enumerate(tasks(name, n)):
+        for optimiser, make in optimisers.items():
+            if (name, str(k), optimiser) not in done:
+                row = {"set": name, "structure": k, "atoms": len(task.atoms), "optimiser": optimiser}
+                store.add(row | relax(task, make))
+        print(f"{name} {k}", flush=True)
+
+
+def summary(rows: list[results.Row]) -> list[dict[str, Any]]:
+    """Quartiles of calls, and in meV/atom of the energies of converged structures above the lowest that was found."""
+    lowest: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = (row["set"], row["structure"])
+        lowest[key] = float(np.fmin(lowest.get(key, np.inf), float(row["energy"])))
+    made = []
+    pairs = dict.fromkeys((row["set"], row["optimiser"]) for row in rows)
+    for name, optimiser in sorted(pairs, key=lambda pair: list(SETS).index(pair[0])):
+        mine = [row for row in rows if (row["set"], row["optimiser"]) == (name, optimiser)]
+        calls = [int(row["calls"]) for row in mine]
+        ended = [row for row in mine if row["converged"] == "1"]
+        above = [(float(row["energy"]) - lowest[name, row["structure"]]) / int(row["atoms"]) for row in ended]
+        q1, median, q3 = np.quantile(calls, [0.25, 0.5, 0.75])
+        row = {"set": SETS[name], "optimiser": optimiser, "structures": len(mine), "converged": len(ended)}
+        row |= {"calls_q1": q1, "calls_median": median, "calls_q3": q3}
+        # In meV; nan where nothing has converged.
+        row |= {
+            f"above_{q}": 1e3 * float(np.quantile(above or [np.nan], f)) for q, f in (("median", 0.5), ("q3", 0.75))
+        }
+        made.append(row | {results.EACH: calls})
+    return made
+
+
+def plot(path: Path, rows: list[dict[str, Any]]) -> None:
+    """The share of structures that have converged against force calls."""
+    shown = [name for name in SETS.values() if any(row["set"] == name for row in rows)]
+    figure = Figure(figsize=(3.1 * len(shown), 3.4), layout="constrained")
+    for axes, name in zip(np.atleast_1d(figure.subplots(1, len(shown), sharey=True)), shown, strict=True):
+        for row in (row for row in rows if row["set"] == name):
+            calls = np.sort(row[results.EACH])
+            share = np.arange(1, len(calls) + 1) / len(calls)
+            within = calls < CALLS
+            line = "--" if row["optimiser"] in BASELINES else "-"
+            axes.step(calls[within], share[within], line, where="post", label=row["optimiser"])
+        axes.set(title=name, xscale="log", xlabel="force calls", xlim=(3, CALLS), ylim=(0, 1.02))
+    figure.axes[0].set(ylabel=f"share relaxed to {FMAX} eV/Å")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
+    results.save(figure, path)
+
+
+def main() -> None:
+    """Command line."""
+    parser = results.parser(__doc__, "weights, relaxations, table and figure")
+    parser.add_argument("--train", type=float, default=45.0, metavar="SECONDS", help="of one core for each model")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    parser.add_argument("--structures", type=int, default=30, help="of each set")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    optimisers = BASELINES | ours(options.out, options.train)
+    conditions = {"fmax": FMAX, "calls": CALLS}
+    store = results.Store(options.out / "relaxations.csv", COLUMNS, conditions)
+    for name in options.sets:
+        measure(store, optimisers, name, options.structures)
+    rows = summary(store.rows)
+    results.record(options.out / "learned_relaxation.csv", rows, conditions)
+    plot(options.out / "learned_relaxation.png", rows)
+    print(results.table(rows))
+
+
+if __name__ == "__main__":
+    main()
