@@ -156,5 +156,5 @@ def rotations(n: int, dim: int, generator: torch.Generator) -> Tensor:
 
 
 def _factor(n: int, generator: torch.Generator) -> Tensor:
-    """c between 0.01 and 100: an optimiser must not know the unit of a function."""
+    """The factor c between 0.01 and 100: an optimiser must not know the unit of a function."""
     return 10 ** (4 * torch.rand(n, 1, generator=generator) - 2)

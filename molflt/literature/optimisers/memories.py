@@ -69,7 +69,8 @@ class AttentionMemory(Memory):
         """See :class:`Memory`."""
         query, key, value = self.projection(hidden).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
         scale = query.shape[-1] ** -0.25
-        phi_q, phi_k = stable_features(*self.kernel(query * scale, key * scale), None)
+        of_query, of_key = self.kernel(query * scale, key * scale)
+        phi_q, phi_k = stable_features(of_query, of_key, None)
         weights = phi_q @ phi_k.transpose(-1, -2)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.mask is not None:
@@ -97,7 +98,7 @@ class LstmMemory(Memory):
         self, hidden: Tensor, positions: Tensor, epsilon: Tensor, state: State
     ) -> tuple[Tensor, Tensor, State]:
         """See :class:`Memory`."""
-        h, c = (hidden.new_zeros(*hidden.shape[:-1], self.inner),) * 2 if not state else state
+        h, c = state if state else (hidden.new_zeros(*hidden.shape[:-1], self.inner),) * 2
         take, keep, give, new = self.gates(torch.cat([hidden, h], dim=-1)).chunk(4, dim=-1)
         c = torch.sigmoid(keep + 1) * c + torch.sigmoid(take) * torch.tanh(new)
         h = torch.sigmoid(give) * torch.tanh(c)

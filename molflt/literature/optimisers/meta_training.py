@@ -1,18 +1,14 @@
-"""Runs of a population optimiser, and its meta-training by evolution strategies (Salimans et al. 2017, 1703.03864).
-
-Derivatives through fifty steps on a rugged function explode; differences between whole runs do not, and they measure
-what is wanted, the best value that was found.
-"""
+"""Runs of a population optimiser, and the tasks of its meta-training."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from molflt.literature.optimisers.evolution import Parameters, ranks
 from molflt.literature.optimisers.landscapes import Landscapes, start, training_batch, value_and_gradient
 from molflt.literature.optimisers.memories import AttentionMemory, State, build_memory
 from molflt.literature.optimisers.population import N_HEADS, StepNetwork, Swarm, scalars, spread, step_of
@@ -23,7 +19,8 @@ CALLS_PER_STEP = 2 * MEMBERS
 """A value and a gradient for each member, a call each."""
 DIMENSIONS = (2, 3, 5, 8, 12, 20, 30)
 WIDTH = 16
-Parameters = dict[str, Tensor]
+MARKS = (0.2, 0.5, 1.0)
+"""Shares of the steps at which the best value so far counts in meta-training."""
 
 
 def build(name: str, seed: int = 0) -> StepNetwork:
@@ -90,54 +87,13 @@ def run(
     return found[:, 0] if variants is None else found
 
 
-def ranks(curves: Tensor, marks: Sequence[float] = (0.2, 0.5, 1.0)) -> Tensor:
-    """How good each variant is, from −½ (worst) to ½: the mean rank over all functions and marks.
+def training_tasks(model: StepNetwork, batch: int) -> Callable[[torch.Generator], Callable[[Parameters], Tensor]]:
+    """For :func:`~molflt.literature.optimisers.evolution.evolve`: ``batch`` functions of each family."""
 
-    Ranks within a function know neither its scale nor its minimum, and no single run outweighs the rest.
-
-    Args:
-        curves: from :func:`run`, (steps + 1, variants, batch).
-        marks: shares of the steps at which the best value counts.
-    """
-    at = [round(mark * (len(curves) - 1)) for mark in marks]
-    values = torch.nan_to_num(curves[at], nan=torch.inf)
-    worse = values.argsort(dim=1).argsort(dim=1).to(curves.dtype)
-    return 0.5 - worse.mean(dim=(0, 2)) / (curves.shape[1] - 1)
-
-
-def train(
-    model: StepNetwork,
-    iterations: int,
-    seed: int,
-    pairs: int = 10,
-    batch: int = 5,
-    sigma: float = 0.05,
-    lr: float = 0.02,
-) -> None:
-    """Antithetic perturbations of all parameters, compared on functions, dimension, waves and noise drawn anew.
-
-    Args:
-        model: its parameters are changed.
-        iterations: of Adam on the estimated gradient, its rate falling like a cosine.
-        seed: of everything random.
-        pairs: of perturbations in an iteration.
-        batch: functions of each family.
-        sigma: size of the perturbations.
-        lr: rate at the start.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    parameters = dict(model.named_parameters())
-    optimiser = torch.optim.Adam(parameters.values(), lr=lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda k: 0.5 * (1 + math.cos(math.pi * k / iterations)))
-    for _ in range(iterations):
+    def tasks(generator: torch.Generator) -> Callable[[Parameters], Tensor]:
         dim = DIMENSIONS[int(torch.randint(len(DIMENSIONS), (1,), generator=generator))]
         functions = training_batch(batch, dim, generator)
-        x = start(3 * batch, MEMBERS, dim, generator)
-        noise = {name: torch.randn(pairs, *p.shape, generator=generator) for name, p in parameters.items()}
-        both = {name: p.detach() + sigma * torch.cat([noise[name], -noise[name]]) for name, p in parameters.items()}
-        utility = ranks(run(model, functions, x, STEPS, generator, both))
-        gain = utility[:pairs] - utility[pairs:]
-        for name, p in parameters.items():
-            p.grad = -torch.einsum("p,p...->...", gain, noise[name]) / (2 * pairs * sigma)
-        optimiser.step()
-        schedule.step()
+        x = start(len(functions) * batch, MEMBERS, dim, generator)
+        return lambda variants: ranks(run(model, functions, x, STEPS, generator, variants), MARKS)
+
+    return tasks

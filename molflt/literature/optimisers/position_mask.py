@@ -49,8 +49,7 @@ class PositionMask(nn.Module):
         scales = torch.exp(-self.log_widths).repeat_interleave(self.n_frequencies) / (2 * math.pi)
         waves = plane_waves(positions, scales[:, None] * epsilon).to(positions.dtype)
         each = self.weights.repeat_interleave(self.n_frequencies, dim=1) / self.n_frequencies
-        # A root has no derivative where the weight is zero, and weights start there.
-        query, key = wave_features(waves, each[:, None, :], torch.finfo(each.dtype).eps)
+        query, key = wave_features(waves, each[:, None, :])
         return _with(query, self.constant), _with(key, torch.ones_like(self.constant))
 
     def forward(self, positions: Tensor, epsilon: Tensor) -> Tensor:
