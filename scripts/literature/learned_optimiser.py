@@ -127,8 +127,9 @@ def plot(path: Path, curves: dict[tuple[str, int, str], np.ndarray]) -> None:
     axes = figure.subplots(len(families), len(dims), squeeze=False)
     for (family, dim, method), values in curves.items():
         panel = axes[families.index(family)][dims.index(dim)]
-        k, calls = METHODS.index(method), np.arange(len(values))
-        low, median, high = np.percentile(values, [25, 50, 75], axis=1)
+        calls = np.flatnonzero(np.isfinite(values).all(axis=1))
+        low, median, high = np.percentile(values[calls], [25, 50, 75], axis=1)
+        k = METHODS.index(method)
         style = "-" if method in MEMORIES else "--"
         panel.plot(calls, median, style, color=f"C{k}", label=method)
         panel.fill_between(calls, low, high, color=f"C{k}", alpha=0.12, linewidth=0)
@@ -165,31 +166,43 @@ def main() -> None:
 
 
 def test(options: argparse.Namespace) -> None:
-    """The figure, and a table of the values at the end."""
-    keys = list(product(MEMORIES, options.meta_seeds))
-    models: dict[str, nn.Module] = {f"{name}-{seed}": meta_training.build(name, seed) for name, seed in keys}
+    """The figure, and two tables of the values at the end: of all methods, and of all meta-trained networks."""
+    seeds: list[int] = options.meta_seeds
+    models: dict[str, nn.Module] = {
+        f"{name}-{seed}": meta_training.build(name, seed) for name, seed in product(MEMORIES, seeds)
+    }
     shipped.load(models, options.weights)
-    best_seed = chosen_seeds(models, options.meta_seeds, options.dims)
-    rows, curves, seconds = [], {}, dict.fromkeys(METHODS, 0.0)
-    cells = list(product(FAMILIES, options.dims, options.methods))
-    for family, dim, method in track(cells, "learned optimiser", total=len(cells)):
-        begun = time.perf_counter()
-        own = models[f"{method}-{best_seed[method]}"] if method in MEMORIES else None
-        found = curves_of(method, own, family, dim, options.seeds).numpy()
-        seconds[method] += time.perf_counter() - begun
-        curves[family, dim, method] = found
-        low, median, high = np.percentile(found[-1], [25, 50, 75])
-        others = [
-            float(curves_of(method, models[f"{method}-{seed}"], family, dim, options.seeds)[-1].median())
-            for seed in (options.meta_seeds if own is not None else ())
-        ]
-        row = {"function": family, "d": dim, "method": method, "median": median, "low": low, "high": high}
-        rows.append(row | {"of_meta_seeds": others, results.EACH: found[-1].tolist()})
+    best_seed = chosen_seeds(models, seeds, options.dims)
+    rows, by_seed, curves, seconds = [], [], {}, dict.fromkeys(METHODS, 0.0)
+    cells = list(product(FAMILIES, options.dims))
+    for family, dim in track(cells, "learned optimiser", total=len(cells)):
+        row: dict[str, Any] = {"function": family, "d": dim}
+        ends: dict[str, Tensor] = {}
+        for method in options.methods:
+            for seed in seeds if method in MEMORIES else (0,):
+                begun, key = time.process_time(), f"{method}-{seed}"
+                found = curves_of(method, models.get(key), family, dim, options.seeds)
+                seconds[method] += time.process_time() - begun
+                ends[key] = found[-1]
+                if seed == best_seed.get(method, 0):
+                    curves[family, dim, method] = found.numpy()
+                    row[method] = np.percentile(found[-1].numpy(), [50, 25, 75]).tolist()
+        rows.append(row)
+        kept = [name for name in MEMORIES if name in options.methods]
+        medians = {name: [float(ends[f"{name}-{seed}"].median()) for seed in seeds] for name in kept}
+        lower = []
+        if {"flt", "performer"} <= set(kept):
+            pairs = product(seeds, seeds)
+            lower = [float((ends[f"flt-{a}"] < ends[f"performer-{b}"]).double().mean()) for a, b in pairs]
+        by_seed.append({"function": family, "d": dim} | medians | {"flt_below_performer": lower})
     conditions = {"calls": CALLS, "members": meta_training.MEMBERS, "seeds": options.seeds}
     chosen = {f"meta_seed_{name}": seed for name, seed in best_seed.items()}
     results.record(options.out / "learned_optimiser.csv", rows, conditions | chosen, digits=3)
+    meta = {"meta_seeds": " ".join(map(str, seeds))}
+    results.record(options.out / "learned_optimiser_memories.csv", by_seed, conditions | meta, digits=3)
     plot(options.out / "learned_optimiser.png", curves)
     print(results.table(rows))
+    print(results.table(by_seed))
     print(", ".join(f"{method} {spent:.1f} s" for method, spent in seconds.items()))
 
 

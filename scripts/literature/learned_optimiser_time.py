@@ -29,7 +29,7 @@ from scripts.literature.digits import N_TRAIN, images
 
 WEIGHTS = shipped.FOLDER / "history.safetensors"
 META_SEEDS = (0, 1)
-ITERATIONS, META_STEPS, META_TASKS = 120, 150, 2
+ITERATIONS, META_STEPS, META_TASKS = 100, 150, 2
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 WINDOW = 50
 """Steps over which the loss of the batches is averaged."""
