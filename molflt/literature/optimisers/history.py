@@ -8,7 +8,7 @@ causal sum of :mod:`molflt.literature.sequence.prefix_sums`, a step at a time). 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -63,6 +63,9 @@ class HistoryOptimiser(nn.Module):
                 # A sum of windows on the past; no wave.
                 self.rpe.means.zero_()
                 self.rpe.weights.abs_()
+                # Quantiles of the same proposal: among few random draws f̂ does not decay within 2,000 steps.
+                place = (torch.arange(N_FREQUENCIES) + 0.5) / N_FREQUENCIES
+                self.rpe.xi.copy_((2**0.5 * torch.erfinv(place))[:, None])
         if name == "gru":
             self.gates = nn.Linear(width + inner, 2 * inner)
             self.candidate = nn.Linear(width + inner, inner)
@@ -220,20 +223,22 @@ def adam(
 
 
 def training_runs(
-    model: HistoryOptimiser, tasks: int, steps: int
+    model: HistoryOptimiser, tasks: int, steps: Sequence[int]
 ) -> Callable[[torch.Generator], Callable[[Parameters], Tensor]]:
-    """For :func:`~molflt.literature.optimisers.evolution.evolve`: ``tasks`` small networks.
+    """For :func:`~molflt.literature.optimisers.evolution.evolve`: ``tasks`` networks.
 
-    What counts is their loss, averaged over twentieths of the run, at a tenth, three tenths and the end.
+    They are trained for one of the numbers of steps. What counts is their loss, averaged over twentieths of the run,
+    at a tenth, three tenths and the end.
     """
 
     def draw_tasks(generator: torch.Generator) -> Callable[[Parameters], Tensor]:
+        length = steps[int(torch.randint(len(steps), (1,), generator=generator))]
         shape, draw = training_tasks(tasks, generator)
         theta = shape.start(tasks, generator)
 
         def utility(variants: Parameters) -> Tensor:
-            losses, _ = run(model, shape, draw, theta, steps, generator, variants)
-            window = max(1, steps // 20)
+            losses, _ = run(model, shape, draw, theta, length, generator, variants)
+            window = max(1, length // 20)
             return ranks(losses.unfold(0, window, window).mean(dim=-1), (0.1, 0.3, 1.0))
 
         return utility
