@@ -194,7 +194,7 @@ def test(options: argparse.Namespace) -> None:
                     row[method] = np.percentile(found[-1].numpy(), [50, 25, 75]).tolist()
         rows.append(row)
         kept = [name for name in MEMORIES if name in options.methods]
-        medians = {name: [float(ends[f"{name}-{seed}"].median()) for seed in seeds] for name in kept}
+        medians = {name: [float(ends[f"{name}-{seed}"].quantile(0.5)) for seed in seeds] for name in kept}
         lower = []
         if {"flt", "performer"} <= set(kept):
             pairs = [(ends[f"flt-{a}"], ends[f"performer-{b}"]) for a, b in product(seeds, seeds)]

@@ -29,7 +29,7 @@ from scripts.literature.digits import N_TRAIN, images
 
 WEIGHTS = shipped.FOLDER / "history.safetensors"
 META_SEEDS = (0,)
-ITERATIONS, META_STEPS, META_TASKS = 60, (100, 100, 600), 2
+ITERATIONS, META_STEPS, META_TASKS = 50, (100, 100, 600), 2
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 WINDOW = 50
 """Steps over which the loss of the batches is averaged."""

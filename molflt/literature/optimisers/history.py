@@ -30,6 +30,12 @@ UNIT = 64.0
 """Steps per unit of length of the RPE: Gaussians that start from 10 to 100 steps wide."""
 DECAY = 0.99
 """Of the mean square of past gradients, by which a gradient is divided."""
+GUARD = 0.03
+"""A parameter whose gradients are this share of the mean moves half as far as the network says.
+
+One that never had a gradient (the weight of a pixel that is never lit) would otherwise drift with the network's bias,
+without bound, until the pixel is lit once.
+"""
 
 State = Tensor
 
@@ -201,7 +207,8 @@ def run(
         square = DECAY * square + (1 - DECAY) * gradient.square()
         seen = scalars(gradient, square, theta, t)
         step, past = vmap(decide)(own, seen, past, query[:, t], key[:, t], normaliser[:, t])
-        theta = theta + step
+        size = square.sqrt()
+        theta = theta + step * size / (size + GUARD * size.mean(dim=-1, keepdim=True)).clamp(min=1e-30)
         losses.append(loss)
     return torch.stack(losses), theta
 
