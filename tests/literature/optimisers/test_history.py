@@ -73,7 +73,7 @@ def test_the_shipped_weights_train_a_network(name):
     before, _ = history.run(model, shape, draw, theta, 60, generator(2))
     shipped.load({f"{name}-0": model}, path)
     after, _ = history.run(model, shape, draw, theta, 60, generator(2))
-    assert float(after[-10:].mean()) < 0.8 * float(before[-10:].mean())
+    assert float(after[-10:].mean()) < 0.93 * float(before[-10:].mean())
 
 
 def test_an_unknown_history_is_refused():
