@@ -9,7 +9,7 @@ and CMA-ES (a value a call) have been tuned for each d on the training functions
 knows beforehand, with the rate and the number of starts that are best on the functions it is tested on. Needs cma.
 
     python -m scripts.literature.learned_optimiser --out runs/learned                  # the shipped weights
-    python -m scripts.literature.learned_optimiser --out runs/learned --meta-train     # an hour on one core
+    python -m scripts.literature.learned_optimiser --out runs/learned --meta-train     # ten minutes on one core
     python -m scripts.literature.learned_optimiser --out runs/learned --weights runs/learned/population.safetensors
     python -m scripts.literature.learned_optimiser --out runs/learned --tune           # prints TUNED
 """

@@ -8,7 +8,7 @@ tuned on the networks of meta-training, over 2,000 steps; besides there is the r
 themselves, which nobody knows beforehand.
 
     python -m scripts.literature.learned_optimiser_time --out runs/learned_time                 # the shipped weights
-    python -m scripts.literature.learned_optimiser_time --out runs/learned_time --meta-train    # half an hour
+    python -m scripts.literature.learned_optimiser_time --out runs/learned_time --meta-train    # ten minutes
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def main() -> None:
             row[f"loss_{step}"] = float(np.median(curves[name][step // window - 1]))
         low, high = np.percentile(curves[name][-1], [25, 75])
         row |= {"low": float(low), "high": float(high), "accuracy": float(accuracy.median())}
-        rows.append(row | {"other_meta_seeds": None} | more | {results.EACH: curves[name][-1].tolist()})
+        if len(options.meta_seeds) > 1:
+            row["other_meta_seeds"] = None
+        rows.append(row | more | {results.EACH: curves[name][-1].tolist()})
 
     for name in track(history.HISTORIES, "learned optimisers", total=len(history.HISTORIES)):
         mine = {seed: history.HistoryOptimiser(name, seed) for seed in options.meta_seeds}
@@ -126,7 +128,8 @@ def main() -> None:
             losses, theta = history.run(model, shape, draw, start, options.steps, random)
             ends[seed] = losses[:, 0], theta[0]
         first, *others = options.meta_seeds
-        note(name, *ends[first], other_meta_seeds=[float(np.median(smooth(ends[s][0], window)[-1])) for s in others])
+        more = [float(np.median(smooth(ends[seed][0], window)[-1])) for seed in others]
+        note(name, *ends[first], **({"other_meta_seeds": more} if more else {}))
     losses, theta = history.adam(
         shape, draw, start, options.steps, torch.Generator().manual_seed(2), torch.tensor(RATES)
     )
