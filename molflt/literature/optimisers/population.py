@@ -2,7 +2,8 @@
 
 Everything the network sees is a scalar that neither translation, rotation nor the order of members changes, in units
 of the population itself (its spread s, the spread of its values); every step is a sum of vectors with coefficients
-that the network makes. So it does not know d, and a rotated function is the same function to it.
+that the network makes. So one network serves every d, and a rotated function is the same function to it (but for the
+waves of an FLT mask, whose mean alone is invariant).
 """
 
 from __future__ import annotations
