@@ -15,7 +15,7 @@ from torch import Tensor
 
 from molflt.literature.optimisers.landscapes import Landscapes, start, value_and_gradient
 
-RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
 STARTS = (1, 4, 16)
 SIGMAS = (0.5, 1.5, 3.0)
 """For tuning: rates, numbers of starts, and first steps of CMA-ES."""
