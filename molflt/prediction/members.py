@@ -151,7 +151,7 @@ def load_member(path: ModelPath, say: Callable[[str], None], frequencies: Method
     if (n := len(members)) == 1:
         return members[0]
     say(f"{path} is an ensemble of {n} models; this is the first, {path}#0")
-    return load_members(f"{path}#0", frequencies)[0]
+    return replace(calibrated(members[:1], None)[0], name=f"{path}#0")
 
 
 def _shared(member: LoadedModel) -> dict[str, object]:
