@@ -30,10 +30,10 @@ from molflt.attention.far.mesh import Grid, MeshMethod
 from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.near import local_neighbourhood
+from molflt.calculator.domain_warnings import DomainWarnings
 from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms, refuse_charges
 from molflt.data.batching import collate
-from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.reading import Reading
 from molflt.errors import InputError
@@ -42,7 +42,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, doubt_of_forces, outside, why_no_forces
+from molflt.prediction.predictor import choose_device, doubt_of_forces, why_no_forces
 from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -117,7 +117,7 @@ class MolFLTCalculator(Calculator):
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
         self._held = [HeldMethod() for _ in self.model.members]
-        self._warned_of: set[str] = set()
+        self._warnings = DomainWarnings()
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
 
@@ -164,7 +164,7 @@ class MolFLTCalculator(Calculator):
             )
         batch = self._batch(self.atoms, name)
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
-            self._warn_once(Reason("forces", text))
+            self._warnings.say(text, "forces")
         found = []
         for member, held in zip(self.model.members, self._held, strict=True):
             with held.applied(member.model, batch):
@@ -203,18 +203,10 @@ class MolFLTCalculator(Calculator):
         else:
             data = from_atoms(bare, name, self.tags, how=self._how)
             self._tags_seen, self._tags_meant = given, data.tags.numpy()
-        for reason in outside(self.model.members[0], data):
-            # Elements are few, and each is named.
-            self._warn_once(Reason(reason.text, reason.text) if reason.rule == "elements" else reason)
+        self._warnings.ask(self.model.members[0], data)
         config = self.model.members[0].model.config
         attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
         return collate([data]).to(self.model.device)
-
-    def _warn_once(self, reason: Reason) -> None:
-        """Each part of the rule speaks once: in a run of dynamics it would at every step."""
-        if reason.rule not in self._warned_of:
-            self._warned_of.add(reason.rule)
-            warnings.warn(f"outside the model's domain: {reason.text}", stacklevel=4)
 
 
 def _evaluate(model: EnergyModel, batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:

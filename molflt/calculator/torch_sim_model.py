@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from ase import Atoms
 from torch import Tensor
-from torch_geometric.data import Data
 
 from molflt.calculator.ase_calculator import as_model
+from molflt.calculator.domain_warnings import DomainWarnings
 from molflt.data.ase_io import from_atoms
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
@@ -21,7 +21,7 @@ from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
-from molflt.prediction.predictor import doubt_of_forces, outside, why_no_forces
+from molflt.prediction.predictor import doubt_of_forces, why_no_forces
 
 try:
     from torch_sim.models.interface import ModelInterface
@@ -69,7 +69,7 @@ class MolFLTModel(ModelInterface):
             warnings.warn(text, stacklevel=2)
         self._device, self._dtype = self.model.device, torch.float64
         self._compute_forces, self._compute_stress = True, stress
-        self._warned_of: set[str] = set()
+        self._warnings = DomainWarnings()
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
         """Energies and their derivatives.
@@ -92,7 +92,7 @@ class MolFLTModel(ModelInterface):
         for k, cell in enumerate(cells):
             atoms = Atoms(numbers[owner == k], positions[owner == k], cell=cell, pbc=pbc)
             data = from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", "oc20")
-            self._warn_once(data)
+            self._warnings.ask(self.model.members[0], data, f"{data.name}: ")
             structures.append(attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated))
         batch = collate(structures).to(self.device)
         found = [derivatives(member.model, batch, self.compute_stress) for member in self.model.members]
@@ -106,9 +106,3 @@ class MolFLTModel(ModelInterface):
             if not bool(value.isfinite().all()):
                 raise InputError(f"the model's {quantity} is not finite; check the structures for atoms that overlap")
         return values
-
-    def _warn_once(self, data: Data) -> None:
-        for reason in outside(self.model.members[0], data):
-            if reason.rule not in self._warned_of:
-                self._warned_of.add(reason.rule)
-                warnings.warn(f"outside the model's domain: {data.name}: {reason.text}", stacklevel=3)

@@ -132,14 +132,16 @@ class OptimiserConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Literal["adamw", "adam"] = Field("adamw", description="adamw: decoupled weight decay")
+    name: Literal["adamw", "adam", "muon"] = Field(
+        "adamw", description="adamw: decoupled weight decay; muon: AdamW with orthogonal steps for matrices"
+    )
     lr: float = Field(1e-3, gt=0, description="peak learning rate; with init.model, 3e-4 if it is not given")
     betas: tuple[float, float] = Field((0.9, 0.98), description="moment decays of Adam")
     eps: float = Field(1e-6, gt=0, description="Adam's epsilon")
     weight_decay: float | None = Field(
         None,
         ge=0,
-        description="on matrices only; null: 0.1 with adamw, 0 with adam, where it is a penalty",
+        description="on matrices only; null: 0.1, with adam, where it is a penalty, 0",
     )
     schedule: Literal["linear", "cosine"] = Field("cosine", description="decay to zero after the warm-up")
     warmup_steps: int = Field(100, ge=0, description="steps of the linear rise to the peak; half of all at most")
@@ -155,7 +157,7 @@ class OptimiserConfig(BaseModel):
         """``weight_decay``, and what null stands for."""
         if self.weight_decay is not None:
             return self.weight_decay
-        return WEIGHT_DECAY if self.name == "adamw" else 0.0
+        return 0.0 if self.name == "adam" else WEIGHT_DECAY
 
 
 class LossConfig(BaseModel):

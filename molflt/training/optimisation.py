@@ -12,23 +12,30 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from molflt.training.config import OptimiserConfig
+from molflt.training.muon import Muon
 
 
 def make_optimiser(model: nn.Module, config: OptimiserConfig) -> Optimizer:
-    """Adam or AdamW over the parameters of a model."""
-    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    groups = _parameter_groups(model, config.decay)
+    """Adam, AdamW or Muon over the parameters of a model."""
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "muon": Muon}[config.name]
+    groups = _parameter_groups(model, config.decay, config.name == "muon")
     # One pass over all tensors: on small models, the default's many small operations take a fifth of a step.
     return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay is for matrices only, and for no embedding."""
+def _parameter_groups(model: nn.Module, weight_decay: float, orthogonal: bool) -> list[dict[str, Any]]:
+    """Weight decay is for matrices only, and for no embedding; with ``orthogonal``, Muon is for most of them."""
     embeddings = {p for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     parameters = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in parameters if p.dim() >= 2 and p not in embeddings]
     kept = [p for p in parameters if p.dim() < 2 or p in embeddings]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": kept, "weight_decay": 0.0}]
+    if orthogonal:
+        # A single row or column has one direction only.
+        matrices = [p for p in decayed if p.dim() == 2 and min(p.shape) > 1]
+        groups.append({"params": matrices, "weight_decay": weight_decay, "orthogonal": True})
+        decayed = [p for p in decayed if p.dim() != 2 or min(p.shape) == 1]
+    return [{"params": decayed, "weight_decay": weight_decay}, *groups]
 
 
 def learning_rate_factor(step: int, warmup_steps: int, total_steps: int, shape: Literal["linear", "cosine"]) -> float:

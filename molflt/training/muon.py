@@ -1,0 +1,79 @@
+"""Muon: steps along the orthogonal factor of the gradient for matrices, AdamW for everything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Muon(torch.optim.AdamW):
+    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for parameter groups with ``orthogonal=True``.
+
+        M ← μM + (1 − μ)G,   N = (1 − μ)G + μM,   W ← (1 − lr·wd) W − 0.2·√max(m, n)·lr·UVᵀ,   N = UΣVᵀ
+
+    Every direction of a matrix moves as far as every other, where the gradient is of few. The factor 0.2·√max(m, n)
+    makes an element move as far as with AdamW, so that rates and decays mean the same (Liu et al. 2025, arXiv
+    2502.16982). UVᵀ is approximate: five steps of a Newton–Schulz iteration bring all singular values near one.
+
+    Args:
+        groups: as for AdamW; those with ``orthogonal=True`` hold matrices.
+        momentum: μ.
+        options: of AdamW, for the other groups; its ``lr`` and ``weight_decay`` are for all.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], momentum: float = 0.95, **options: Any) -> None:
+        super().__init__(groups, **options)
+        self.momentum = momentum
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of all groups; see :class:`torch.optim.Optimizer`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        aside: list[tuple[Tensor, Tensor]] = []
+        for group in self.param_groups:
+            if group.get("orthogonal"):
+                given = [(p, p.grad) for p in group["params"] if p.grad is not None]
+                self._move(given, group["lr"], group["weight_decay"])
+                aside += given
+        # AdamW passes over parameters without a gradient.
+        for parameter, _ in aside:
+            parameter.grad = None
+        super().step()
+        for parameter, gradient in aside:
+            parameter.grad = gradient
+        return loss
+
+    def _move(self, given: list[tuple[Tensor, Tensor]], rate: float, decay: float) -> None:
+        alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        for parameter, gradient in given:
+            average = self.state[parameter].setdefault("momentum", torch.zeros_like(gradient))
+            average.lerp_(gradient, 1 - self.momentum)
+            ahead = gradient.lerp(average, self.momentum)
+            alike.setdefault(tuple(parameter.shape), []).append((parameter, ahead))
+        # Matrices of one shape are iterated at once: on small models, many small operations take most of the time.
+        for shape, pairs in alike.items():
+            steps = orthogonal_factor(torch.stack([ahead for _, ahead in pairs]))
+            for (parameter, _), step in zip(pairs, steps, strict=True):
+                parameter.mul_(1 - rate * decay).add_(step, alpha=-0.2 * math.sqrt(max(shape)) * rate)
+
+
+def orthogonal_factor(matrices: Tensor) -> Tensor:
+    """UVᵀ of UΣVᵀ, nearly: (k, m, n) → (k, m, n) with singular values between 0.6 and 1.3.
+
+    Those of less than a thousandth of the norm stay smaller; a matrix of zeros stays one.
+    """
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = matrices if wide else matrices.transpose(1, 2)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+    a, b, c = 3.4445, -4.7750, 2.0315
+    for _ in range(5):
+        square = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x if wide else x.transpose(1, 2)

@@ -1,0 +1,119 @@
+"""Energies and forces of acetylacetone with the recipe ``molflt config forces``, and with parts of it left out.
+
+500 geometries of a run at 300 K, of which every tenth is held out to watch the training; judged on the 650 others at
+300 K (BOTNet datasets, Batatia et al., arXiv 2205.06643). What is judged is the moving average after the last step.
+
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.acetylacetone --out runs/acetylacetone --rows recipe
+    python -m scripts.tools.tables                                                     # the table of the page
+
+A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes a row for each run into
+docs/results/acetylacetone.csv.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase.io import read as read_frames
+from ase.io import write as write_frames
+
+from molflt.data.labels import LabelSpec
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.files import atomic_file
+from molflt.model.model_file import load_model
+from molflt.prediction.predictor import predict
+from molflt.training.config import TrainConfig
+from molflt.training.presets import preset_config
+from molflt.training.run import train
+from scripts import results
+from scripts.benchmarks.accuracy_rows import ProcessorTime
+
+ROWS: dict[str, dict[str, Any]] = {
+    "recipe": {},
+    "no vectors": {"vector_channels": 0},
+    "no far field": {"mechanism": "local"},
+    "neither": {"mechanism": "local", "vector_channels": 0},
+}
+"""What each changes of the recipe's attention."""
+KEPT = results.DOCS / "results" / "acetylacetone.csv"
+
+
+def write_parts(folder: Path) -> dict[str, Path]:
+    """Training and validation part as extxyz, kept if they are there, and the test file."""
+    if "MOLFLT_DATA" not in os.environ:
+        raise InputError("MOLFLT_DATA is not set: it is the folder that has acac/train_300K.xyz.gz")
+    given = Path(os.environ["MOLFLT_DATA"]) / "acac"
+    paths = {name: folder / f"{name}.extxyz" for name in ("train", "val")}
+    if not all(path.exists() for path in paths.values()):
+        frames = read_frames(given / "train_300K.xyz.gz", index=":", format="extxyz")
+        for name, path in paths.items():
+            chosen = [frame for k, frame in enumerate(frames) if (k % 10 == 0) == (name == "val")]
+            with atomic_file(path) as partial:
+                write_frames(partial, chosen, format="extxyz")
+    return {**paths, "test": given / "test_MD_300K.xyz.gz"}
+
+
+def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> TrainConfig:
+    """The recipe, changed as the row says."""
+    values = preset_config("forces").model_dump(mode="json", exclude_unset=True)
+    attention = {**values["model"].get("attention", {}), **ROWS[row]}
+    values["model"] = {**values["model"], "attention": attention}
+    values["data"] = {**values["data"], "train": str(parts["train"]), "val": {"val": str(parts["val"])}}
+    values["trainer"] = {**values["trainer"], "max_epochs": epochs, "val_every": max(1, epochs // 20)}
+    return TrainConfig.model_validate({**values, "seed": seed})
+
+
+def judge(row: str, seed: int, epochs: int, out: Path) -> dict[str, Any]:
+    """Train and judge: root mean square errors in meV, and meV/Å of a component."""
+    parts, name = write_parts(out), f"{row}-{seed}-{epochs}".replace(" ", "_")
+    run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
+    train(run_config(row, seed, epochs, parts), run, resume=True, callbacks=[spent])
+    loaded = load_model(run / "last.safetensors")
+    data = open_dataset(parts["test"], labels=LabelSpec(target="energy"))
+    prediction, _ = predict(loaded, data, forces=True)
+    assert prediction.forces is not None
+    labels = [data[k] for k in range(len(data))]
+    energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])
+    force = np.mean([np.mean((f - d.forces.numpy()) ** 2) for f, d in zip(prediction.forces, labels, strict=True)])
+    return {
+        "row": row,
+        "seed": seed,
+        "epochs": epochs,
+        "energy_rmse": 1000 * energy**0.5,
+        "force_rmse": 1000 * force**0.5,
+        "minutes": spent.seconds / 60,
+        "parameters": loaded.model.n_parameters(),
+    }
+
+
+def main() -> None:
+    """Every run that is asked for and not finished."""
+    parser = results.parser(__doc__, "data and runs")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=preset_config("forces").trainer.max_epochs)
+    parser.add_argument("--results", type=Path, default=KEPT, help="CSV of the finished runs")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        for seed, row in product(options.seeds, options.rows):
+            run = (row, str(seed), str(options.epochs))
+            known = results.read(options.results)
+            if any((one["row"], one["seed"], one["epochs"]) == run for one in known):
+                continue
+            found = judge(row, seed, options.epochs, options.out)
+            print(found, flush=True)
+            rows = [*known, {**found, **results.provenance()}]
+            results.write(options.results, rows, (*found, *results.PROVENANCE), digits=3)
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()
