@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
