@@ -104,7 +104,7 @@ def make_config(tiny_data: Path) -> Callable[..., TrainConfig]:
                 "cutoff": 4.0,
                 "attention": {"n_basis": 4},
             },
-            "optimiser": {"lr": 5e-3, "warmup_steps": 2, "ema_decay": 0.9},
+            "optimiser": {"name": "adamw", "lr": 5e-3, "warmup_steps": 2, "ema_decay": 0.9},
             "trainer": {"max_epochs": 2, "accelerator": "cpu"},
         }
         for key, value in overrides.items():

@@ -133,7 +133,7 @@ class OptimiserConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: Literal["adamw", "adam", "muon"] = Field(
-        "adamw", description="adamw: decoupled weight decay; muon: AdamW with orthogonal steps for matrices"
+        "muon", description="muon: orthogonal steps for matrices, AdamW for the rest; adamw: for all"
     )
     lr: float = Field(1e-3, gt=0, description="peak learning rate; with init.model, 3e-4 if it is not given")
     betas: tuple[float, float] = Field((0.9, 0.98), description="moment decays of Adam")

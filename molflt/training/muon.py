@@ -53,7 +53,11 @@ class Muon(torch.optim.AdamW):
     def _move(self, given: list[tuple[Tensor, Tensor]], rate: float, decay: float) -> None:
         alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
         for parameter, gradient in given:
-            average = self.state[parameter].setdefault("momentum", torch.zeros_like(gradient))
+            state = self.state[parameter]
+            if not state:
+                # AdamW looks for its own count of steps wherever there is a state when one is loaded.
+                state.update(step=torch.zeros(()), momentum=torch.zeros_like(gradient))
+            average = state["momentum"]
             average.lerp_(gradient, 1 - self.momentum)
             ahead = gradient.lerp(average, self.momentum)
             alike.setdefault(tuple(parameter.shape), []).append((parameter, ahead))

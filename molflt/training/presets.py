@@ -74,10 +74,18 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "forces": (
         "energies and forces of your own file, as of molecular dynamics; see docs/forces.md",
         {
-            "model": {"dim": 128, "n_layers": 3, "ffn_dim": 256, "cutoff": 5.0, "n_rbf": 32},
+            "model": {
+                "dim": 64,
+                "n_layers": 2,
+                "ffn_dim": 128,
+                "cutoff": 5.0,
+                # More of them are sooner learned by heart.
+                "n_rbf": 16,
+                "attention": {"vector_channels": 16},
+            },
             # Few structures in a batch: what counts is the number of steps.
             "data": {**_OWN, "target": "energy", "max_atoms": 96},
-            "optimiser": {"lr": 1e-3, "weight_decay": 0.01, "warmup_steps": 500, "clip_norm": 20.0},
+            "optimiser": {"lr": 5e-3, "clip_norm": 20.0},
             "loss": {"force_weight": 10.0},
             "trainer": {"max_epochs": 400, "max_steps": 100_000, "val_every": 4},
         },

@@ -30,6 +30,7 @@ MODEL: dict[str, Any] = {
 _CHANGES: dict[str, dict[str, Any]] = {
     "flt": {},
     "flt, separation": {},
+    "flt, muon": {},
     "gaussians": {"attention": {"spectrum": "gaussians"}},
     "waves": {"attention": {"spectrum": "sampled"}},
     "flt-undamped": {"attention": "flt-undamped"},
@@ -40,6 +41,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "concat, turned at random": {"attention": "flt-concat"},
     # Wider feed-forward layers, for as many parameters as flt has.
     "softmax": {"attention": "softmax", "ffn_dim": 332},
+    "softmax, muon": {"attention": "softmax", "ffn_dim": 332},
     "far_rank = 1": {"attention": {"far_rank": 1}},
     "far_rank = m": {"attention": {"far_rank": "m"}},
     "all channels": {"attention": {"far_dim": MODEL["dim"]}},
@@ -90,7 +92,8 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
         },
         "model": model,
         "loss": {"separation": "auto" if name in SEPARATED else 0},
-        "optimiser": {"lr": 2e-3, "warmup_steps": 200},
+        # What the other rows were made with, so that rows differ in one thing.
+        "optimiser": {"name": "muon" if name.endswith("muon") else "adamw", "lr": 2e-3, "warmup_steps": 200},
         "trainer": {"max_epochs": epochs, "max_steps": max_steps, "val_every": max(1, epochs // 10)},
     }
     return TrainConfig.model_validate(values)

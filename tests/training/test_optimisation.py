@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
 from molflt.training.config import OptimiserConfig
+from molflt.training.muon import Muon
 from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
 from molflt.training.run import train
 from molflt.training.task import _norms
@@ -60,19 +61,24 @@ def test_moving_average_by_hand():
 
 @pytest.mark.parametrize(
     ("name", "given", "expected"),
-    [("adamw", None, 0.1), ("adam", None, 0.0), ("adamw", 0.0, 0.0), ("adam", 0.02, 0.02)],
+    [("muon", None, 0.1), ("adamw", None, 0.1), ("adam", None, 0.0), ("adamw", 0.0, 0.0), ("adam", 0.02, 0.02)],
 )
 def test_optimiser(name, given, expected, make_config):
     """Where no decay is given, Adam has none: there it is a penalty in the gradient, of another size."""
     model = EnergyModel(make_config().model)
     config = OptimiserConfig(name=name, weight_decay=given, betas=(0.8, 0.9), eps=1e-5)
     optimiser = make_optimiser(model, config)
-    assert type(optimiser) is {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    assert type(optimiser) is {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[name]
     assert (optimiser.defaults["betas"], optimiser.defaults["eps"]) == ((0.8, 0.9), 1e-5)
-    assert [group["weight_decay"] for group in optimiser.param_groups] == [expected, 0.0]
+    assert [group["weight_decay"] for group in optimiser.param_groups][:2] == [expected, 0.0]
     # Matrices decay, and nothing else.
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decayed, kept = ({names[id(p)] for p in group["params"]} for group in optimiser.param_groups)
+    decayed, kept, *orthogonal = ({names[id(p)] for p in group["params"]} for group in optimiser.param_groups)
+    if name == "muon":
+        # Those of a single row or column are not for Muon.
+        assert {min(model.get_parameter(name).shape) for name in decayed} <= {1}
+        assert optimiser.param_groups[2]["weight_decay"] == expected
+        decayed |= orthogonal[0]
     assert decayed | kept == set(names.values())
     assert not decayed & kept
     assert "encoder.layers.0.ffn.0.weight" in decayed

@@ -43,6 +43,7 @@ EVERYTHING_RANDOM = {
     "model.dropout": 0.2,
     "model.attention_dropout": 0.1,
     "loss.noisy_nodes": True,
+    "optimiser.name": "muon",
     "optimiser.ema_decay": 0.95,
     "trainer.max_epochs": 5,
     "trainer.patience": 4,
