@@ -1,7 +1,8 @@
 """Processor time of a training step with forces over one without: molflt's, SchNet's and PaiNN's, in the same run.
 
 A step on energies is the forward pass and the derivative with respect to the weights; with forces, the forces come
-from the energy and the loss on both is differentiated. All models have the width, layers and cutoff of the preset.
+from the energy and the loss on both is differentiated. All models have the width, layers and cutoff of ``small``, and
+molflt has no vectors.
 What else the machine does takes nothing from a time: it is that of the process, on one thread.
 
     python -m scripts.benchmarks.force_step train.extxyz --peers-python .venv-peers/bin/python
@@ -26,7 +27,7 @@ from scripts.benchmarks import measuring
 from scripts.benchmarks.model_worker import build, n_parameters
 from scripts.benchmarks.plain import PlainBatch
 
-PRESET = "forces"
+PRESET = "small"
 SIZES: dict[str, dict[str, Any]] = {
     "molflt": {"preset": PRESET, "attention": "flt"},
     "molflt, no far field": {"preset": PRESET, "attention": "local"},

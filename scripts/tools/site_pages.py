@@ -23,6 +23,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "data/fg/README.md": "data/fg.md",
+    "molflt/pretrained/acac.md": "models/acac.md",
     "molflt/pretrained/fg.md": "models/fg.md",
     "molflt/pretrained/qm7-small.md": "models/qm7-small.md",
 }

@@ -19,11 +19,11 @@ from molflt.prediction.members import pretrained_models
 from scripts.benchmarks.additivity import excess
 
 MODELS = pretrained_models()
-QM7, ADSORPTION = "qm7-small", "fg"
+QM7, ADSORPTION, FORCES = "qm7-small", "fg", "acac"
 
 
-def test_both_are_there_with_their_cards():
-    assert set(MODELS) == {QM7, ADSORPTION}
+def test_all_are_there_with_their_cards():
+    assert set(MODELS) == {QM7, ADSORPTION, FORCES}
     for path in MODELS.values():
         card = path.with_suffix(".md").read_text(encoding="utf-8")
         for word in ("Training data", "Error", "Domain", "Limits"):
