@@ -4,7 +4,7 @@ Velocity Verlet from a Maxwell-Boltzmann distribution. Prints the drift of the t
 through it) in meV per atom and ps, how far it strays from that line, the temperature, and the speed. Noise in the
 forces, and forces that belong to no energy, make it drift. Forces of another energy, or a time step that is too long,
 make it stray; with right forces, half the time step brings that to a quarter. With --out writes FOLDER/drift.csv and
-FOLDER/drift.png.
+FOLDER/drift.png. With --reference, bond lengths are set beside those of a file of the same molecule.
 
     python -m scripts.benchmarks.md_drift runs/first water.xyz --steps 2000 --timestep 0.5 --out runs/first/drift
 """
@@ -12,13 +12,16 @@ FOLDER/drift.png.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from ase import Atoms, units
+from ase.io import read as read_frames
 from ase.md.velocitydistribution import Stationary
 from ase.md.verlet import VelocityVerlet
+from ase.neighborlist import natural_cutoffs, neighbor_list
 from matplotlib.figure import Figure
 
 from molflt.calculator.ase_calculator import MolFLTCalculator
@@ -39,6 +42,7 @@ class Dynamics:
         temperature: K.
         n_atoms: in the structure.
         steps_per_second: over the whole run.
+        positions: (n, n_atoms, 3) Å, of every tenth step.
     """
 
     time: np.ndarray
@@ -46,6 +50,7 @@ class Dynamics:
     temperature: np.ndarray
     n_atoms: int
     steps_per_second: float
+    positions: np.ndarray
 
     @property
     def drift(self) -> float:
@@ -74,14 +79,33 @@ def run_dynamics(atoms: Atoms, steps: int, timestep: float, temperature: float, 
     if not atoms.constraints:
         Stationary(atoms)
     verlet = VelocityVerlet(atoms, timestep=timestep * units.fs)
-    rows = [(atoms.get_total_energy(), atoms.get_temperature())]
+    rows, positions = [(atoms.get_total_energy(), atoms.get_temperature())], [atoms.get_positions()]
     start = time.perf_counter()
-    for _ in track(range(steps), "dynamics", total=steps):
+    for step in track(range(1, steps + 1), "dynamics", total=steps):
         verlet.run(1)
         rows.append((atoms.get_total_energy(), atoms.get_temperature()))
+        if step % 10 == 0:
+            positions.append(atoms.get_positions())
     speed = steps / (time.perf_counter() - start)
     energy, kelvin = np.array(rows).T
-    return Dynamics(np.arange(steps + 1) * timestep / 1e3, energy, kelvin, len(atoms), speed)
+    return Dynamics(np.arange(steps + 1) * timestep / 1e3, energy, kelvin, len(atoms), speed, np.array(positions))
+
+
+def bond_lengths(frames: Sequence[Atoms], positions: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Lengths in Å of the bonds of the first of some frames, in all of them, by elements, as C-H.
+
+    Args:
+        frames: of one isolated molecule.
+        positions: (n, n_atoms, 3) Å, of which lengths are taken; None: of the frames.
+    """
+    first = frames[0]
+    positions = np.array([frame.positions for frame in frames]) if positions is None else positions
+    found: dict[str, list[np.ndarray]] = {}
+    for i, j in zip(*neighbor_list("ij", first, natural_cutoffs(first, mult=1.15)), strict=True):
+        if i < j:
+            name = "-".join(sorted((first.symbols[i], first.symbols[j])))
+            found.setdefault(name, []).append(np.linalg.norm(positions[:, i] - positions[:, j], axis=1))
+    return {name: np.concatenate(lengths) for name, lengths in sorted(found.items())}
 
 
 def plot(dynamics: Dynamics, path: Path) -> None:
@@ -111,6 +135,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
     parser.add_argument("--tags", choices=("auto", "oc20", "layers"), default="auto", help="how to read tags")
     parser.add_argument("--seed", type=int, default=0, help="of the velocities (default 0)")
+    parser.add_argument("--reference", type=Path, help="geometries of the same molecule, its atoms in the same order")
     options = parser.parse_args()
     for name, value, least in (
         ("--steps", options.steps, 2),
@@ -132,6 +157,9 @@ def main() -> None:
                 f"{options.model}: was trained on {atoms.calc.model.target}, energies of relaxed structures, which "
                 "have no forces; train with data.target=energy or y_init"
             )
+        frames = [] if options.reference is None else read_frames(options.reference, index=":")
+        if any(frame.numbers.tolist() != atoms.numbers.tolist() for frame in frames):
+            raise InputError(f"{options.reference}: not the atoms of {options.structure} in their order")
         dynamics = run_dynamics(atoms, options.steps, options.timestep, options.temperature, options.seed)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
@@ -141,6 +169,15 @@ def main() -> None:
     print(f"fluctuation    {dynamics.fluctuation:.3g} meV/atom")
     print(f"temperature    {kelvin:.0f} K, mean of the second half")
     print(f"speed          {dynamics.steps_per_second:.3g} steps/s")
+    if frames:
+        # What comes first is how the structure leaves where it began.
+        moved = bond_lengths(frames, dynamics.positions[len(dynamics.positions) // 10 :])
+        for name, known in bond_lengths(frames).items():
+            lengths = moved[name]
+            print(
+                f"{name:<15}{lengths.mean():.4f} ± {lengths.std():.4f} Å, longest {lengths.max():.3f}; "
+                f"in the reference {known.mean():.4f} ± {known.std():.4f}, longest {known.max():.3f}"
+            )
     if options.out is not None:
         names = ("model", "structure", "timestep", "temperature", "supercell", "dtype", "seed")
         conditions = {name: getattr(options, name) for name in names}
