@@ -101,9 +101,10 @@ class Pilot:
     """A question, as data.
 
     Attributes:
-        make: a structure from a generator of random numbers; of some number of ions where there are several sizes.
-        sizes: of the test sets; none for one test set of structures like those to train on.
-        attentions: configurations by name.
+        make: a structure from a generator of random numbers; of some size, if there are several.
+        sizes: of the structures to train on and of the test sets, the first ones also trained on; none for one test
+            set of structures like those to train on.
+        attentions: configurations by name; ``charges`` is the model's own.
         epochs: of training.
         n_train: structures to train on.
         n_test: structures of a test set.
@@ -124,6 +125,8 @@ _COMMON: dict[str, dict[str, Any]] = {
     "molflt, all channels": {"far_dim": 96},
     "softmax": {"mechanism": "softmax"},
     "no far field": {"mechanism": "local"},
+    "molflt, charges": {"charges": 1},
+    "no far field, charges": {"mechanism": "local", "charges": 1},
 }
 PILOTS = {
     "dipoles": Pilot(two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 5000, 500, 1024),
@@ -167,6 +170,8 @@ def config(
     train_file: Path, val_file: Path, attention: Mapping[str, Any], seed: int, epochs: int, max_atoms: int, lr: float
 ) -> TrainConfig:
     """The same model and trainer for every attention of a pilot; a local cutoff of 4 Å."""
+    attention = dict(attention)
+    charges = attention.pop("charges", 0)
     return TrainConfig.model_validate(
         {
             "seed": seed,
@@ -184,6 +189,7 @@ def config(
                 "cutoff": 4.0,
                 "n_rbf": 16,
                 "auxiliary_head": False,
+                "charges": charges,
                 # Moments of the neighbours see no further than these; here the far field is judged.
                 "attention": {
                     **({} if attention.get("mechanism") in ("softmax", "kernelised") else {"moment_channels": 0}),
