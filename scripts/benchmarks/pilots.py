@@ -9,6 +9,8 @@ errors. Batches are large because the signal is small: what the atoms of all str
 the gradient in small ones. For the same reason little is learned at first, and a short schedule compares how early a
 model begins, not how far it comes.
 
+*far-dipoles*: the same pairs, trained on with their centres up to 10 Å apart, and tested farther apart than that.
+
 *clusters*: train on clusters of 24 ions, predict clusters of 24, 48, 96 and 192 of the same density. The energy is
 that of smeared charges, Σ_{i<j} q_i q_j erf(d_ij/2)/d_ij with d in Å, in eV. The neighbour list ends at 4 Å, so a
 model without a far field is blind to nearly all of it.
@@ -50,6 +52,8 @@ COULOMB = 14.3996
 """eV Å, e²/(4πε₀)."""
 LENGTH, VACUUM, FARTHEST = 2.4, 6.0, 12.0
 """Å: of a dipole; between the nearest ions of the two, at least; between the centres, at most."""
+NEAR = 10.0
+"""Å: the largest distance of centres that far-dipoles are trained on."""
 CLUSTER, SIDE, CLOSEST = 24, 16.0, 1.8
 """Ions of a training cluster, and Å: its box, and the least distance between two ions."""
 
@@ -78,8 +82,26 @@ def two_dipoles(random: np.random.Generator) -> Ions:
         positions = np.stack([first, -first, centre + second, centre - second])
         between = np.linalg.norm(positions[:2, None] - positions[None, 2:], axis=-1)
         if between.min() > VACUUM:
-            energy = COULOMB * float((charges[:2, None] * charges[None, 2:] / between).sum())
-            return Ions(positions, charges, energy)
+            return charged_pairs(positions, charges)
+
+
+def dipoles_at(random: np.random.Generator, distance: float) -> Ions:
+    """Two dipoles in any orientation with their centres ``distance`` Å apart; if that is NEAR, up to so far."""
+    while True:
+        ions = two_dipoles(random)
+        between = ions.positions[2:].mean(axis=0)
+        if distance > NEAR:
+            moved = ions.positions.copy()
+            moved[2:] += between * (distance / np.linalg.norm(between) - 1)
+            return charged_pairs(moved, ions.charges)
+        if np.linalg.norm(between) <= NEAR:
+            return ions
+
+
+def charged_pairs(positions: NDArray[np.float64], charges: NDArray[np.float64]) -> Ions:
+    """Two pairs of ions and the energy that one pair has in the field of the other."""
+    between = np.linalg.norm(positions[:2, None] - positions[None, 2:], axis=-1)
+    return Ions(positions, charges, COULOMB * float((charges[:2, None] * charges[None, 2:] / between).sum()))
 
 
 def cluster(random: np.random.Generator, n: int) -> Ions:
@@ -130,6 +152,7 @@ _COMMON: dict[str, dict[str, Any]] = {
 }
 PILOTS = {
     "dipoles": Pilot(two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 5000, 500, 1024),
+    "far-dipoles": Pilot(dipoles_at, (10, 12, 15, 20, 30, 40), _COMMON, 120, 5000, 500, 1024),
     "clusters": Pilot(
         cluster,
         (24, 48, 96, 192),
