@@ -1,4 +1,4 @@
-"""1/r between charges, by the numerical methods of the far field (DESIGN §3, item 9).
+"""1/r between charges, by the numerical methods of the far field (DESIGN §3, item 8).
 
 By the trapezoid rule in log s for 1/r = (2/√π) ∫₀^∞ exp(−r²s²) ds it is a ladder of Gaussians,
 
@@ -6,8 +6,8 @@ By the trapezoid rule in log s for 1/r = (2/√π) ∫₀^∞ exp(−r²s²) ds 
 
 which is smooth at r = 0, and 1/r to 2e-6 of itself beyond four σ; Madelung constants come out to 2e-5. Of the
 infinitely many rungs, an open structure sums those up to 16 times its diameter; what the wider ones add is a constant
-and a term in r², which are taken in closed form. In a crystal, rungs wider than the cell have nothing but their mean, and the mean is left out: only neutral sums
-are physical, and a charged cell is one with a uniform background.
+and a term in r², which are taken in closed form. In a crystal, rungs wider than the cell have nothing but their mean,
+and the mean is left out: only neutral sums are physical, and a charged cell is one with a uniform background.
 """
 
 from __future__ import annotations
