@@ -10,6 +10,9 @@ import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 
+from molflt import load
+from molflt.calculator.ase_calculator import MolFLTCalculator
+from molflt.cli.info import info_command
 from molflt.data.ase_io import from_atoms, to_atoms
 from molflt.data.batching import collate
 from molflt.data.compositions import apart
@@ -20,6 +23,7 @@ from molflt.errors import InputError
 from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import ModelMetadata, TrainingData, save_model
 from tests.attention.structures import batch_of, rotated
 from tests.model.models import batch_for, energies, make_model
 
@@ -123,11 +127,40 @@ def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
 
 
 @pytest.mark.parametrize("charge", [float("nan"), 0.4, 101, float("inf"), "much", [1, 2]])
-def test_a_charge_that_is_none_is_refused_in_one_line(charge: object, tmp_path: Path) -> None:
+def test_a_charge_that_is_none_is_refused_in_one_line(charge: object) -> None:
     atoms = molecule("H2O")
     atoms.info["charge"] = charge
     with pytest.raises(InputError, match=r"^a\.xyz#3: atoms\.info\['charge'\] is .*correct it or leave it out$"):
         from_atoms(atoms, "a.xyz#3", how=IONS)
+
+
+def test_a_file_a_prediction_a_calculator_and_info(
+    model: EnergyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.safetensors"
+    source = TrainingData(path="ions", fingerprint="0", n_structures=1)
+    metadata = ModelMetadata(
+        config=model.config,
+        seed=0,
+        target="energy",
+        elements=[1, 8],
+        standardiser={},
+        training_data=source,
+        validation={},
+        epoch=0,
+    )
+    save_model(path, model, metadata)
+    ion = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
+    predicted = load(path).predict([ion], per_atom=True)
+    atoms = ion.copy()
+    atoms.calc = MolFLTCalculator(path)
+    assert atoms.get_potential_energy() == pytest.approx(float(predicted.energies[0]))
+    assert predicted.atomic_energies[0].sum() + float(model.standardiser.mean) == pytest.approx(predicted.energies[0])
+    before = atoms.get_potential_energy()
+    atoms.info["charge"] = -3
+    assert abs(atoms.get_potential_energy() - before) > 1e-3, "another charge is another structure"
+    info_command(str(path), False, "auto")
+    assert "charges: 2 channels, 1/r to any distance" in capsys.readouterr().out
 
 
 def test_no_export_yet(model: EnergyModel) -> None:
