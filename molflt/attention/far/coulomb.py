@@ -19,8 +19,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from molflt.attention.far.choice import AutomaticMethod, choose_contraction
+from molflt.attention.far.choice import MESH_FROM, AutomaticMethod, choose_contraction
 from molflt.attention.far.costs import LayerSizes, costs
+from molflt.attention.far.exact import squared_distances
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
@@ -52,7 +53,7 @@ class CoulombMethods(AutomaticMethod):
 def potentials(geometry: Geometry, charges: Tensor, method: FrequencyMethod | None = None) -> Tensor:
     """φ_i = k_e Σ_j q_j b(r_ij) over all other atoms and, in a crystal, all images of all atoms.
 
-    Everything is computed in float64. The energy is ½ Σ_i q_i φ_i.
+    Everything is computed in float64, small open structures together, on pairs. The energy is ½ Σ_i q_i φ_i.
 
     Args:
         geometry: the batch.
@@ -65,13 +66,32 @@ def potentials(geometry: Geometry, charges: Tensor, method: FrequencyMethod | No
     Raises:
         InputError: a structure repeats along one or two axes only.
     """
-    geometry = replace(geometry, dtype=torch.float64)
-    # The far field of a structure depends on nothing else in the batch.
-    found = [
-        _of_structure(geometry, b, q, CoulombMethods(TOLERANCE) if method is None else method)
-        for b, q in enumerate(charges.to(torch.float64).split(geometry.sizes))
-    ]
-    return COULOMB * torch.cat(found)
+    geometry, charges = replace(geometry, dtype=torch.float64), charges.to(torch.float64)
+    found: dict[int, Tensor] = {}
+    # Structures summed together have the same rungs, so that none depends on what else is in the batch.
+    small: dict[int, list[int]] = {}
+    for b, q in enumerate(charges.split(geometry.sizes)):
+        if method is None and not geometry.is_periodic(b) and geometry.sizes[b] <= MESH_FROM:
+            small.setdefault(len(ladder(geometry, b)), []).append(b)
+        else:
+            found[b] = _of_structure(geometry, b, q, CoulombMethods(TOLERANCE) if method is None else method)
+    padded = geometry.pad(charges) if small else charges
+    for structures in small.values():
+        fields = _on_padded_pairs(geometry, structures, padded[structures])
+        found |= {b: field[: geometry.sizes[b]] for b, field in zip(structures, fields, strict=True)}
+    return COULOMB * torch.cat([found[b] for b in range(geometry.n_structures)])
+
+
+def _on_padded_pairs(geometry: Geometry, structures: list[int], charges: Tensor) -> Tensor:
+    """Σ_j q_j b(r_ij) of open structures with the same rungs, (n_structures, n_max, n_channels) 1/Å."""
+    n = max(geometry.sizes[b] for b in structures)
+    positions, charges = geometry.padded_positions[structures][:, :n], charges[:, :n]
+    widths = ladder(geometry, structures[0])
+    values = GaussianBasis(widths, n_atoms=1).on_pairs(squared_distances(positions, positions, torch.float64))
+    ladders = torch.tensordot(WEIGHT / widths, values, dims=1)
+    # Where there is no atom, the charge is zero.
+    wider = _wider(positions, charges, charges.sum(dim=1, keepdim=True), float(widths[-1]))
+    return ladders @ charges + wider - AT_ZERO * charges
 
 
 def _of_structure(geometry: Geometry, b: int, charges: Tensor, method: FrequencyMethod) -> Tensor:
@@ -122,10 +142,9 @@ def _wider(positions: Tensor, charges: Tensor, total: Tensor, widest: float) -> 
     first = WEIGHT / widest
     constant = first * step / (1 - step)
     quadratic = first / (2 * widest**2) * step**3 / (1 - step**3)
-    squared = positions.square().sum(dim=1, keepdim=True)
-    distances = (
-        squared * total + (squared * charges).sum(dim=0) - 2 * positions @ (positions.transpose(0, 1) @ charges)
-    )
+    squared = positions.square().sum(dim=-1, keepdim=True)
+    distances = squared * total + (squared * charges).sum(dim=-2, keepdim=True)
+    distances = distances - 2 * positions @ (positions.transpose(-2, -1) @ charges)
     return constant * total - quadratic * distances
 
 
