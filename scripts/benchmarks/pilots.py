@@ -152,7 +152,7 @@ _COMMON: dict[str, dict[str, Any]] = {
 }
 PILOTS = {
     "dipoles": Pilot(two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 5000, 500, 1024),
-    "far-dipoles": Pilot(dipoles_at, (10, 12, 15, 20, 30, 40), _COMMON, 120, 5000, 500, 1024),
+    "far-dipoles": Pilot(dipoles_at, (10, 12, 15, 20, 30, 40), _COMMON, 30, 2000, 500, 256),
     "clusters": Pilot(
         cluster,
         (24, 48, 96, 192),
@@ -261,9 +261,9 @@ def main() -> None:
     """Train every attention with every seed, test each on all sets, print the table and write it."""
     parser = results.parser(__doc__, "data, runs and the table")
     parser.add_argument("pilot", choices=list(PILOTS))
-    parser.add_argument("--epochs", type=int, help="default: 120 for dipoles, 15 for clusters")
+    parser.add_argument("--epochs", type=int, help="default: 120 for dipoles, 30 for far-dipoles, 15 for clusters")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--train", type=int, help="structures to train on; default: 5,000 dipoles, 3,000 clusters")
+    parser.add_argument("--train", type=int, help="structures to train on; default: 5,000 dipoles, 2,000 far-dipoles, 3,000 clusters")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--attention", nargs="+", help="default: all")
     options = parser.parse_args()
