@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("pilot", choices=list(PILOTS))
     parser.add_argument("--epochs", type=int, help="default: 120 for dipoles, 30 for far-dipoles, 15 for clusters")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--train", type=int, help="structures to train on; default: 5,000 dipoles, 2,000 far-dipoles, 3,000 clusters")
+    parser.add_argument("--train", type=int, help="structures to train on; default: that of the pilot")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--attention", nargs="+", help="default: all")
     options = parser.parse_args()
