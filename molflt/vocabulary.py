@@ -52,6 +52,7 @@ FIELDS: dict[str, Field] = {
     "y_relaxed": Field((1,), torch.float64, "eV", "adsorption energy of the relaxed geometry"),
     "energy": Field((1,), torch.float64, "eV", "total energy of the given geometry"),
     "forces": Field(("n_atoms", 3), torch.float64, "eV/Å", "forces on the given geometry, −∂energy/∂r_i"),
+    "charge": Field((1,), torch.float64, "e", "total charge, for models with charges; not given: 0"),
     "sid": Field((1,), torch.int64, "", "system id, as in OC20"),
     "edge_index": Field((2, "n_edges"), torch.int64, "", "(i, j): atom j sends to atom i"),
     "cell_offsets": Field(("n_edges", 3), torch.int32, "", "lattice translation of the sender's image"),

@@ -31,7 +31,7 @@ from molflt.attention.geometry import Geometry
 from molflt.attention.near import local_neighbourhood
 from molflt.calculator.domain_warnings import DomainWarnings
 from molflt.choices import TagConvention
-from molflt.data.ase_io import from_atoms, refuse_charges
+from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.reading import Reading
@@ -111,7 +111,7 @@ class MolFLTCalculator(Calculator):
         super().__init__()
         self.model = as_model(model, device, dtype)
         self.tags = tags
-        self._how = Reading(allow_charged)
+        self._how = Reading(allow_charged, charges=self.model.members[0].model.config.charges > 0)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
@@ -137,9 +137,12 @@ class MolFLTCalculator(Calculator):
         return super().get_property(name, atoms, allow_calculation)
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
-        """What has changed since the last calculation; tags, which ASE leaves out, are part of a structure here."""
+        """What has changed since the last calculation; tags and charge, which ASE leaves out, matter here."""
         refuse_charges(atoms, _name_of(atoms), self._how)
         changes: list[str] = super().check_state(atoms, tol)
+        name = _name_of(atoms)
+        if self.atoms is not None and charge_of(self.atoms, name, self._how) != charge_of(atoms, name, self._how):
+            changes.append("charge")
         if self.atoms is not None and not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
             changes.append("tags")
         return changes
@@ -194,6 +197,8 @@ class MolFLTCalculator(Calculator):
         # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
         bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
         bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
+        if charge := charge_of(atoms, name, self._how):
+            bare.info["charge"] = charge
         # What tags mean is judged by the heights of the atoms once, and must not change while these move.
         given = (atoms.numbers.tobytes(), atoms.get_tags().tobytes())
         if given == self._tags_seen:

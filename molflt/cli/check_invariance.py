@@ -49,7 +49,8 @@ def check_invariance_command(
 
     loaded = load_member(model, remark, frequencies)
     if inputs:
-        dataset = resolve_inputs(inputs, tags, how=Reading(allow_charged=True, conformers=1))
+        how = Reading(allow_charged=True, conformers=1, charges=loaded.model.config.charges > 0)
+        dataset = resolve_inputs(inputs, tags, how=how)
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
     else:

@@ -70,7 +70,9 @@ def _model_info(path: Path) -> dict[str, Any]:
     card = {"card": str(path.with_suffix(".md"))} if path.with_suffix(".md").exists() else {}
     rpe = getattr(loaded.model.positions, "rpe", None)
     reach = {} if rpe is None else {"widest_member": f"{float(rpe.widths.detach().max()):.3g} Å"}
-    sizes = {"parameters": loaded.model.n_parameters(), **reach}
+    n_charges = loaded.model.config.charges
+    charges = {"charges": f"{n_charges} channel{'s' * (n_charges > 1)}, 1/r to any distance"} if n_charges else {}
+    sizes = {"parameters": loaded.model.n_parameters(), **reach, **charges}
     return {
         "model": str(path),
         **card,

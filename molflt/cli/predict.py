@@ -79,10 +79,11 @@ def predict_command(
     for option, wanted in (("--forces", forces), ("--per-atom", per_atom)):
         if wanted and not as_json and (out is None or out.suffix != ".extxyz"):
             raise InputError(f"{option}: is written with its structures; give -o NAME.extxyz, or --json")
-    skip, how = on_error == "skip", Reading(allow_charged, conformers)
+    skip = on_error == "skip"
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
+    how = Reading(allow_charged, conformers, charges=members[0].model.config.charges > 0)
     structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")

@@ -61,6 +61,7 @@ def from_atoms(
         raise InputError(f"{name}: periodic along a lattice vector that is zero; correct the cell or pbc")
     _refuse_disorder(atoms, name)
     refuse_charges(atoms, name, how)
+    charge = charge_of(atoms, name, how)
     fixed = np.zeros(len(atoms), dtype=bool)
     for constraint in atoms.constraints:
         if isinstance(constraint, FixAtoms):
@@ -73,6 +74,8 @@ def from_atoms(
         "tags": _tags(atoms, fixed, name, tags),
         "fixed": fixed,
     }
+    if charge:
+        fields["charge"] = np.array([charge])
     for key in ("positions_relaxed", "pos_relaxed"):
         if key in atoms.arrays:
             relaxed = np.asarray(atoms.arrays[key], dtype=np.float64)
@@ -141,6 +144,8 @@ def to_atoms(data: Data) -> Atoms:
             atoms.info[label] = float(data[label])
     if "sid" in data:
         atoms.info["sid"] = int(data.sid)
+    if "charge" in data:
+        atoms.info["charge"] = float(data.charge)
     for key in TEXTS:
         if key in data:
             atoms.info[key] = str(data[key])
@@ -178,7 +183,19 @@ def refuse_charges(atoms: Atoms, name: str, how: Reading = DEFAULT) -> None:
         for moments in (atoms.arrays.get("initial_magmoms"), getattr(atoms.calc, "results", {}).get("magmoms")):
             if moments is not None:
                 how.refuse_moments(name, np.asarray(moments, dtype=np.float64))
-        how.refuse_odd(name, atoms.numbers.tolist())
+        how.refuse_odd(name, atoms.numbers.tolist(), charge_of(atoms, name, how))
+
+
+def charge_of(atoms: Atoms, name: str, how: Reading) -> float:
+    """The total charge in e, of ``info`` or else of all initial charges; 0 unless ``how`` is to read it.
+
+    Raises:
+        InputError: it is no whole number, or too large.
+    """
+    if not how.charges:
+        return 0.0
+    initial = float(np.sum(atoms.arrays.get("initial_charges", 0.0)))
+    return how.stated_charge(name, atoms.info, "atoms.info[{!r}]", initial)
 
 
 def results_at_hand(atoms: Atoms) -> dict[str, Any]:

@@ -160,8 +160,9 @@ def collate(structures: Sequence[Data]) -> Batch:
     """Put structures into one batch.
 
     Per-atom fields are concatenated, per-structure fields stacked, ``edge_index`` counts through the batch;
-    ``name`` and other text become lists. Text and sids that only some structures have are left out, as are further
-    conformers and what a file says of a structure beyond the vocabulary (``info``).
+    ``name`` and other text become lists. Where only some structures have a charge, that of the
+    others is 0. Text and sids that only some structures have are left out, as are further conformers and what a file
+    says of a structure beyond the vocabulary (``info``).
 
     Args:
         structures: under the vocabulary, all with neighbour lists or none.
@@ -171,6 +172,8 @@ def collate(structures: Sequence[Data]) -> Batch:
     """
     if not structures:
         raise InputError("there are no structures to put into a batch")
+    if any("charge" in structure for structure in structures):
+        structures = [_with_charge(structure) for structure in structures]
     present = [set(structure.keys()) for structure in structures]
     common = set.intersection(*present)
     partial = set.union(*present) - common
@@ -182,6 +185,13 @@ def collate(structures: Sequence[Data]) -> Batch:
                 "complete the data or drop the field"
             )
     return Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"conformers", "info"}))
+
+
+def _with_charge(structure: Data) -> Data:
+    if "charge" not in structure:
+        structure = copy.copy(structure)
+        structure.charge = structure.positions.new_zeros(1)
+    return structure
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:

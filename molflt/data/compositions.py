@@ -72,6 +72,8 @@ def _composition(members: Sequence[Data], positions: np.ndarray, forces: np.ndar
     for target in TARGETS:
         if target in data:
             data[target] = torch.stack([member[target] for member in members]).sum(dim=0)
+    if any("charge" in member for member in members):
+        data.charge = sum((member.charge for member in members if "charge" in member), torch.zeros(1).double())
     if "forces" in data:
         data.forces = torch.from_numpy(forces)
     return data

@@ -103,6 +103,8 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Rea
         "tags": np.zeros(n_atoms, dtype=np.int64),
         "fixed": np.zeros(n_atoms, dtype=bool),
     }
+    if how.charges and (charge := how.stated_charge(name, {}, "", Chem.GetFormalCharge(mol))):
+        fields["charge"] = np.array([float(charge)])
     if len(conformers) > 1:
         fields["conformers"] = conformers
     try:

@@ -23,6 +23,10 @@ KNOWN_VALUES: dict[str, tuple[float, ...]] = {
     "spin_multiplicity": (1,),
 }
 """What files say of a structure's state, in any case of letters, and the values of neutral closed shells."""
+CHARGES = ("charge", "total_charge", "net_charge")
+"""Those of them that models with charges read."""
+MOST_CHARGE = 100
+"""Elementary charges that a structure may have."""
 _ROUNDING = 0.05
 """Elementary charges by which written partial charges of a neutral structure may miss zero in sum, and Bohr magnetons
 that are none."""
@@ -37,6 +41,7 @@ class Reading:
     Attributes:
         allow_charged: take ions and open shells, which models know nothing of, as if they were neutral and closed.
         conformers: how many are made of a molecule that comes without positions; large ones get fewer.
+        charges: read the total charge, for models with charges; ions are taken then, and open shells are not.
         may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
 
     Raises:
@@ -45,6 +50,7 @@ class Reading:
 
     allow_charged: bool = False
     conformers: int = CONFORMERS
+    charges: bool = False
     may_allow: bool = True
 
     def __post_init__(self) -> None:
@@ -62,7 +68,7 @@ class Reading:
         Raises:
             InputError: it is one, and ``allow_charged`` is False.
         """
-        if abs(charge) > _ROUNDING or charge != charge:
+        if not self.charges and (abs(charge) > _ROUNDING or charge != charge):
             self.refuse(name, f"has a net charge of {charge:+g}")
         if unpaired:
             self.refuse(name, f"has {unpaired} unpaired electron{'s' * (unpaired > 1)}")
@@ -79,6 +85,8 @@ class Reading:
             InputError: one of :data:`KNOWN_VALUES` has another value, and ``allow_charged`` is False.
         """
         for key, value in entries.items():
+            if self.charges and isinstance(key, str) and key.lower() in CHARGES:
+                continue
             allowed = KNOWN_VALUES.get(key.lower()) if isinstance(key, str) else None
             said = value is not None and not (isinstance(value, str) and not value.strip())
             if allowed is not None and said and not _is_one_of(value, allowed):
@@ -86,19 +94,51 @@ class Reading:
                 stated = shown(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
                 self.refuse(name, f"{called.format(key)} is {stated} (neutral and closed-shell: {neutral})")
 
-    def refuse_odd(self, name: str, atomic_numbers: Iterable[int]) -> None:
+    def stated_charge(self, name: str, entries: Mapping[Any, Any], called: str, otherwise: float = 0.0) -> float:
+        """The total charge, in e: what a file says, or else something that follows from it.
+
+        Args:
+            name: where it came from, for the message.
+            entries: as of :meth:`refuse_stated`.
+            called: as of :meth:`refuse_stated`.
+            otherwise: where no entry says it.
+
+        Raises:
+            InputError: what is said is no whole number, or larger than :data:`MOST_CHARGE`.
+        """
+        found, what = otherwise, "the charge"
+        for key, value in entries.items():
+            said = value is not None and not (isinstance(value, str) and not value.strip())
+            if said and isinstance(key, str) and key.lower() in CHARGES:
+                what = called.format(key)
+                try:
+                    found = float(np.asarray(value, dtype=np.float64).reshape(()))
+                except (TypeError, ValueError, OverflowError):
+                    found = float("nan")
+                break
+        # In this order, for infinity has no nearest whole number.
+        if not abs(found) <= MOST_CHARGE or abs(found - round(found)) > _ROUNDING:
+            stated = f"{found:g}" if found == found else "no number"
+            raise InputError(
+                f"{name}: {what} is {stated}; a total charge is a whole number of e from -{MOST_CHARGE} to "
+                f"{MOST_CHARGE}: correct it or leave it out"
+            )
+        return float(round(found))
+
+    def refuse_odd(self, name: str, atomic_numbers: Iterable[int], charge: float = 0.0) -> None:
         """Refuse a molecule without metals that cannot be both neutral and closed-shell.
 
         Args:
             name: where it came from, for the message.
             atomic_numbers: of an isolated structure; on a surface, an odd number of electrons means nothing. A free
                 atom is taken: sets hold them for reference.
+            charge: of the whole structure, e.
 
         Raises:
             InputError: it has an odd number of electrons, and ``allow_charged`` is False.
         """
         numbers = [int(z) for z in atomic_numbers]
-        if len(numbers) > 1 and sum(numbers) % 2 and _NO_METALS.issuperset(numbers):
+        if len(numbers) > 1 and (sum(numbers) - int(charge)) % 2 and _NO_METALS.issuperset(numbers):
             self.refuse(name, "has an odd number of electrons: it is a radical or an ion, or an atom is missing")
 
     def refuse_moments(self, name: str, moments: np.ndarray) -> None:
@@ -124,8 +164,13 @@ class Reading:
                 "correct it, leave it out, or take it as if it were neutral and closed-shell with --allow-charged "
                 "(in Python allow_charged=True, in training data.allow_charged=true)"
             )
+            known = "no charge and no spin"
+            if self.charges:
+                known, remedy = "no spin", remedy.replace("neutral and ", "")
+            else:
+                remedy += "; models trained with model.charges=1 take ions"
             raise InputError(
-                f"{name}: {what}, but molflt's models know no charge and no spin; "
+                f"{name}: {what}, but molflt's models know {known}; "
                 + (remedy if self.may_allow else "give a neutral closed-shell molecule")
             )
 

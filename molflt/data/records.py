@@ -27,7 +27,7 @@ RECORD_KEYS = frozenset(
 ) | {*ENERGIES, *TEXTS}
 """What is read from a record; stored graphs are not. OC20's S2EF records have ``force``."""
 STATES = frozenset(spelt for key in KNOWN_VALUES for spelt in (key, key.capitalize(), key.upper()))
-"""What is read besides, to refuse ions and open shells."""
+"""What is read besides: the charge, and what refuses ions and open shells."""
 
 
 _NUMPY = {torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
@@ -110,6 +110,8 @@ def to_data(
             fields["forces"] = force_array(_numbers(record, label, where), n_atoms, label, where)
     if tags == "auto" and "tags" not in record:
         refuse_untagged(fields, where)
+    if how.charges and (charge := how.stated_charge(where, record, "field {!r}")):
+        fields["charge"] = np.array([charge])
     if "sid" in record:
         fields["sid"] = _integers(record, "sid", where, 1)
     texts = {key: _text(record[key], key, where) for key in TEXTS if key in record}
@@ -190,6 +192,8 @@ def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
             record[label] = float(data[label])
     if "forces" in data:
         record["forces"] = data.forces.numpy().astype(length)
+    if "charge" in data:
+        record["charge"] = float(data.charge)
     if "sid" in data:
         record["sid"] = int(data.sid)
     for key in TEXTS:

@@ -185,7 +185,7 @@ def structures_of(
     if isinstance(entry, Chem.Mol):
         return ListDataset([from_any_mol(entry, name, how=how)])
     if isinstance(entry, Data):
-        return ListDataset([_checked(entry, name)])
+        return ListDataset([_checked(entry, name, how)])
     if isinstance(entry, StructureDataset):
         return entry
     raise InputError(
@@ -230,7 +230,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def _checked(data: Data, name: str) -> Data:
+def _checked(data: Data, name: str, how: Reading) -> Data:
     """A copy with the fields of the vocabulary only, and with a name."""
     fields = {key: data[key] for key in data.keys() if key in vocabulary.FIELDS}  # noqa: SIM118 (Data is no dict)
     for key in ("edge_index", "cell_offsets"):
@@ -239,6 +239,11 @@ def _checked(data: Data, name: str) -> Data:
         if not isinstance(value, torch.Tensor):
             raise InputError(f"{name}: '{key}' is {type(value).__name__}, expected a tensor")
     check_structure(fields, name)
+    if "charge" in fields:
+        stated = {"charge": fields.pop("charge").item()}
+        how.refuse_stated(name, stated, "field {!r}")
+        if how.charges and (charge := how.stated_charge(name, stated, "field {!r}")):
+            fields["charge"] = torch.tensor([charge], dtype=torch.float64)
     structure = Data(**fields)
     structure.num_nodes = int(fields["atomic_numbers"].shape[0])
     structure.name = printable(data["name"] if isinstance(data.get("name"), str) else name)

@@ -41,6 +41,8 @@ def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
             f"attention of mechanism '{config.mechanism}' cannot be exported; 'fourier' and 'local' can, with the "
             "kernel of the presets"
         )
+    if model.config.charges:
+        raise InputError("a model with charges (model.charges) cannot be exported yet")
     if isinstance(config, LayerKeys) and config.vector_channels:
         raise InputError("a model with vectors (model.attention.vector_channels) cannot be exported yet")
 

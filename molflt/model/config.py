@@ -35,6 +35,9 @@ class ModelConfig(BaseModel):
         description="whose energies are summed: contact, those of an adsorbate and of the surface near it; auto: "
         "contact where y_relaxed is learnt and every training structure is an adsorbate on a surface, else all",
     )
+    charges: int = Field(
+        0, ge=0, le=64, description="latent charges of every atom, learnt without labels, that act by 1/r; 0: none"
+    )
     attention: AttentionConfig = Field(
         default_factory=attention_config, description="a mapping, or a preset: flt, local, softmax, ..."
     )

@@ -15,6 +15,7 @@ from molflt.attention.kernels.random_features import redraw
 from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
 from molflt.attention.sparse import scalar_products, sum_of_entries
+from molflt.model.charges import ChargeHead, charge_energies
 from molflt.model.config import ModelConfig
 from molflt.model.encoder import Encoder, full_precision
 from molflt.model.periodic_table import element_embedding
@@ -122,12 +123,13 @@ class ModelOutput:
 
     Attributes:
         energy: (n_structures,) eV, float64.
-        atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, its reference energy included. A mean
-            per structure belongs to no atom and is left out.
+        atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, its reference energy and half of what
+            its charges have of the others included. A mean per structure belongs to no atom and is left out.
         displacement: (n_atoms, 3) Å, predicted relaxed minus given position; None without the auxiliary head.
         embeddings: (n_atoms, dim), what the encoder makes of each atom.
         contractions: numerical method and contraction order of each structure's far field; empty for attention
             that has no such choice.
+        charges: (n_atoms, n_channels) e, float64, latent; None without them.
     """
 
     energy: Tensor
@@ -135,6 +137,7 @@ class ModelOutput:
     displacement: Tensor | None
     embeddings: Tensor
     contractions: list[Contraction]
+    charges: Tensor | None = None
 
 
 class EnergyModel(nn.Module):
@@ -166,6 +169,7 @@ class EnergyModel(nn.Module):
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim)
+        self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
@@ -190,12 +194,17 @@ class EnergyModel(nn.Module):
             if self.config.read_out == "contact":
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
+            charges = None
+            if self.charge_head is not None:
+                total = batch.charge if "charge" in batch else batch.cell.new_zeros(geometry.n_structures)
+                charges = self.charge_head(x, geometry, statistics.std, total)
+                atomic = atomic + charge_energies(geometry, charges)
             energy = statistics.mean + geometry.sum_over_structures(atomic)
             displacement = None
             if self.displacement_head is not None:
                 displacement = self.displacement_head(x, geometry, neighbourhood)
                 displacement = displacement * statistics.displacement_std.to(displacement.dtype)
-        return ModelOutput(energy, atomic, displacement, x, context.contractions)
+        return ModelOutput(energy, atomic, displacement, x, context.contractions, charges)
 
     def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
         """The geometry of a batch, in the precision of the weights; arguments as of :meth:`forward`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,6 +225,7 @@ def evaluate(
     """
     members = _members(model)
     metadata = members[0].metadata
+    how = replace(how, charges=metadata.config.charges > 0)
     given = {"label": label, "unit": unit, "per": per}
     spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
     path: Path | None = None

@@ -74,7 +74,7 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            how = Reading(data.allow_charged)
+            how = Reading(data.allow_charged, charges=config.model.charges > 0)
             structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, how))
             return Screening(structures, spec, path, self.forces, data.on_bad, compared=True, crew=crew)
 
@@ -145,14 +145,14 @@ class EnergyDataModule(lightning.LightningDataModule):
         asked, found = self.config.loss.separation, self.training_set
         if asked == 0:
             return 0.0
-        additive = found.isolated and found.statistics.kind == "element" and not found.relaxed
+        additive = found.isolated and not found.charged and found.statistics.kind == "element" and not found.relaxed
         if asked == "auto":
             return SHARE if additive and not self.forces and not self.config.data.allow_charged else 0.0
         if not additive:
             raise InputError(
-                f"{self.config.data.train}: loss.separation needs isolated structures without relaxed positions, and "
-                "reference energies of elements (data.target=energy or data.standardise=element), so that energies "
-                "add up; set loss.separation=auto or 0"
+                f"{self.config.data.train}: loss.separation needs isolated, neutral structures without relaxed "
+                "positions, and reference energies of elements (data.target=energy or data.standardise=element), so "
+                "that energies add up; set loss.separation=auto or 0"
             )
         return float(asked)
 

@@ -28,6 +28,7 @@ class TrainingSet:
         force_std: eV/Å, root mean square component of the forces on atoms free to move; 1 without forces.
         mean_n_atoms: atoms per structure.
         isolated: whether no structure is periodic.
+        charged: whether the model is told of a structure that it is an ion.
         diameter: Å, the largest distance between two atoms of one structure, images left aside.
         domain: what the structures look like.
     """
@@ -38,6 +39,7 @@ class TrainingSet:
     force_std: float
     mean_n_atoms: float
     isolated: bool
+    charged: bool
     diameter: float
     domain: Domain
 
@@ -79,6 +81,7 @@ def read_training_set(
         force_std=_mean_square([facts.forces for facts in found]) ** 0.5 or 1.0,
         mean_n_atoms=float(composition.sum()) / len(composition),
         isolated=all(facts.isolated for facts in found),
+        charged=any(facts.charged for facts in found),
         diameter=max(facts.diameter for facts in found),
         domain=fit.domain(),
     )
@@ -93,6 +96,7 @@ class _Facts(NamedTuple):
     displacements: tuple[float, int] | None
     forces: tuple[float, int]
     isolated: bool
+    charged: bool
     diameter: float
     look: Look
 
@@ -105,6 +109,7 @@ class _Facts(NamedTuple):
             _squares((data.positions_relaxed - data.positions)[~data.fixed]) if relaxed else None,
             _squares(data.forces[~data.fixed]) if screening.forces else (0.0, 0),
             not bool(data.pbc.any()),
+            "charge" in data and bool(data.charge.any()),
             _diameter(data.positions),
             look,
         )

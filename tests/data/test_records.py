@@ -21,7 +21,14 @@ def test_fields_follow_the_vocabulary(make_record: Any) -> None:
     data = to_data(record, "file#3")
     tensors = {name: data[name] for name in vocabulary.FIELDS if name in data}
     vocabulary.check(tensors, "x")
-    assert set(tensors) == set(vocabulary.FIELDS) - {"energy", "forces", "edge_index", "cell_offsets", "conformers"}
+    assert set(tensors) == set(vocabulary.FIELDS) - {
+        "energy",
+        "forces",
+        "edge_index",
+        "cell_offsets",
+        "conformers",
+        "charge",
+    }
     assert data.num_nodes == 5
     assert data.name == "file#3"
     np.testing.assert_array_equal(data.positions.numpy(), record["pos"])

@@ -38,7 +38,7 @@ def test_water_is_fine() -> None:
         (lambda f: f.pop("positions"), "field 'positions' is missing"),
         (lambda f: f.pop("atomic_numbers"), "field 'atomic_numbers' is missing"),
         (lambda f: f.update(atomic_numbers=torch.zeros(0, dtype=torch.int64)), "the structure has no atoms"),
-        (lambda f: f.update(charge=torch.zeros(3)), "unknown field 'charge'; known: "),
+        (lambda f: f.update(colour=torch.zeros(3)), "unknown field 'colour'; known: "),
         (lambda f: f.update(positions=f["positions"][:2]), r"'positions' has shape \(2, 3\), expected \(3, 3\)"),
         (lambda f: f.update(positions=f["positions"].float()), "'positions' has dtype torch.float32"),
         (lambda f: f["positions"].fill_(float("nan")), "'positions' holds NaN or infinity"),

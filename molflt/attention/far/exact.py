@@ -28,7 +28,7 @@ class ExactMethod(FrequencyMethod):
         if not any(geometry.is_periodic(b) for b in structures):
             chosen = list(structures)
             positions = geometry.padded_positions[chosen]
-            values = basis.on_pairs(_squared_distances(positions, positions, geometry.dtype))
+            values = basis.on_pairs(squared_distances(positions, positions, geometry.dtype))
             if not all(geometry.sizes[b] == geometry.n_max for b in chosen):
                 values = torch.where(geometry.pair_mask[chosen], values, 0.0)
             # Contraction wants the members first, and finds them so in memory.
@@ -47,7 +47,7 @@ class ExactMethod(FrequencyMethod):
             return super().pairs_operator(geometry, b, basis)
         r, dtype = geometry.atoms_of(b), geometry.dtype
         starts = range(0, len(r), STRIP)
-        return PairsOperator([basis.on_pairs(_squared_distances(r[a : a + STRIP], r[a:], dtype)) for a in starts])
+        return PairsOperator([basis.on_pairs(squared_distances(r[a : a + STRIP], r[a:], dtype)) for a in starts])
 
     def pairs_operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work | None:
         """See :class:`FrequencyMethod`."""
@@ -74,7 +74,7 @@ class ExactMethod(FrequencyMethod):
         )
 
 
-def _squared_distances(receivers: Tensor, senders: Tensor, dtype: torch.dtype) -> Tensor:
+def squared_distances(receivers: Tensor, senders: Tensor, dtype: torch.dtype) -> Tensor:
     """|r_i − r_j|² of (..., n, 3) and (..., m, 3) float64, in ``dtype``: (..., n, m) Å²."""
     total: Tensor | None = None
     # Axis by axis, for a sum over three neighbouring numbers is slow.

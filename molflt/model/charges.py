@@ -1,0 +1,52 @@
+"""Latent charges: what atoms carry so that they feel each other by 1/r, learnt from energies without labels.
+
+The idea is that of latent Ewald summation (Cheng, arXiv 2408.15165): charges are whatever makes the energies right.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from molflt.attention.far.coulomb import COULOMB, potentials
+from molflt.attention.geometry import Geometry
+
+
+class ChargeHead(nn.Module):
+    """q_i = q̃_i − (Σ q̃ − Q)/n for every channel, where q̃_i = √(s · 1 Å/k_e) · MLP(h_i) and s the energies' scale.
+
+    With that factor a product of outputs of one, 1 Å apart, is one standardised energy. The first channel of a
+    structure adds up to its charge Q, all others to zero.
+
+    Args:
+        dim: width of the model.
+        n_channels: charges of every atom.
+    """
+
+    def __init__(self, dim: int, n_channels: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, n_channels))
+
+    def forward(self, x: Tensor, geometry: Geometry, scale: Tensor, total: Tensor) -> Tensor:
+        """The charges of all atoms.
+
+        Args:
+            x: (n_atoms, dim), from the encoder.
+            geometry: the batch.
+            scale: s, () eV: the standard deviation of the energies.
+            total: Q, (n_structures,) e.
+
+        Returns:
+            (n_atoms, n_channels) e, float64.
+        """
+        free = torch.sqrt(scale / COULOMB) * self.mlp(x).to(torch.float64)
+        wanted = torch.zeros(geometry.n_structures, free.shape[1], dtype=free.dtype, device=free.device)
+        wanted[:, 0] = total
+        sizes = torch.tensor(geometry.sizes, dtype=free.dtype, device=free.device)
+        surplus = (geometry.sum_over_structures(free) - wanted) / sizes[:, None]
+        return free - surplus[geometry.structure]
+
+
+def charge_energies(geometry: Geometry, charges: Tensor) -> Tensor:
+    """½ q_i φ_i summed over channels, (n_atoms,) eV, float64: see :func:`molflt.attention.far.coulomb.potentials`."""
+    return 0.5 * (charges * potentials(geometry, charges)).sum(dim=1)

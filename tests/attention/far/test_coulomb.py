@@ -1,0 +1,109 @@
+"""1/r as a ladder of Gaussians: against 1/r itself, Madelung constants, and every method against the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from torch import Tensor
+
+from molflt.attention.far.coulomb import COULOMB, potentials
+from molflt.attention.far.exact import ExactMethod
+from molflt.attention.far.lattice import LatticeMethod
+from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.method import FrequencyMethod
+from molflt.attention.geometry import Geometry, geometry_of_batch
+from molflt.errors import InputError
+from tests.attention.structures import batch_of
+
+
+def geometry(*atoms: Atoms, dtype: torch.dtype = torch.float64) -> Geometry:
+    return geometry_of_batch(batch_of(list(atoms), 1.0, False), dtype)
+
+
+def energy(atoms: Atoms, charges: Tensor, method: FrequencyMethod | None = None) -> float:
+    """½ Σ q_i φ_i, eV."""
+    return 0.5 * float((charges * potentials(geometry(atoms), charges, method)).sum())
+
+
+def cloud(n: int, side: float, neutral: bool = True) -> tuple[Atoms, Tensor]:
+    random = np.random.default_rng(0)
+    charges = random.normal(size=(n, 1))
+    return Atoms(f"H{n}", random.uniform(0, side, (n, 3))), torch.from_numpy(charges - neutral * charges.mean())
+
+
+@pytest.mark.parametrize("distance", [4.0, 5.5, 10.0, 31.0, 100.0, 1e3, 1e5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_is_one_over_r(distance: float, dtype: torch.dtype) -> None:
+    pair = geometry(Atoms("H2", [[0, 0, 0], [0, 0, distance]]), dtype=dtype)
+    found = potentials(pair, torch.tensor([[1.0], [0.0]]))
+    assert float(found[1]) == pytest.approx(COULOMB / distance, rel=3e-6)
+    assert abs(float(found[0])) < 1e-9, "a charge has no energy with itself"
+
+
+@pytest.mark.parametrize(
+    ("crystal", "lattice", "per_distance", "constant"),
+    [("rocksalt", 12.0, 0.5, 1.7475646), ("cesiumchloride", 8.0, 0.75**0.5, 1.7626748)],
+)
+def test_madelung_constants(crystal: str, lattice: float, per_distance: float, constant: float) -> None:
+    ions = bulk("NaCl", crystal, a=lattice)
+    charges = torch.tensor([[1.0], [-1.0]])
+    found = -energy(ions, charges, LatticeMethod(1e-8)) * lattice * per_distance / COULOMB
+    # Steps of √2 miss the transform of 1/r, wave by wave, by up to 1e-5 of it.
+    assert found == pytest.approx(constant, rel=2e-5)
+    assert energy(ions * (2, 1, 3), charges.repeat(6, 1)) == pytest.approx(6 * energy(ions, charges), rel=1e-9)
+    sheared = ions.copy()
+    sheared.set_cell(np.array([[1, 1, 0], [0, 1, 2], [0, 0, 1]]) @ ions.cell.array, scale_atoms=False)
+    assert energy(sheared, charges) == pytest.approx(energy(ions, charges), rel=1e-9)
+
+
+def test_all_methods_agree() -> None:
+    """On pairs, on the mesh, and in a box so large that images are far; also for a charged structure."""
+    atoms, charges = cloud(60, 12.0, neutral=False)
+    on_pairs = potentials(geometry(atoms), charges, ExactMethod())
+    on_mesh = potentials(geometry(atoms), charges, MeshMethod(1e-5))
+    assert float((on_mesh - on_pairs).abs().max()) < 1e-5 * float(on_pairs.abs().max())
+    crystal, charges = cloud(60, 12.0)
+    crystal.set_cell([[13, 0, 0], [2, 12, 0], [0, -3, 14]])
+    crystal.pbc = True
+    on_lattice = potentials(geometry(crystal), charges, LatticeMethod(1e-5))
+    on_mesh = potentials(geometry(crystal), charges, MeshMethod(1e-5))
+    assert float((on_mesh - on_lattice).abs().max()) < 1e-5 * float(on_lattice.abs().max())
+    # The images of a neutral cloud are dipoles, whose energy falls as the volume.
+    apart = []
+    for side in (30.0, 60.0):
+        crystal.set_cell([side] * 3)
+        crystal.center()
+        apart.append(energy(crystal, charges) - energy(Atoms(crystal.numbers, crystal.positions), charges))
+    assert apart[1] / apart[0] == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_rungs_come_and_go_smoothly() -> None:
+    """With two fragments moving apart, the number of rungs jumps and the energy does not."""
+    atoms, charges = cloud(8, 5.0, neutral=False)
+    found = []
+    for gap in np.arange(20.0, 40.0, 0.5):
+        moved = atoms.copy()
+        moved.positions[4:, 0] += gap
+        r = np.linalg.norm(moved.positions[:4, None] - moved.positions[None, 4:], axis=-1)
+        q = charges[:, 0].numpy()
+        found.append(energy(moved, charges) - COULOMB * float((q[:4, None] * q[None, 4:] / r).sum()))
+    assert np.ptp(found) < 1e-5
+
+
+def test_company_changes_nothing_and_channels_do_not_meet() -> None:
+    (first, q), (second, other) = cloud(6, 6.0), cloud(10, 8.0, neutral=False)
+    together = potentials(geometry(first, second), torch.cat([q, other]))
+    alone = torch.cat([potentials(geometry(first), q), potentials(geometry(second), other)])
+    assert torch.equal(together, alone)
+    both = potentials(geometry(first), torch.cat([q, 2 * q], dim=1))
+    torch.testing.assert_close(both[:, 1], 2 * both[:, 0])
+
+
+@pytest.mark.parametrize("pbc", [(True, True, False), (False, True, False)])
+def test_slabs_and_chains_are_refused(pbc: tuple[bool, bool, bool]) -> None:
+    atoms = Atoms("H", cell=[5, 5, 5], pbc=pbc)
+    with pytest.raises(InputError, match="periodic along all three"):
+        potentials(geometry(atoms), torch.zeros(1, 1))

@@ -1,0 +1,168 @@
+"""Models with latent charges: held sums, invariance, forces and stress, and ions taken and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+
+from molflt import load
+from molflt.calculator.ase_calculator import MolFLTCalculator
+from molflt.cli.info import info_command
+from molflt.data.ase_io import from_atoms, to_atoms
+from molflt.data.batching import collate
+from molflt.data.compositions import apart
+from molflt.data.rdkit_io import from_smiles
+from molflt.data.reading import Reading
+from molflt.data.records import to_data, to_record
+from molflt.errors import InputError
+from molflt.export.scripted import refuse_what_cannot_be_exported
+from molflt.model.derivatives import derivatives
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import ModelMetadata, TrainingData, save_model
+from tests.attention.structures import batch_of, rotated
+from tests.model.models import batch_for, energies, make_model
+
+IONS = Reading(charges=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> EnergyModel:
+    """Charges of some tenths of e."""
+    found = make_model("molflt", cutoff=3.0, charges=2)
+    assert found.charge_head is not None
+    with torch.no_grad():
+        found.charge_head.mlp[2].weight.mul_(5.0)
+    return found
+
+
+def salt() -> Atoms:
+    crystal = bulk("NaCl", "rocksalt", a=5.6) * (2, 1, 1)
+    crystal.rattle(0.2, seed=0)
+    return crystal
+
+
+def test_the_sum_of_charges_is_held(model: EnergyModel) -> None:
+    batch = batch_for(model, [molecule("H2O"), molecule("CH3CH2OH"), salt()])
+    batch.charge = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64)
+    output = model(batch)
+    sums = torch.zeros(3, 2, dtype=torch.float64).index_add(0, batch.batch, output.charges)
+    expected = torch.tensor([[-1.0, 0.0], [0.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(sums, expected, atol=1e-12, rtol=0)
+    assert output.charges.std() > 0.05
+    parts = torch.zeros(3, dtype=torch.float64).index_add(0, batch.batch, output.atomic_energies)
+    torch.testing.assert_close(parts + model.standardiser.mean, output.energy)
+
+
+def test_energies_are_invariant_and_add_up_over_cells(model: EnergyModel) -> None:
+    ethanol, crystal = molecule("CH3CH2OH"), salt()
+    plain = energies(model, [ethanol, crystal])
+    torch.testing.assert_close(energies(model, [rotated(ethanol, 1), crystal]), plain)
+    turned = Atoms(crystal.numbers[::-1], crystal.positions[::-1] + 0.3, cell=crystal.cell, pbc=True)
+    torch.testing.assert_close(energies(model, [turned])[0], plain[1], rtol=1e-6, atol=1e-6)
+    mean = model.standardiser.mean
+    super_cell = energies(model, [crystal * (1, 2, 1)])[0]
+    torch.testing.assert_close(super_cell - mean, 2 * (plain[1] - mean), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda: molecule("CH3CH2OH"), salt])
+def test_forces_and_stress_are_derivatives(model: EnergyModel, make: object) -> None:
+    atoms = make()  # type: ignore[operator]
+    found = derivatives(model, batch_for(model, [atoms], 0.1), stress=True)
+    step = 1e-4
+
+    def moved(sign: int) -> Atoms:
+        other = atoms.copy()
+        other.positions[1] += sign * step * np.array([0.6, 0.0, 0.8])
+        return other
+
+    def strained(sign: int) -> Atoms:
+        other = atoms.copy()
+        strain = np.eye(3)
+        strain[0, 0] += sign * step
+        other.set_cell(other.cell.array @ strain, scale_atoms=False)
+        other.positions = atoms.positions @ strain
+        return other
+
+    up, down = energies(model, [moved(1), moved(-1)])
+    along = float(found.forces[1] @ torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64))
+    assert along == pytest.approx(-float(up - down) / (2 * step), rel=1e-5, abs=1e-5)
+    if atoms.pbc.all():
+        assert found.stress is not None
+        up, down = energies(model, [strained(1), strained(-1)])
+        slope = float(up - down) / (2 * step) / atoms.get_volume()
+        assert float(found.stress[0, 0, 0]) == pytest.approx(slope, rel=1e-4, abs=1e-7)
+
+
+def test_two_ions_far_apart_feel_each_other_only_with_charges(model: EnergyModel) -> None:
+    def at(distance: float, charges: int) -> float:
+        pair = batch_of([Atoms("NaCl", [[0, 0, 0], [0, 0, distance]])], 3.0, False)
+        other = model if charges else make_model("local", cutoff=3.0)
+        return float(other(pair).energy.detach())
+
+    assert at(50.0, 0) == pytest.approx(at(60.0, 0), abs=1e-12)
+    assert abs(at(50.0, 1) - at(60.0, 1)) > 1e-5
+
+
+def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
+    hydroxide = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
+    with pytest.raises(InputError, match=r"ion: .*know no charge.*--allow-charged.*model\.charges=1"):
+        from_atoms(hydroxide, "ion")
+    data = from_atoms(hydroxide, "ion", how=IONS)
+    assert data.charge.tolist() == [-1.0]
+    assert to_atoms(data).info["charge"] == -1.0
+    assert to_data(to_record(data), "again", how=IONS).charge.tolist() == [-1.0]
+    assert from_smiles("[NH4+]", how=Reading(charges=True, conformers=1)).charge.tolist() == [1.0]
+    hydroxide.info["charge"] = 0
+    with pytest.raises(InputError, match=r"odd number of electrons.*know no spin"):
+        from_atoms(hydroxide, "radical", how=IONS)
+    neutral = from_atoms(molecule("H2O"), "water", how=IONS)
+    assert "charge" not in neutral
+    assert collate([data, neutral]).charge.tolist() == [-1.0, 0.0]
+    assert apart([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
+
+
+@pytest.mark.parametrize("charge", [float("nan"), 0.4, 101, float("inf"), "much", [1, 2]])
+def test_a_charge_that_is_none_is_refused_in_one_line(charge: object) -> None:
+    atoms = molecule("H2O")
+    atoms.info["charge"] = charge
+    with pytest.raises(InputError, match=r"^a\.xyz#3: atoms\.info\['charge'\] is .*correct it or leave it out$"):
+        from_atoms(atoms, "a.xyz#3", how=IONS)
+
+
+def test_a_file_a_prediction_a_calculator_and_info(
+    model: EnergyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.safetensors"
+    source = TrainingData(path="ions", fingerprint="0", n_structures=1)
+    metadata = ModelMetadata(
+        config=model.config,
+        seed=0,
+        target="energy",
+        elements=[1, 8],
+        standardiser={},
+        training_data=source,
+        validation={},
+        epoch=0,
+    )
+    save_model(path, model, metadata)
+    ion = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
+    predicted = load(path).predict([ion], per_atom=True)
+    atoms = ion.copy()
+    atoms.calc = MolFLTCalculator(path)
+    assert atoms.get_potential_energy() == pytest.approx(float(predicted.energies[0]))
+    assert predicted.atomic_energies[0].sum() + float(model.standardiser.mean) == pytest.approx(predicted.energies[0])
+    before = atoms.get_potential_energy()
+    atoms.info["charge"] = -3
+    assert abs(atoms.get_potential_energy() - before) > 1e-3, "another charge is another structure"
+    info_command(str(path), False, "auto")
+    assert "charges: 2 channels, 1/r to any distance" in capsys.readouterr().out
+
+
+def test_no_export_yet(model: EnergyModel) -> None:
+    with pytest.raises(InputError, match="with charges"):
+        refuse_what_cannot_be_exported(model)
