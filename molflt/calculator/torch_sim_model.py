@@ -38,8 +38,8 @@ class MolFLTModel(ModelInterface):
         relaxed = ts.optimize(system=frames, model=MolFLTModel("runs/first"), optimizer=ts.optimizers.fire)
 
     The numerical method of the far field is chosen for each structure at every step, where the ASE calculator holds
-    it: the energy may jump by the model's tolerance ε when a cell changes or atoms leave a molecule. torch-sim knows no
-    total charge: every structure is taken as neutral.
+    it: the energy may jump by the model's tolerance ε when a cell changes or atoms leave a molecule. torch-sim knows
+    no total charge, so every structure is taken as neutral.
 
     Args:
         model: see :class:`molflt.calculator.MolFLTCalculator`; it has been trained on energies of which the
