@@ -49,6 +49,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "sampled": {"spectrum": "sampled"},
     "both, scales frozen": {"spectrum": "both"},
     "sampled, scales frozen": {"spectrum": "sampled"},
+    "both, muon": {"spectrum": "both"},
     "both, vectors": {"spectrum": "both", "vector_channels": 8},
     "no far field": {"mechanism": "local"},
 }
@@ -97,7 +98,8 @@ def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> Trai
                 "auxiliary_head": False,
                 "attention": ROWS[row],
             },
-            "optimiser": {"lr": 2e-3},
+            # What the other rows were made with, so that rows differ in one thing.
+            "optimiser": {"name": "muon" if row.endswith("muon") else "adamw", "lr": 2e-3},
             "loss": {"force_weight": 10.0},
             "trainer": {"max_epochs": epochs, "val_every": max(1, epochs // 10)},
         }
