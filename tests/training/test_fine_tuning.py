@@ -159,7 +159,7 @@ def test_another_architecture(fine, tmp_path):
     ("init", "error"),
     [
         ({"model": "{data}"}, r"init\.model: .*train\.lmdb: not a model file"),
-        ({"model": "pretrained:none"}, r"init\.model: pretrained:none: no such model; there are fg"),
+        ({"model": "pretrained:none"}, r"init\.model: pretrained:none: no such model; there are acac, fg"),
         (
             {"model": "{model}", "freeze": ["embeding"]},
             r"init\.freeze: there is no part embeding; there are radial, embedding\.element, .*layers\.0, .*y_head",
