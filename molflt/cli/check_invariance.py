@@ -55,6 +55,8 @@ def check_invariance_command(
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
     else:
         structures, known = builtin_structures(loaded.metadata.elements)
+        if loaded.model.config.charges:
+            structures = [one for one in structures if int(one.pbc.sum()) in (0, 3)]
         if not known:
             warn("the model knows too few elements of the built-in structures; give structures of your own")
     loaded.model.to(choose_device(device))

@@ -61,6 +61,7 @@ def from_atoms(
         raise InputError(f"{name}: periodic along a lattice vector that is zero; correct the cell or pbc")
     _refuse_disorder(atoms, name)
     refuse_charges(atoms, name, how)
+    how.refuse_slab(name, pbc)
     charge = charge_of(atoms, name, how)
     fixed = np.zeros(len(atoms), dtype=bool)
     for constraint in atoms.constraints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,18 @@ class Reading:
                 f"{MOST_CHARGE}: correct it or leave it out"
             )
         return float(round(found))
+
+    def refuse_slab(self, name: str, pbc: Sequence[bool] | np.ndarray) -> None:
+        """Refuse what repeats along one or two axes, for models with charges: there 1/r has no sum.
+
+        Raises:
+            InputError: it does, and ``charges`` is True.
+        """
+        if self.charges and 0 < (n := int(np.sum(pbc))) < 3:
+            raise InputError(
+                f"{name}: periodic along {n} of three axes, and a model with charges, whose 1/r has no sum there; "
+                "make it periodic along all three, with vacuum where it does not repeat"
+            )
 
     def refuse_odd(self, name: str, atomic_numbers: Iterable[int], charge: float = 0.0) -> None:
         """Refuse a molecule without metals that cannot be both neutral and closed-shell.

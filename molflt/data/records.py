@@ -110,6 +110,7 @@ def to_data(
             fields["forces"] = force_array(_numbers(record, label, where), n_atoms, label, where)
     if tags == "auto" and "tags" not in record:
         refuse_untagged(fields, where)
+    how.refuse_slab(where, pbc)
     if how.charges and (charge := how.stated_charge(where, record, "field {!r}")):
         fields["charge"] = np.array([charge])
     if "sid" in record:

@@ -239,6 +239,7 @@ def _checked(data: Data, name: str, how: Reading) -> Data:
         if not isinstance(value, torch.Tensor):
             raise InputError(f"{name}: '{key}' is {type(value).__name__}, expected a tensor")
     check_structure(fields, name)
+    how.refuse_slab(name, fields["pbc"].tolist()[0])
     if "charge" in fields:
         stated = {"charge": fields.pop("charge").item()}
         how.refuse_stated(name, stated, "field {!r}")

@@ -166,3 +166,13 @@ def test_a_file_a_prediction_a_calculator_and_info(
 def test_no_export_yet(model: EnergyModel) -> None:
     with pytest.raises(InputError, match="with charges"):
         refuse_what_cannot_be_exported(model)
+
+
+def test_what_repeats_along_two_axes_is_refused_where_it_is_read():
+    slab = Atoms("Cu", cell=[3, 3, 12], pbc=(True, True, False))
+    remedy = r"slab#3: periodic along 2 of three axes.*all three, with vacuum"
+    with pytest.raises(InputError, match=remedy):
+        from_atoms(slab, "slab#3", how=IONS)
+    with pytest.raises(InputError, match=remedy):
+        to_data(to_record(from_atoms(slab, "slab#3")), "slab#3", how=IONS)
+    assert "charge" not in from_atoms(slab, "slab#3")

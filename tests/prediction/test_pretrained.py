@@ -78,7 +78,9 @@ def test_the_command_line_knows_them(tmp_path):
 
 
 def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(InputError, match=f"pretrained:benzene: no such model; there are {FORCES}, {ADSORPTION}, {QM7}"):
+    with pytest.raises(
+        InputError, match=f"pretrained:benzene: no such model; there are {FORCES}, {ADSORPTION}, {QM7}"
+    ):
         molflt.load("pretrained:benzene")
 
 
