@@ -78,7 +78,7 @@ def run_settings(row: str, base: Path, learnt: Path, test: Path, seed: int, epoc
     values: dict[str, Any] = {
         "seed": seed,
         "data": {"train": str(learnt), "val": str(test), "target": "y_relaxed", "max_atoms": 384},
-        "optimiser": {"lr": FINE_TUNING_RATE if fine else 2e-3, "warmup_steps": 50},
+        "optimiser": {"name": "adamw", "lr": FINE_TUNING_RATE if fine else 2e-3, "warmup_steps": 50},
         "trainer": {"max_epochs": epochs, "val_every": epochs},
     }
     return TrainConfig.model_validate(values | begin)

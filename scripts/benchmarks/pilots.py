@@ -219,7 +219,8 @@ def config(
                     **attention,
                 },
             },
-            "optimiser": {"lr": lr},
+            # That of the numbers which the page has.
+            "optimiser": {"name": "adamw", "lr": lr},
             # Ions feel each other from afar.
             "loss": {"separation": 0},
             "trainer": {"max_epochs": epochs},
