@@ -78,7 +78,7 @@ def test_what_the_distributions_hold(distributions: tuple[Path, Path]) -> None:
     data |= {f"molflt/report/templates/3Dmol-{name}" for name in ("min.js", "LICENSE.txt")}
     assert data | {"molflt/__main__.py", "molflt/py.typed", "molflt/pretrained/qm7-small.safetensors"} <= set(held)
     assert not [name for name in held if not name.startswith(("molflt/", f"molflt-{__version__}.dist-info/"))]
-    assert wheel.stat().st_size < 10e6
+    assert wheel.stat().st_size < 12e6
 
 
 def test_it_is_the_wheel_that_runs(python: Path, tmp_path: Path) -> None:
