@@ -17,22 +17,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from ase.io import read as read_frames
 from ase.io import write as write_frames
 
-from molflt.data.labels import LabelSpec
-from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.model.model_file import load_model
-from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.presets import preset_config
 from molflt.training.run import train
 from scripts import results
 from scripts.benchmarks.accuracy_rows import ProcessorTime
+from scripts.benchmarks.clusters import mean_squares
 
 ROWS: dict[str, dict[str, Any]] = {
     "recipe": {},
@@ -75,12 +72,7 @@ def judge(row: str, seed: int, epochs: int, out: Path) -> dict[str, Any]:
     run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
     train(run_config(row, seed, epochs, parts), run, resume=True, callbacks=[spent])
     loaded = load_model(run / "last.safetensors")
-    data = open_dataset(parts["test"], labels=LabelSpec(target="energy"))
-    prediction, _ = predict(loaded, data, forces=True)
-    assert prediction.forces is not None
-    labels = [data[k] for k in range(len(data))]
-    energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])
-    force = np.mean([np.mean((f - d.forces.numpy()) ** 2) for f, d in zip(prediction.forces, labels, strict=True)])
+    energy, force = mean_squares(loaded, parts["test"])
     return {
         "row": row,
         "seed": seed,

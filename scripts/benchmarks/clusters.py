@@ -34,7 +34,7 @@ from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import load_model
+from molflt.model.model_file import LoadedModel, load_model
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
@@ -117,6 +117,17 @@ def waves(model: EnergyModel) -> tuple[list[float], list[float]]:
     return rpe.epsilon[chosen].tolist(), rpe.scales[chosen].tolist()
 
 
+def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
+    """Mean square errors of the energies and of the components of the forces of a file, eV² and (eV/Å)²."""
+    data = open_dataset(path, labels=LabelSpec(target="energy"))
+    prediction, _ = predict(loaded, data, forces=True)
+    assert prediction.forces is not None
+    labels = [data[k] for k in range(len(data))]
+    energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])
+    force = np.mean([np.mean((f - d.forces.numpy()) ** 2) for f, d in zip(prediction.forces, labels, strict=True)])
+    return float(energy), float(force)
+
+
 def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train and judge: a row of clusters.csv, and one of scales.csv for each wave."""
     parts, name = write_parts(out), f"{row}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
@@ -125,12 +136,7 @@ def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], 
     callbacks += [FrozenScales()] if "frozen" in row else []
     train(run_config(row, seed, epochs, parts), run, resume=True, say=lambda line: None, callbacks=callbacks)
     loaded = load_model(run / "last.safetensors")
-    data = open_dataset(parts["val"], labels=LabelSpec(target="energy"))
-    prediction, _ = predict(loaded, data, forces=True)
-    assert prediction.forces is not None
-    labels = [data[k] for k in range(len(data))]
-    energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])
-    force = np.mean([np.mean((f - d.forces.numpy()) ** 2) for f, d in zip(prediction.forces, labels, strict=True)])
+    energy, force = mean_squares(loaded, parts["val"])
     found = {
         "row": row,
         "seed": seed,

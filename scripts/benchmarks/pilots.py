@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf
 
+from molflt.attention.far.coulomb import COULOMB
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
@@ -48,8 +49,6 @@ from molflt.training.run import train
 from scripts import results
 
 SODIUM, CHLORINE = 11, 17
-COULOMB = 14.3996
-"""eV Å, e²/(4πε₀)."""
 LENGTH, VACUUM, FARTHEST = 2.4, 6.0, 12.0
 """Å: of a dipole; between the nearest ions of the two, at least; between the centres, at most."""
 NEAR = 10.0
