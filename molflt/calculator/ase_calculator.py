@@ -111,7 +111,7 @@ class MolFLTCalculator(Calculator):
         super().__init__()
         self.model = as_model(model, device, dtype)
         self.tags = tags
-        self._how = Reading(allow_charged, charges=self.model.members[0].model.config.charges > 0)
+        self._how = Reading(allow_charged, charges=self.model.members[0].model.config.takes_ions)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None

@@ -49,7 +49,7 @@ def check_invariance_command(
 
     loaded = load_member(model, remark, frequencies)
     if inputs:
-        how = Reading(allow_charged=True, conformers=1, charges=loaded.model.config.charges > 0)
+        how = Reading(allow_charged=True, conformers=1, charges=loaded.model.config.takes_ions)
         dataset = resolve_inputs(inputs, tags, how=how)
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]

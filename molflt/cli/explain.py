@@ -60,7 +60,7 @@ def explain_command(
     target_device = choose_device(device)
     loaded = load_member(model, remark)
     data = _one_structure(
-        structure, index, tags, Reading(allow_charged, conformers, charges=loaded.model.config.charges > 0)
+        structure, index, tags, Reading(allow_charged, conformers, charges=loaded.model.config.takes_ions)
     )
     unknown = unknown_elements(loaded, set(data.atomic_numbers.tolist()))
     explanation = explain(loaded, data, atom, target_device)

@@ -83,7 +83,7 @@ def predict_command(
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
-    how = Reading(allow_charged, conformers, charges=members[0].model.config.charges > 0)
+    how = Reading(allow_charged, conformers, charges=members[0].model.config.takes_ions)
     structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     detail(f"{members[0].path} and {len(members) - 1} more, on {chosen}")

@@ -58,6 +58,11 @@ class ModelConfig(BaseModel):
         return self
 
     @property
+    def takes_ions(self) -> bool:
+        """Whether the total charge of a structure has a place in the model."""
+        return self.charges > 0
+
+    @property
     def neighbour_cutoff(self) -> float:
         """Å up to which structures need a neighbour list."""
         return self.attention.neighbour_cutoff(self.cutoff)

@@ -225,7 +225,7 @@ def evaluate(
     """
     members = _members(model)
     metadata = members[0].metadata
-    how = replace(how, charges=metadata.config.charges > 0)
+    how = replace(how, charges=metadata.config.takes_ions)
     given = {"label": label, "unit": unit, "per": per}
     spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
     path: Path | None = None

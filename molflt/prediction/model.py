@@ -170,7 +170,7 @@ class Model:
             raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
         by_atom = dict(zip(BY_ATOM, (forces, per_atom, embeddings), strict=True))
         entries = [structures] if _is_one(structures) else list(structures)
-        how = Reading(allow_charged, conformers, charges=self.members[0].model.config.charges > 0)
+        how = Reading(allow_charged, conformers, charges=self.members[0].model.config.takes_ions)
         failures: dict[int, str] = {}
         datasets: list[tuple[int, StructureDataset]] = []
         for index, entry in enumerate(entries):
