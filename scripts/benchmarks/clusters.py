@@ -2,11 +2,11 @@
 
 The clusters are those of Euclidean fast attention (Frank et al., arXiv 2412.08541): one element, a pair interaction
 of long range, energies and forces in units of their own. The division is the publishers': the first 1,500 of
-``permutation(arange(2500))`` after ``random.seed(0)`` to train on, the next 500 to validate. So is the loss, 0.01
-times the mean square error of the energy and 0.99 times that of a component of the forces.
+``permutation(arange(2500))`` after ``random.seed(0)`` to train on, the next 500 to validate, the others to test. So
+is the loss, 0.01 times the mean square error of the energy and 0.99 times that of a component of the forces.
 
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters       # 45 minutes of one core
-    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters --rows both --seeds 1
+    MOLFLT_DATA=FOLDER python -m scripts.benchmarks.clusters --out runs/clusters --rows both --seeds 1 --atoms 16
     python -m scripts.tools.tables                                                     # the table of the page
 
 A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes a row for each run into
@@ -41,8 +41,9 @@ from molflt.training.run import train
 from scripts import results
 from scripts.benchmarks.accuracy_rows import FrozenScales, ProcessorTime
 
-FILE = "efa/3D_cluster_32_atoms_radius_5.npz"
-PARTS = {"train": slice(0, 1500), "val": slice(1500, 2000)}
+FILES = {16: "efa/3D_cluster_16_atoms_radius_2point5.npz", 32: "efa/3D_cluster_32_atoms_radius_5.npz"}
+"""By atoms of a cluster."""
+PARTS = {"train": slice(0, 1500), "val": slice(1500, 2000), "test": slice(2000, None)}
 ROWS: dict[str, dict[str, Any]] = {
     "gaussians": {"spectrum": "gaussians"},
     "both": {"spectrum": "both"},
@@ -58,14 +59,14 @@ PUBLISHED = {"fast attention": 8.4e-4, "local": 6.0e-3}
 KEPT = results.DOCS / "results" / "clusters.csv"
 
 
-def write_parts(folder: Path) -> dict[str, Path]:
-    """The two parts of the publishers' division as extxyz; kept if they are there."""
-    paths = {name: folder / f"{name}.extxyz" for name in PARTS}
+def write_parts(folder: Path, n_atoms: int) -> dict[str, Path]:
+    """The three parts of the publishers' division as extxyz; kept if they are there."""
+    paths = {name: folder / f"{name}-{n_atoms}.extxyz" for name in PARTS}
     if all(path.exists() for path in paths.values()):
         return paths
     if "MOLFLT_DATA" not in os.environ:
-        raise InputError(f"MOLFLT_DATA is not set: it is the folder that has {FILE}")
-    with np.load(Path(os.environ["MOLFLT_DATA"]) / FILE) as found:
+        raise InputError(f"MOLFLT_DATA is not set: it is the folder that has {FILES[n_atoms]}")
+    with np.load(Path(os.environ["MOLFLT_DATA"]) / FILES[n_atoms]) as found:
         order = np.random.RandomState(0).permutation(np.arange(len(found["energy"])))
         arrays = {name: found[name][order] for name in ("atomic_numbers", "positions", "energy", "forces")}
     for name, path in paths.items():
@@ -128,20 +129,23 @@ def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
     return float(energy), float(force)
 
 
-def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def judge(row: str, n_atoms: int, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train and judge: a row of clusters.csv, and one of scales.csv for each wave."""
-    parts, name = write_parts(out), f"{row}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
+    parts, name = write_parts(out, n_atoms), f"{row}-{n_atoms}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
     run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
     callbacks: list[Callback] = [spent]
     callbacks += [FrozenScales()] if "frozen" in row else []
     train(run_config(row, seed, epochs, parts), run, resume=True, say=lambda line: None, callbacks=callbacks)
     loaded = load_model(run / "last.safetensors")
     energy, force = mean_squares(loaded, parts["val"])
+    of_test = mean_squares(loaded, parts["test"])
     found = {
         "row": row,
+        "atoms": n_atoms,
         "seed": seed,
         "epochs": epochs,
         "loss": 0.01 * energy + 0.99 * force,
+        "test_loss": 0.01 * of_test[0] + 0.99 * of_test[1],
         "energy_rmse": energy**0.5,
         "force_rmse": force**0.5,
         "minutes": spent.seconds / 60,
@@ -151,7 +155,7 @@ def judge(row: str, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], 
     # Nothing is drawn for them but the order of the quantiles, which is of the model's seed.
     _, before = waves(EnergyModel(loaded.metadata.config, loaded.metadata.seed))
     return found, [
-        {"row": row, "seed": seed, "epsilon": e, "before": s, "after": t}
+        {"row": row, "atoms": n_atoms, "seed": seed, "epsilon": e, "before": s, "after": t}
         for e, s, t in zip(epsilon, before, after, strict=True)
     ]
 
@@ -160,7 +164,7 @@ def scales_figure(rows: list[results.Row]) -> Figure:
     """Scales after training over those before, one marker for each row of the table."""
     figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     axes = figure.subplots()
-    learned = [row for row in rows if "frozen" not in row["row"]]
+    learned = [row for row in rows if "frozen" not in row["row"] and row["atoms"] == "32"]
     for name in dict.fromkeys(row["row"] for row in learned):
         before, after = ([float(row[key]) for row in learned if row["row"] == name] for key in ("before", "after"))
         axes.plot(before, after, "o", alpha=0.7, label=name)
@@ -172,7 +176,8 @@ def scales_figure(rows: list[results.Row]) -> Figure:
 
 
 def losses_figure(rows: list[results.Row]) -> Figure:
-    """The loss of every run by row, beside what is published."""
+    """The loss of every run with 32 atoms by row, beside what is published."""
+    rows = [row for row in rows if row["atoms"] == "32"]
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")
     axes = figure.subplots()
     names = sorted({row["row"] for row in rows}, key=lambda name: min(_losses(rows, name)))
@@ -195,6 +200,7 @@ def main() -> None:
     """Every run that is asked for and not finished."""
     parser = results.parser(__doc__, "data and runs")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--atoms", type=int, choices=list(FILES), default=32, help="of a cluster")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--results", type=Path, default=KEPT, help="CSV of the finished runs; the scales beside it")
@@ -203,10 +209,11 @@ def main() -> None:
     scales_path = options.results.with_name("scales.csv")
     try:
         for seed, row in product(options.seeds, options.rows):
-            run = (row, str(seed), str(options.epochs))
-            if any((known["row"], known["seed"], known["epochs"]) == run for known in results.read(options.results)):
+            run = (row, str(options.atoms), str(seed), str(options.epochs))
+            known = results.read(options.results)
+            if any((one["row"], one["atoms"], one["seed"], one["epochs"]) == run for one in known):
                 continue
-            found, waves = judge(row, seed, options.epochs, options.out)
+            found, waves = judge(row, options.atoms, seed, options.epochs, options.out)
             print(f"{row}, seed {seed}: loss {found['loss']:.3g}, {found['minutes']:.0f} minutes", flush=True)
             made = results.provenance()
             for path, new in ((scales_path, waves), (options.results, [found])):
