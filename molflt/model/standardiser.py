@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -110,4 +111,14 @@ def fit_statistics(
 def _scale(residual: Tensor) -> float:
     """Standard deviation, eV; one where there is nothing left but rounding, for a loss is divided by it."""
     std = float(residual.std(unbiased=False))
-    return std if std > 1e-6 else 1.0
+    return std if std > ROUNDING else 1.0
+
+
+def mean_absolute_deviation(energies: np.ndarray) -> float:
+    """Of (n,) energies in eV from their mean; zero where there is nothing left but rounding."""
+    mad = float(np.abs(energies - np.mean(energies)).mean())
+    return mad if mad > ROUNDING else 0.0
+
+
+ROUNDING = 1e-6
+"""eV: what may be left of energies that follow from the composition alone."""

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from molflt.model.standardiser import mean_absolute_deviation
+
 EWT_THRESHOLD = 0.02
 """eV; an energy counts as within threshold below it (OC20)."""
 
@@ -67,8 +69,7 @@ def force_metrics(predicted: np.ndarray, target: np.ndarray) -> ForceMetrics:
 def energy_metrics(predicted: np.ndarray, target: np.ndarray, references: np.ndarray | float = 0.0) -> EnergyMetrics:
     """Compare energies (n,) eV with their targets (n,) eV; ``references`` (n,) eV are no part of the deviation."""
     error = np.abs(np.asarray(predicted, dtype=np.float64) - np.asarray(target, dtype=np.float64))
-    left = target - references
-    mad = float(np.abs(left - np.mean(left)).mean())
+    mad = mean_absolute_deviation(target - references)
     mae = float(error.mean())
     return EnergyMetrics(
         n=len(error),

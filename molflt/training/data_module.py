@@ -14,6 +14,7 @@ from molflt.data.reading import Reading
 from molflt.data.screening import ALONE, Crew, Screening, labels
 from molflt.data.sources import fingerprint, open_dataset
 from molflt.errors import InputError
+from molflt.model.standardiser import mean_absolute_deviation
 from molflt.training.config import TrainConfig
 from molflt.training.prepared import NoisyDataset, PreparedDataset
 from molflt.training.separation import SHARE, SeparatedDataset
@@ -86,7 +87,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         for name, screened in validation.items():
             # Of totals, what an energy for each element leaves: the rest is no merit of a model.
             values = labels(screened, self.training_set.statistics.references)
-            self.mad[name] = float(np.abs(values - values.mean()).mean())
+            self.mad[name] = mean_absolute_deviation(values)
             self.val_structures[name] = screened.usable
             # The first process says it, and no other need look.
             self.warnings += [*screened.doubts, *(_leak(training, screened, name) if crew.rank == 0 else ())]
