@@ -30,7 +30,7 @@ def convert_command(
 
     Example: molflt convert relaxed/*.traj train.lmdb
     """
-    from molflt.data.labels import FORCE_UNITS, LabelSpec, parse_force_unit
+    from molflt.data.labels import LabelSpec, checked_force_unit
     from molflt.data.lmdb_writer import convert
 
     *inputs, out = paths
@@ -38,10 +38,8 @@ def convert_command(
         raise InputError(
             f"the last argument must be the LMDB to write, as in 'molflt convert IN OUT.lmdb', not {out}"
         )
-    force_unit = parse_force_unit(force_unit)
-    if force_unit is not None and force_unit not in FORCE_UNITS:
-        raise InputError(f"--force-unit {force_unit}: choose one of {', '.join(FORCE_UNITS)}")
-    given = {"label": label, "unit": unit, "per": per, "force_label": force_label, "force_unit": force_unit}
+    given = {"label": label, "unit": unit, "per": per, "force_label": force_label}
+    given["force_unit"] = checked_force_unit(force_unit)
     spec = LabelSpec.model_validate({"target": target, **given})
     try:
         count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec, allow_charged)

@@ -36,6 +36,9 @@ def evaluate_command(
     label: str = typer.Option(None, help="Name of the energy in the data.  [default: as in training]"),
     unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the data.  [default: as in training]"),
     per: Per = typer.Option(None, help="What an energy in the data is of.  [default: as in training]"),
+    force_unit: str = typer.Option(
+        None, help="Unit of the forces in the data, as in Hartree/bohr.  [default: as in training]"
+    ),
     forces: bool = typer.Option(
         None, "--forces/--no-forces", help="Evaluate forces.  [default: where they were trained]"
     ),
@@ -76,6 +79,7 @@ def evaluate_command(
         label=label,
         unit=unit,
         per=per,
+        force_unit=force_unit,
         forces=forces,
         device=device,
         max_atoms=max_atoms,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
 from ase import units
@@ -219,6 +219,18 @@ def parse_force_unit(text: Any) -> Any:
             if text.endswith(end):
                 return text.removesuffix(end) + "/Ang"
     return text
+
+
+def checked_force_unit(text: str | None) -> ForceUnit | None:
+    """The unit of forces that a command or a caller names.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    unit = parse_force_unit(text)
+    if unit is not None and unit not in FORCE_UNITS:
+        raise InputError(f"unit of forces {unit!r}: choose one of {', '.join(FORCE_UNITS)}")
+    return cast("ForceUnit | None", unit)
 
 
 assert set(ENERGY_UNITS) == set(get_args(EnergyUnit))

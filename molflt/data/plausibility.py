@@ -216,8 +216,8 @@ class ForceCheck:
             return []
         return [
             f"{source}: forces, read as {self._read_as}, have components of {typical:.3g} eV/Å (root mean square), "
-            "where 1 is usual. If they are stored in another unit, give data.force_unit, such as "
-            f"{self._nearest(1 / typical)}"
+            "where 1 is usual. If they are stored in another unit, give --force-unit or, in training, "
+            f"data.force_unit, such as {self._nearest(1 / typical)}"
         ]
 
     @property
@@ -237,7 +237,7 @@ class ForceCheck:
             factor, unit = max(abs(slope), 1 / abs(slope)), self._nearest(abs(slope))
             found.append(
                 f"are {'smaller' if abs(slope) > 1 else 'larger'} by a factor of {factor:.3g} than they should be; "
-                f"if the energies are in {self.spec.unit}, give data.force_unit={unit}"
+                f"if the energies are in {self.spec.unit}, give --force-unit or, in training, data.force_unit={unit}"
             )
         if not found:
             return []

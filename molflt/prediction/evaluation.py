@@ -17,7 +17,7 @@ from ase import Atoms
 from molflt.bundled import resolve_path
 from molflt.choices import EnergyUnit, OnError, Per, TagConvention
 from molflt.data.datasets import ConcatDataset, StructureDataset, SubsetDataset
-from molflt.data.labels import ENERGY_UNITS, LabelSpec
+from molflt.data.labels import ENERGY_UNITS, LabelSpec, checked_force_unit
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.screening import Screening
 from molflt.data.sources import fingerprint, open_dataset, structures_of
@@ -196,6 +196,7 @@ def evaluate(
     label: str | None = None,
     unit: EnergyUnit | None = None,
     per: Per | None = None,
+    force_unit: str | None = None,
     forces: bool | None = None,
     device: torch.device | str = "auto",
     max_atoms: int = DEFAULT_MAX_ATOMS,
@@ -213,6 +214,7 @@ def evaluate(
         label: name of the energy in the data; None: as in training.
         unit: of the energy in the data; None: as in training.
         per: what an energy in the data is of; None: as in training.
+        force_unit: of the forces in the data, as in Hartree/bohr; None: as in training.
         forces: evaluate forces as well; None: where they were trained and the data have them.
         device: where to compute, unless the model says so itself: auto, cpu or cuda.
         max_atoms: atoms per batch; bounds memory, changes no result.
@@ -226,7 +228,7 @@ def evaluate(
     members = _members(model)
     metadata = members[0].metadata
     how = replace(how, charges=metadata.config.takes_ions)
-    given = {"label": label, "unit": unit, "per": per}
+    given = {"label": label, "unit": unit, "per": per, "force_unit": checked_force_unit(force_unit)}
     spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
     path: Path | None = None
     if isinstance(data, str | os.PathLike):

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace, field
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,9 @@ def _model(
     if initial is not None:
         device = torch.device(_accelerator(config.trainer.accelerator))
         statistics, origin = take_over(model, initial, config, found, data.train_structures, device, say)
+    if model_config.read_out == "contact":
+        # A mean for each structure would be counted once, however large the adsorbate.
+        statistics = replace(statistics, mean=0.0)
     if statistics.mean and data.separation:
         say(f"{config.init.model} has a mean energy for each structure, which does not add up: no loss.separation")
         data.separation = 0.0

@@ -99,7 +99,7 @@ def test_forces_in_a_wrong_unit_or_with_the_wrong_sign_do_not_fit_the_energies(a
     for unit, factor in FORCE_UNITS.items():
         assert doubt(LabelSpec(force_unit=unit), factor) == ""
         if unit != "eV/Ang":
-            assert doubt(LabelSpec(), factor).endswith(f"give data.force_unit={unit}")
+            assert doubt(LabelSpec(), factor).endswith(f", data.force_unit={unit}")
         assert ("force_unit" in doubt(LabelSpec(force_unit="Hartree/bohr"), factor)) == (unit != "Hartree/bohr")
     assert "wrong sign" in doubt(LabelSpec(), -1.0)
 
