@@ -211,7 +211,7 @@ def _model(
     if initial is not None:
         device = torch.device(_accelerator(config.trainer.accelerator))
         statistics, origin = take_over(model, initial, config, found, data.train_structures, device, say)
-    if model_config.read_out == "contact":
+    elif model_config.read_out == "contact":
         # A mean for each structure would be counted once, however large the adsorbate.
         statistics = replace(statistics, mean=0.0)
     if statistics.mean and data.separation:
