@@ -78,7 +78,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
                 "dim": 64,
                 "n_layers": 2,
                 "ffn_dim": 128,
-                "cutoff": 3.5,
+                "cutoff": 4.0,
                 # More of them are sooner learned by heart.
                 "n_rbf": 16,
                 "attention": {"vector_channels": 16},
