@@ -21,9 +21,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-FIRST, SECOND = 3, 6
-"""Components of a vector, and of a symmetric tensor: its diagonal, then √2 times xz, yx, zy (``second_power``)."""
-COMPONENTS = FIRST + SECOND
+COMPONENTS = 9
+"""Of a vector and a symmetric tensor together."""
 
 
 class VectorStream(nn.Module):
@@ -51,7 +50,7 @@ class VectorStream(nn.Module):
 
     def take(self, moments: Tensor) -> Tensor:
         """(n_atoms, 10, n_moments), see :class:`LocalMoments` → (n_atoms, 9, C)."""
-        first, second = moments[:, 1:].split([FIRST, SECOND], dim=1)
+        first, second = orders(moments[:, 1:])
         return self.source(first, traceless(second))
 
     def values(self, x: Tensor, tensors: Tensor) -> Tensor:
@@ -60,27 +59,24 @@ class VectorStream(nn.Module):
         vectors, squares = bounded(tensors)
         values = self.value(first * vectors, second * squares)
         # A head's channels one after another, for the far field carries the first of them.
-        return values.unflatten(2, (self.n_heads, -1)).permute(0, 2, 3, 1).flatten(2)
+        return values.unflatten(2, [self.n_heads, -1]).permute(0, 2, 3, 1).flatten(2)
 
     def gather(self, carried: Tensor) -> Tensor:
         """What the attention has made of them, of the same shape → (n_atoms, 9, C)."""
-        n = carried.shape[0]
-        tensors = carried.reshape(n, self.n_channels, COMPONENTS).transpose(1, 2)
-        return self.gathered(*tensors.split([FIRST, SECOND], dim=1))
+        first, second = orders(carried.reshape(carried.shape[0], self.n_channels, -1).transpose(1, 2))
+        return self.gathered(first, second)
 
     def products(self, x: Tensor, tensors: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, dim), (n_atoms, 9, C) → what products of the latter add to either."""
         vectors, squares = bounded(tensors)
-        mixed = self.mix(vectors, squares)
-        other, other_squares = mixed.split([FIRST, SECOND], dim=1)
+        other, other_squares = orders(self.mix(vectors, squares))
         turned = applied(squares, other)
         of_scalars, of_vectors, of_squares = (1 + self.gate(x)).split(
-            [3 * self.n_channels, *[self.n_channels] * 2], 1
+            [3 * self.n_channels, self.n_channels, self.n_channels], 1
         )
-        factors = (vectors, other), (squares, other_squares), (vectors, turned)
-        invariants = torch.cat([(a * b).sum(dim=1) for a, b in factors], dim=1)
+        products = [(vectors * other).sum(dim=1), (squares * other_squares).sum(dim=1), (vectors * turned).sum(dim=1)]
         change = self.product(of_vectors[:, None] * turned, of_squares[:, None] * outer(vectors, other))
-        return self.output(of_scalars * invariants), change
+        return self.output(of_scalars * torch.cat(products, dim=1)), change
 
 
 class PerOrder(nn.Module):
@@ -101,11 +97,19 @@ class PerOrder(nn.Module):
 
 def bounded(tensors: Tensor) -> tuple[Tensor, Tensor]:
     """(n, 9, C) → vectors (n, 3, C), tensors (n, 6, C), each kind with a mean square below one over its channels."""
-    vectors, squares = (
-        t / (1 + (t * t).sum(dim=(1, 2), keepdim=True) / t.shape[2]).sqrt()
-        for t in tensors.split([FIRST, SECOND], dim=1)
-    )
-    return vectors, squares
+    vectors, squares = orders(tensors)
+    return _bounded(vectors), _bounded(squares)
+
+
+def _bounded(t: Tensor) -> Tensor:
+    return t / (1 + (t * t).sum(dim=[1, 2], keepdim=True) / t.shape[2]).sqrt()
+
+
+def orders(tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, 9, c) → vectors (n, 3, c) and tensors (n, 6, c), the latter as of ``second_power``: the diagonal, then √2
+    times xz, yx, zy.
+    """
+    return tensors[:, :3], tensors[:, 3:]
 
 
 def traceless(squares: Tensor) -> Tensor:

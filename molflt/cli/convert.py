@@ -39,8 +39,7 @@ def convert_command(
             f"the last argument must be the LMDB to write, as in 'molflt convert IN OUT.lmdb', not {out}"
         )
     given = {"label": label, "unit": unit, "per": per, "force_label": force_label}
-    given["force_unit"] = checked_force_unit(force_unit)
-    spec = LabelSpec.model_validate({"target": target, **given})
+    spec = LabelSpec.model_validate({"target": target, **given, "force_unit": checked_force_unit(force_unit)})
     try:
         count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec, allow_charged)
     except OSError as error:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.config import FarFieldKeys, FourierConfig, LayerKeys, LocalConfig
+from molflt.attention.config import FarFieldKeys, FourierConfig, LocalConfig
 from molflt.attention.context import FourierPositions
 from molflt.attention.far.members import TAPER, cutoff_factor
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
@@ -22,6 +22,7 @@ from molflt.attention.layer import FourierAttention
 from molflt.attention.moments import second_power, soft_unit, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import GAUSSIAN_END, envelope
+from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
 from molflt.model.encoder import EncoderLayer
 from molflt.model.energy_model import EnergyModel
@@ -43,8 +44,6 @@ def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
         )
     if model.config.charges:
         raise InputError("a model with charges (model.charges) cannot be exported yet")
-    if isinstance(config, LayerKeys) and config.vector_channels:
-        raise InputError("a model with vectors (model.attention.vector_channels) cannot be exported yet")
 
 
 class _Radial(nn.Module):
@@ -190,7 +189,10 @@ class _Layer(nn.Module):
         self.omega: Tensor
         self.register_buffer("root_temperature", attention.query_key.temperature.detach().sqrt())
         self.register_buffer("rpe_weights", attention.rpe_weights.detach())
-        self.n_heads, self.far_channels = attention.n_heads, attention.far_channels
+        self.n_heads, self.stream = attention.n_heads, attention.stream
+        # Of every head, the far field carries the first channels: of vectors, which come first, then of scalars.
+        self.far_vectors = 0 if attention.stream is None else COMPONENTS * attention.stream.far_channels
+        self.carried = self.far_vectors + attention.far_channels
         self.has_far = len(attention.rpe_weights) > 0
         self.gated = self.has_far and attention.far_rank == 1
         # What a model does not have is never called.
@@ -239,10 +241,13 @@ class _Layer(nn.Module):
         return self.convolved(v, pairs, waves, spectra)
 
     def moments(self, x: Tensor, i: Tensor, j: Tensor, weighted: Tensor, powers: Tensor) -> Tensor:
-        """See :class:`molflt.attention.moments.LocalMoments`."""
+        """(n, 10, channels), see :class:`molflt.attention.moments.LocalMoments`."""
         terms = self.moment_filters(weighted) * self.moment_value(x)[j]
         sums = terms.new_zeros((x.shape[0], 10, terms.shape[1]))
-        sums = sums.index_add(0, i, powers[:, :, None] * terms[:, None, :])
+        return sums.index_add(0, i, powers[:, :, None] * terms[:, None, :])
+
+    def read_moments(self, sums: Tensor) -> Tensor:
+        """What the layer makes of them, (n, dim)."""
         zeroth, first, second = sums[:, 0], sums[:, 1:4], sums[:, 4:]
         products = [(first * self.mix_first(first)).sum(dim=1), (second * self.mix_second(second)).sum(dim=1)]
         return self.moment_output(torch.cat([zeroth, products[0], products[1]], dim=1))
@@ -250,6 +255,7 @@ class _Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
+        tensors: Tensor,
         i: Tensor,
         j: Tensor,
         basis: Tensor,
@@ -260,25 +266,39 @@ class _Layer(nn.Module):
         pairs: Tensor,
         waves: Tensor,
         spectra: Tensor,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """Scalars (n, dim) and vectors (n, 9, C) → the same."""
         n, h = x.shape[0], self.attention_norm(x)
         projected = self.projection(h).view(n, 2, self.n_heads, -1)
         length = self.root_temperature[:, None]
         q, k = functional.normalize(projected[:, 0], dim=-1) * length, functional.normalize(projected[:, 1], dim=-1)
         k = k * length
         v = self.value(h).view(n, self.n_heads, -1)
+        n_scalars = v.shape[2]
+        sums = self.moments(h, i, j, weighted, powers) if self.has_moments else h
+        if self.stream is not None:
+            tensors = tensors + self.stream.take(sums)
+            of_vectors = self.stream.values(h, tensors)
+            v = torch.cat([of_vectors[:, :, : self.far_vectors], v, of_vectors[:, :, self.far_vectors :]], dim=2)
         near = torch.exp((q[i] * k[j]).sum(dim=-1) + self.bias(basis)) * fade[:, None]
         on_self = torch.exp((q * k).sum(dim=-1) + self.bias(self_basis))
         denominator = on_self.index_add(0, i, near)[:, :, None]
         total = (on_self[:, :, None] * v).index_add(0, i, near[:, :, None] * v[j])
         if self.has_far:
-            far = self.far_sum(h, q, k, v[:, :, : self.far_channels], pairs, waves, spectra)
-            total = torch.cat([total[:, :, : self.far_channels] + far, total[:, :, self.far_channels :]], dim=2)
-        attended = self.output((total / denominator).flatten(1))
+            far = self.far_sum(h, q, k, v[:, :, : self.carried], pairs, waves, spectra)
+            total = torch.cat([total[:, :, : self.carried] + far, total[:, :, self.carried :]], dim=2)
+        found = total / denominator
+        end = self.far_vectors + n_scalars
+        change = self.output(found[:, :, self.far_vectors : end].flatten(1))
         if self.has_moments:
-            attended = attended + self.moments(h, i, j, weighted, powers)
-        x = x + attended
-        return x + self.ffn(self.ffn_norm(x))
+            change = change + self.read_moments(sums)
+        if self.stream is not None:
+            carried = torch.cat([found[:, :, : self.far_vectors], found[:, :, end:]], dim=2)
+            tensors = tensors + self.stream.gather(carried)
+            of_products, turned = self.stream.products(h, tensors)
+            change, tensors = change + of_products, tensors + turned
+        x = x + change
+        return x + self.ffn(self.ffn_norm(x)), tensors
 
 
 class ScriptedEnergy(nn.Module):
@@ -307,6 +327,7 @@ class ScriptedEnergy(nn.Module):
         self.far: _FarField | _NoFarField = _FarField(positions, tolerance) if self.has_far else _NoFarField()
         layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
         self.layers = nn.ModuleList(_Layer(layer) for layer in layers)
+        self.components, self.vector_channels = COMPONENTS, model.encoder.vector_width // COMPONENTS
         embedding, head, statistics = model.embedding, model.energy_head, model.standardiser
         self.element, self.tag, self.neighbour_element = embedding.element, embedding.tag, embedding.neighbour_element
         self.centrality, self.norm, self.mlp = embedding.centrality, model.encoder.norm, head.mlp
@@ -354,9 +375,10 @@ class ScriptedEnergy(nn.Module):
         messages = basis * self.neighbour_element(z[j]) * fade[:, None]
         summed = messages.new_zeros((n, messages.shape[1])).index_add(0, i, messages)
         x = self.element(z) + self.tag(tags) + self.centrality(summed)
+        tensors = x.new_zeros((n, self.components, self.vector_channels))
         for _ in range(self.n_recycles):
             for layer in self.layers:
-                x = layer(x, i, j, basis, fade, self_basis, weighted, powers, pairs, waves, spectra)
+                x, tensors = layer(x, tensors, i, j, basis, fade, self_basis, weighted, powers, pairs, waves, spectra)
         own = (self.mlp(self.norm(x)).squeeze(-1) * self.factor[tags]).to(torch.float64)
         adsorbate = tags == self.adsorbate_tag
         if self.contact and bool(adsorbate.any()):

@@ -13,9 +13,7 @@ import torch
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import open_dataset, resolve_inputs
-from molflt.errors import InputError
 from molflt.export.export import DESCRIPTION, export
-from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel, load_model
 from tests.model.models import make_model
@@ -64,6 +62,7 @@ KINDS = {
     "waves, gates": {"attention": {"spectrum": "both", "far_rank": 1, "moment_channels": 4, "isolated_atoms": 9.0}},
     "rank m": {"attention": {"far_rank": "m", "n_features": 8}, "n_recycles": 2, "read_out": "contact"},
     "local": {"attention": "local", "auxiliary_head": False, "pair_types": False},
+    "vectors": {"attention": {"spectrum": "both", "vector_channels": 8, "moment_channels": 4}, "n_recycles": 2},
 }
 
 
@@ -143,11 +142,6 @@ def test_the_command(molflt, model_path, structures, tmp_path):
     again = molflt("export", model_path, "-o", out)
     assert again.status == 2
     assert "exists already" in again.err
-
-
-def test_vectors_cannot_be_exported():
-    with pytest.raises(InputError, match=r"vector_channels.* cannot be exported"):
-        refuse_what_cannot_be_exported(make_model({"vector_channels": 4}))
 
 
 def test_what_cannot_be_exported(molflt, performer_path, tmp_path):
