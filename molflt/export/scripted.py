@@ -1,8 +1,7 @@
 """The energy of one structure in the operations that TorchScript has: what an exported model computes.
 
 It is the model of :mod:`molflt.model.energy_model` once more, for one structure, with the neighbour list contracted
-edge by edge. The far field is the closed form on all pairs where nothing repeats, O(N²), and else the sum over the
-reciprocal lattice, O(N·K), whatever method the model was trained with: all compute the same f to its tolerance.
+edge by edge, and the far field of :mod:`molflt.export.far_field`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch.nn import functional
 
 from molflt.attention.config import FarFieldKeys, FourierConfig, LocalConfig
 from molflt.attention.context import FourierPositions
-from molflt.attention.far.members import TAPER, cutoff_factor
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
 from molflt.attention.layer import FourierAttention
 from molflt.attention.moments import second_power, soft_unit, typical_neighbours
@@ -24,6 +22,7 @@ from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import GAUSSIAN_END, envelope
 from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
+from molflt.export.far_field import FarField, NoFarField
 from molflt.model.encoder import EncoderLayer
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
@@ -71,107 +70,6 @@ class _Radial(nn.Module):
             x = self.gamma[pair_type] * x + self.beta[pair_type]
         z = x[:, None] * self.steepness - self.shift
         return torch.exp(-(z * z).clamp(max=self.end))
-
-
-class _FarField(nn.Module):
-    """The members of f on all pairs, or their lattice sum as features of positions."""
-
-    def __init__(self, positions: FourierPositions, tolerance: float) -> None:
-        super().__init__()
-        assert positions.rpe is not None
-        basis = positions.rpe()
-        widths = basis.widths.detach().double()
-        kappa = torch.zeros_like(widths) if basis.kappa is None else basis.kappa.detach().double()
-        self.widths: Tensor
-        self.kappa: Tensor
-        self.amplitudes: Tensor
-        self.cutoffs: Tensor
-        self.register_buffer("widths", widths)
-        self.register_buffer("kappa", kappa)
-        self.register_buffer("amplitudes", basis.amplitudes.detach().double())
-        self.register_buffer("cutoffs", basis.cutoffs(tolerance).detach())
-        self.taper, self.end = TAPER, GAUSSIAN_END
-        self.padding = cutoff_factor(tolerance / 10) * float(widths.max())
-
-    def pairs(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """(n_basis, n, n): n_t sinc(κ_t r) exp(−r²/2ρ_t²) of every pair."""
-        delta = (positions[:, None, :] - positions[None, :, :]).to(dtype)
-        squared = (delta * delta).sum(dim=-1)
-        widths, turns = self.widths.to(dtype)[:, None, None], (self.kappa**2).to(dtype)[:, None, None]
-        damped = torch.exp(-(squared / (2 * widths**2)).clamp(max=self.end))
-        return self.amplitudes.to(dtype)[:, None, None] * damped * self.sinc(turns * squared)
-
-    def sinc(self, squared: Tensor) -> Tensor:
-        """sin(z)/z of z²: near zero, where its derivative as a quotient loses all digits, by its series."""
-        small = squared < 2.0
-        x = torch.where(small, squared, torch.zeros_like(squared))
-        series = torch.ones_like(x)
-        for k in range(9, 0, -1):
-            series = 1 - x / float(2 * k * (2 * k + 1)) * series
-        z = torch.where(small, torch.ones_like(squared), squared).sqrt()
-        return torch.where(small, series, torch.sin(z) / z)
-
-    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(n, 2K) plane waves at the atoms, and (2K, n_basis) the weight of each for every member."""
-        box = self.padded_cell(positions, cell, pbc)
-        longest = self.taper * float(self.cutoffs.max())
-        reach = torch.floor(longest * box.detach().square().sum(dim=1).sqrt() + 1e-9).to(torch.int64)
-        a, b, c = int(reach[0]), int(reach[1]), int(reach[2])
-        axes = [torch.arange(-m, m + 1, device=positions.device) for m in [a, b, c]]
-        n = torch.stack(torch.meshgrid(axes, indexing="ij"), dim=-1).reshape(-1, 3)
-        # One of each pair ±n, and zero.
-        first, second, third = n[:, 0], n[:, 1], n[:, 2]
-        half = (first > 0) | ((first == 0) & ((second > 0) | ((second == 0) & (third >= 0))))
-        n = n[half].to(positions.dtype)
-        inverse = torch.linalg.inv(box)
-        n = n[(n @ inverse.detach().t()).square().sum(dim=1).sqrt() <= longest]
-        zero = (n == 0).all(dim=1)
-        xi = n @ inverse.t()
-        # A norm has no derivative at the zero vector.
-        length = torch.where(
-            zero, 0.0, torch.where(zero[:, None], torch.ones_like(xi), xi).square().sum(dim=1).sqrt()
-        )
-        turns = positions @ xi.t()
-        phase = (2 * math.pi * (turns - turns.detach().round())).to(dtype)
-        share = torch.where(zero, 1.0, 2.0) / torch.linalg.det(box).abs()
-        t = ((length[:, None] - self.cutoffs) / (self.taper * self.cutoffs - self.cutoffs)).clamp(0.0, 1.0)
-        taper = 1 - t**3 * (10 - 15 * t + 6 * t * t)
-        weights = (share[:, None] * taper * self.spectra(length)).to(dtype)
-        return torch.cat([phase.cos(), phase.sin()], dim=1), torch.cat([weights, weights])
-
-    def spectra(self, length: Tensor) -> Tensor:
-        """(K, n_basis) Å³: the transform of every member, see GaussianBasis.spectra."""
-        variance = self.widths**2
-        volume = self.amplitudes * (2 * math.pi * variance) ** 1.5
-        k = 2 * math.pi * length[:, None]
-        decay = 2 * variance * k * self.kappa
-        small = decay < 1e-4
-        safe = torch.where(small, torch.ones_like(decay), decay)
-        mean = torch.where(small, 1 - decay / 2 + decay * decay / 6, -torch.expm1(-safe) / safe)
-        return volume * torch.exp(-0.5 * variance * (k - self.kappa) ** 2) * mean
-
-    def padded_cell(self, positions: Tensor, cell: Tensor, pbc: Tensor) -> Tensor:
-        """(3, 3) Å: periodic vectors, then others at right angles, so long that their images do not matter."""
-        periodic = cell[pbc]
-        if periodic.shape[0] == 3:
-            return cell
-        if periodic.shape[0] == 2:
-            normal = torch.linalg.cross(periodic[0], periodic[1])
-            across = [normal / normal.norm()]
-        else:
-            axis = periodic[0] / periodic[0].norm()
-            helper = torch.zeros_like(axis)
-            helper[int(axis.detach().abs().argmin())] = 1.0
-            other = torch.linalg.cross(axis, helper)
-            other = other / other.norm()
-            across = [other, torch.linalg.cross(axis, other)]
-        rows = [periodic]
-        for direction in across:
-            height = positions @ direction
-            # Log-sum-exp bounds the extent smoothly from above.
-            extent = (torch.logsumexp(4.0 * height, dim=0) + torch.logsumexp(-4.0 * height, dim=0)) / 4.0
-            rows.append(((extent + self.padding) * direction)[None])
-        return torch.cat(rows)
 
 
 class _Layer(nn.Module):
@@ -324,7 +222,7 @@ class ScriptedEnergy(nn.Module):
         self.contact, self.adsorbate_tag = config.read_out == "contact", TAG_ADSORBATE
         keys = config.attention
         tolerance = keys.tolerance if isinstance(keys, FarFieldKeys) and isinstance(keys, FourierConfig) else 1e-4
-        self.far: _FarField | _NoFarField = _FarField(positions, tolerance) if self.has_far else _NoFarField()
+        self.far: FarField | NoFarField = FarField(positions, tolerance) if self.has_far else NoFarField()
         layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
         self.layers = nn.ModuleList(_Layer(layer) for layer in layers)
         self.components, self.vector_channels = COMPONENTS, model.encoder.vector_width // COMPONENTS
@@ -464,13 +362,3 @@ class ScriptedMean(nn.Module):
             forces.append(force)
             stresses.append(stress)
         return torch.stack(energies).mean(0), torch.stack(forces).mean(0), torch.stack(stresses).mean(0)
-
-
-class _NoFarField(nn.Module):
-    """Stands where a model has none; never called."""
-
-    def pairs(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        return positions.to(dtype)
-
-    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return positions.to(dtype), cell.to(dtype)
