@@ -22,7 +22,7 @@ Run = Callable[..., Any]
             "10 labelled structures are too few",
         ),
         (("predict", "FOLDER", "CCO"), "is a folder without best.safetensors"),
-        (("convert", "DATA", "NEW.lmdb", "--force-unit", "eV/nm"), "--force-unit eV/nm: choose one of"),
+        (("convert", "DATA", "NEW.lmdb", "--force-unit", "eV/nm"), "unit of forces 'eV/nm': choose one of"),
         (("convert", "DATA", "NEW.extxyz"), "the last argument must be the LMDB to write"),
         (("evaluate", "MODEL", "DATA", "--report", "NEW.txt"), "a report must end in .html"),
         (("explain", "MODEL", "CCO", "-o", "FOLDER"), "is a folder"),

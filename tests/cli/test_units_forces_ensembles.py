@@ -69,6 +69,8 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     assert '<section id="forces">' in (run / "report.html").read_text(encoding="utf-8")
     wrong = json.loads(molflt("evaluate", run, val, "--unit", "kJ/mol", "--json").out)
     assert wrong["energy_mae"] != pytest.approx(content["energy_mae"], rel=0.1)
+    small = json.loads(molflt("evaluate", run, val, "--force-unit", "meV/Å", "--json").out)
+    assert small["force_rms"] == pytest.approx(content["force_rms"] / 1000)
     missing = molflt("evaluate", run, val, "--label", "U0")
     assert missing.status == 2
     assert "have no label 'U0'" in missing.err
