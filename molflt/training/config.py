@@ -167,7 +167,9 @@ class LossConfig(BaseModel):
 
     energy_per: Per = Field("structure", description="whether errors of the energy count per structure or per atom")
     force_weight: float = Field(
-        0.0, ge=0, description="weight of the force loss; 0 does not look at forces, 100 is a good start"
+        0.0,
+        ge=0,
+        description="weight of the force loss; 0 does not look at forces; 100 is good for one composition and cell, 10 where they differ",
     )
 
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")

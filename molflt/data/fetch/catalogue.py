@@ -247,7 +247,7 @@ def commands(splits: Splits) -> str:
         lmdb = f"{splits.frames}.lmdb"
         learnt = [
             "data.target=energy",
-            "loss.force_weight=100",
+            "loss.force_weight=10",
             f"data.train={_yaml(Path(lmdb))}",
             "data.val=VAL.lmdb",
         ]
