@@ -169,9 +169,9 @@ class LossConfig(BaseModel):
     force_weight: float = Field(
         0.0,
         ge=0,
-        description="weight of the force loss; 0 does not look at forces; 100 is good for one composition and cell, 10 where they differ",
+        description="weight of the force loss; 0 does not look at forces; 100 is good for one composition and cell, "
+        "10 where they differ",
     )
-
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
     auxiliary_end: float = Field(1.0, ge=0, description="weight of the displacement loss at the end")
     noisy_nodes: Literal["auto"] | bool = Field(
