@@ -74,9 +74,10 @@ class VectorStream(nn.Module):
         of_scalars, of_vectors, of_squares = (1 + self.gate(x)).split(
             [3 * self.n_channels, self.n_channels, self.n_channels], 1
         )
-        products = [(vectors * other).sum(dim=1), (squares * other_squares).sum(dim=1), (vectors * turned).sum(dim=1)]
+        factors = [(vectors, other), (squares, other_squares), (vectors, turned)]
+        invariants = torch.cat([(a * b).sum(dim=1) for a, b in factors], dim=1)
         change = self.product(of_vectors[:, None] * turned, of_squares[:, None] * outer(vectors, other))
-        return self.output(of_scalars * torch.cat(products, dim=1)), change
+        return self.output(of_scalars * invariants), change
 
 
 class PerOrder(nn.Module):
@@ -106,9 +107,7 @@ def _bounded(t: Tensor) -> Tensor:
 
 
 def orders(tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, 9, c) → vectors (n, 3, c) and tensors (n, 6, c), the latter as of ``second_power``: the diagonal, then √2
-    times xz, yx, zy.
-    """
+    """(n, 9, c) → vectors (n, 3, c), tensors (n, 6, c): the diagonal, then √2 times xz, yx, zy (``second_power``)."""
     return tensors[:, :3], tensors[:, 3:]
 
 

@@ -173,6 +173,7 @@ class _Layer(nn.Module):
         k = k * length
         v = self.value(h).view(n, self.n_heads, -1)
         n_scalars = v.shape[2]
+        # Without moments nothing reads them.
         sums = self.moments(h, i, j, weighted, powers) if self.has_moments else h
         if self.stream is not None:
             tensors = tensors + self.stream.take(sums)
