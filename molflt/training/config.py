@@ -166,11 +166,10 @@ class LossConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     energy_per: Per = Field("structure", description="whether errors of the energy count per structure or per atom")
-    force_weight: float = Field(
+    force_weight: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
         0.0,
-        ge=0,
-        description="weight of the force loss; 0 does not look at forces; 100 is good for one composition and cell, "
-        "10 where they differ",
+        description="weight of the force loss; 0 does not look at forces; auto: 100 where all training structures "
+        "have one composition and one cell, 10 where they differ",
     )
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
     auxiliary_end: float = Field(1.0, ge=0, description="weight of the displacement loss at the end")
@@ -185,6 +184,11 @@ class LossConfig(BaseModel):
         "0.2 where total energies of neutral isolated structures are learnt without forces",
     )
     noise_std: float = Field(0.05, ge=0, description="standard deviation of each atom's noise, Å")
+
+    @property
+    def forces(self) -> bool:
+        """Whether forces are learnt."""
+        return self.force_weight != 0
 
 
 class TrainerConfig(BaseModel):
@@ -271,13 +275,13 @@ class TrainConfig(BaseModel):
                 "data.references cannot be given with init.model, whose reference energies are kept and shifted to "
                 "the new labels: leave it out"
             )
-        if self.loss.force_weight > 0 and self.data.target not in DIFFERENTIABLE:
+        if self.loss.forces and self.data.target not in DIFFERENTIABLE:
             raise ValueError(
                 f"loss.force_weight needs a data.target that is the energy of the given geometry "
                 f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is the same all the way to the minimum"
             )
-        if self.trainer.best_by in ("forces", "both") and self.loss.force_weight == 0:
-            raise ValueError(f"trainer.best_by={self.trainer.best_by} needs loss.force_weight above 0")
+        if self.trainer.best_by in ("forces", "both") and not self.loss.forces:
+            raise ValueError(f"trainer.best_by={self.trainer.best_by} needs loss.force_weight")
         if self.data.references is not None and self.data.standardise == "structure":
             raise ValueError("data.references needs data.standardise=element or auto")
         return self

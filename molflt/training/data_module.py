@@ -69,7 +69,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         data = config.data
         self.train_path = resolve_path(data.train)
         spec = data.labels()
-        self.forces = config.loss.force_weight > 0
+        self.forces = config.loss.forces
         kind = data.standardise
         if kind == "auto":
             kind = "element" if data.target == "energy" or data.references is not None else "structure"

@@ -86,8 +86,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             # Few structures in a batch: what counts is the number of steps.
             "data": {**_OWN, "target": "energy", "max_atoms": 96},
             "optimiser": {"lr": 5e-3, "clip_norm": 20.0},
-            # So much that the error of the energy, an absolute one, does not decide where the steps go.
-            "loss": {"force_weight": 100.0},
+            "loss": {"force_weight": "auto"},
             "trainer": {"max_epochs": 400, "max_steps": 100_000, "val_every": 4},
         },
     ),

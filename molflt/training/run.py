@@ -161,6 +161,11 @@ def _train(
             f"for each of them {data.separation:g} compositions of distant ones, whose energies add up; "
             "loss.separation=0 if they feel each other from afar"
         )
+    if config.loss.force_weight == "auto":
+        say(
+            f"loss.force_weight={data.training_set.force_weight('auto'):g}, for compositions and cells "
+            f"{'are all the same' if data.training_set.alike else 'differ'}"
+        )
     split, mad = next(iter(data.mad.items()))
     kind = config.trainer.best_by
     if kind == "auto":
@@ -286,7 +291,7 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
             num_nodes=settings.num_nodes,
             precision=settings.precision,
             # Forces are derivatives, for which inference mode keeps no record.
-            inference_mode=config.loss.force_weight == 0,
+            inference_mode=not config.loss.forces,
             max_epochs=settings.max_epochs,
             max_steps=settings.max_steps,
             check_val_every_n_epoch=settings.val_every,

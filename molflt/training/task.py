@@ -56,7 +56,8 @@ class EnergyTask(lightning.LightningModule):
         super().__init__()
         self.config = config
         self.training_set = training_set
-        self.forces = config.loss.force_weight > 0
+        self.forces = config.loss.forces
+        self.force_weight = training_set.force_weight(config.loss.force_weight)
         self.model = model
         self.validated: dict[str, float] = {}
         self.n_left_out = self.n_in_parts = 0
@@ -127,7 +128,7 @@ class EnergyTask(lightning.LightningModule):
         if forces is not None:
             error = (forces - batch.forces)[~batch.fixed]
             logged["force_mae"] = error.detach().abs().sum() / (3 * n_free)
-            loss = loss + self.config.loss.force_weight * _norms(error) / n_free / self.training_set.force_std
+            loss = loss + self.force_weight * _norms(error) / n_free / self.training_set.force_std
         if output.displacement is not None:
             displacement_loss = self._displacement_sum(output.displacement, batch) / (3 * n_free)
             loss_config = self.config.loss
@@ -175,7 +176,7 @@ class EnergyTask(lightning.LightningModule):
         if not parameters:
             return
         # The losses of energy and forces add up to a gradient that grows with the weight of the latter.
-        longest = (gradient_clip_val or math.inf) * (1 + self.config.loss.force_weight)
+        longest = (gradient_clip_val or math.inf) * (1 + self.force_weight)
         norm = nn.utils.clip_grad_norm_(parameters, longest)
         if not torch.isfinite(norm):
             optimizer.zero_grad(set_to_none=True)

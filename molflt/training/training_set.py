@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class TrainingSet:
         mean_n_atoms: atoms per structure.
         isolated: whether no structure is periodic.
         charged: whether the model is told of a structure that it is an ion.
+        alike: whether all structures have one composition and one cell, as geometries of dynamics have.
         diameter: Å, the largest distance between two atoms of one structure, images left aside.
         domain: what the structures look like.
     """
@@ -40,8 +41,15 @@ class TrainingSet:
     mean_n_atoms: float
     isolated: bool
     charged: bool
+    alike: bool
     diameter: float
     domain: Domain
+
+    def force_weight(self, asked: Literal["auto"] | float) -> float:
+        """Weight of the force loss; ``auto`` goes by whether there are energies that forces leave open."""
+        if asked == "auto":
+            return 100.0 if self.alike else 10.0
+        return asked
 
 
 def read_training_set(
@@ -82,6 +90,8 @@ def read_training_set(
         mean_n_atoms=float(composition.sum()) / len(composition),
         isolated=all(facts.isolated for facts in found),
         charged=any(facts.charged for facts in found),
+        alike=bool((composition == composition[0]).all())
+        and all(torch.allclose(facts.cell, found[0].cell, atol=1e-4) for facts in found),
         diameter=max(facts.diameter for facts in found),
         domain=fit.domain(),
     )
@@ -97,6 +107,7 @@ class _Facts(NamedTuple):
     forces: tuple[float, int]
     isolated: bool
     charged: bool
+    cell: torch.Tensor
     diameter: float
     look: Look
 
@@ -110,6 +121,8 @@ class _Facts(NamedTuple):
             _squares(data.forces[~data.fixed]) if screening.forces else (0.0, 0),
             not bool(data.pbc.any()),
             "charge" in data and bool(data.charge.any()),
+            # A box around molecules that do not repeat says nothing.
+            data.cell[0] * data.pbc[0][:, None],
             _diameter(data.positions),
             look,
         )

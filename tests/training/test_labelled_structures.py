@@ -131,6 +131,27 @@ def test_a_heavy_weight_of_forces_is_no_explosion(crystal_config, tmp_path):
     assert not [line for line in lines if "explode" in line]
 
 
+def test_the_weight_of_forces_goes_by_what_they_leave_open(make_config, tmp_path):
+    """Where cells or compositions differ, forces say nothing of the energy between them. A box is not a cell."""
+
+    def weight(silver=0, strain=0.0, pbc=True):
+        frames = [bulk("Cu", cubic=True) for _ in range(4)]
+        frames[-1].numbers[:silver] = 47
+        frames[-1].set_cell((1 + strain) * frames[-1].cell[:])
+        for k, frame in enumerate(frames):
+            frame.rattle(0.05, seed=k)
+            frame.pbc = pbc
+            frame.calc = SinglePointCalculator(frame, energy=0.1 * k, forces=np.ones((4, 3)))
+        ase.io.write(tmp_path / "few.extxyz", frames)
+        path = str(tmp_path / "few.extxyz")
+        files = {"data.train": path, "data.val": {"val": path}, "data.target": "energy"}
+        found = EnergyDataModule(make_config(**files, **{"loss.force_weight": "auto"})).training_set
+        assert found.force_weight(3.0) == 3.0
+        return found.force_weight("auto")
+
+    assert [weight(), weight(silver=1), weight(strain=0.01), weight(strain=0.01, pbc=False)] == [100, 10, 10, 100]
+
+
 def test_totals_of_one_composition_are_learnt_as_well_as_differences(crystal_config, crystal_files, tmp_path):
     """No fit can tell the elements apart, and −30,000 eV in float32 have steps of 2 meV."""
     found = []
