@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.far.coulomb import COULOMB, potentials
+from molflt.attention.far.coulomb import COULOMB, potentials, potentials_of_neighbours
 from molflt.attention.geometry import Geometry
 
 
@@ -47,6 +47,11 @@ class ChargeHead(nn.Module):
         return free - surplus[geometry.structure]
 
 
-def charge_energies(geometry: Geometry, charges: Tensor) -> Tensor:
-    """½ q_i φ_i summed over channels, (n_atoms,) eV, float64: see :func:`molflt.attention.far.coulomb.potentials`."""
-    return 0.5 * (charges * potentials(geometry, charges)).sum(dim=1)
+def charge_energies(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:
+    """½ q_i φ_i summed over channels, (n_atoms,) eV, float64: see :mod:`molflt.attention.far.coulomb`.
+
+    What near neighbours have of each other is left to the network, which knows them: the same few bonds in all
+    structures would outweigh, in the gradient of a charge, all that distinguishes one structure from another.
+    """
+    field = potentials(geometry, charges) - potentials_of_neighbours(geometry, charges, cutoff)
+    return 0.5 * (charges * field).sum(dim=1)

@@ -55,17 +55,24 @@ class AtomEmbedding(nn.Module):
 
 
 class EnergyHead(nn.Module):
-    """MLP(h_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer, arXiv 2203.04810)."""
+    """MLP(h_i, q_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer, arXiv 2203.04810).
 
-    def __init__(self, dim: int) -> None:
+    Args:
+        dim: width of the model.
+        n_charges: charges of every atom, by which ions differ from what is neutral where no other ion is near.
+    """
+
+    def __init__(self, dim: int, n_charges: int = 0) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
+        self.mlp = nn.Sequential(nn.Linear(dim + n_charges, dim), nn.GELU(), nn.Linear(dim, 1))
         # The energy is a sum over many atoms: small factors keep the first predictions near the mean. The few atoms
         # of an adsorbate (tag 2) carry most of an adsorption energy.
         self.factor = nn.Parameter(torch.tensor([0.1, 0.1, 1.0]))
 
-    def forward(self, x: Tensor, tags: Tensor) -> Tensor:
-        """(n_atoms, dim), (n_atoms,) → (n_atoms,) float64."""
+    def forward(self, x: Tensor, tags: Tensor, charges: Tensor | None = None) -> Tensor:
+        """(n_atoms, dim), (n_atoms,), (n_atoms, n_charges) e → (n_atoms,) float64."""
+        if charges is not None:
+            x = torch.cat([x, charges.to(x.dtype)], dim=1)
         return (self.mlp(x).squeeze(-1) * self.factor[tags]).to(torch.float64)
 
 
@@ -168,7 +175,7 @@ class EnergyModel(nn.Module):
             ),
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
-        self.energy_head = EnergyHead(config.dim)
+        self.energy_head = EnergyHead(config.dim, config.charges)
         self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
@@ -190,15 +197,16 @@ class EnergyModel(nn.Module):
         x = self.encoder(x, geometry, context)
         with full_precision(self.device):
             statistics = self.standardiser
-            shares = self.energy_head(x, batch.tags)
-            if self.config.read_out == "contact":
-                shares = shares * contact(batch.tags, geometry, neighbourhood)
-            atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
             charges = None
             if self.charge_head is not None:
                 total = batch.charge if "charge" in batch else batch.cell.new_zeros(geometry.n_structures)
                 charges = self.charge_head(x, geometry, statistics.std, total)
-                atomic = atomic + charge_energies(geometry, charges)
+            shares = self.energy_head(x, batch.tags, charges)
+            if self.config.read_out == "contact":
+                shares = shares * contact(batch.tags, geometry, neighbourhood)
+            atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
+            if charges is not None:
+                atomic = atomic + charge_energies(geometry, charges, self.config.cutoff)
             energy = statistics.mean + geometry.sum_over_structures(atomic)
             displacement = None
             if self.displacement_head is not None:

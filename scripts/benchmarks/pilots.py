@@ -16,21 +16,25 @@ that of smeared charges, Σ_{i<j} q_i q_j erf(d_ij/2)/d_ij with d in Å, in eV. 
 model without a far field is blind to nearly all of it.
 
     python -m scripts.benchmarks.pilots dipoles --out runs/dipoles --attention molflt softmax   # 5 minutes each
-    python -m scripts.benchmarks.pilots dipoles --out runs/slower --lr 0.001 --seeds 0 1 2
+    python -m scripts.benchmarks.pilots far-dipoles --out runs/far-dipoles --seeds 0 1 2
     python -m scripts.benchmarks.pilots clusters --out runs/clusters
+    python -m scripts.tools.tables                                          # the tables of the page
 
-Prints the mean absolute error in eV for each test set, and writes it to FOLDER/PILOT.csv with the mean absolute
-deviation of the labels.
+A finished run is not repeated, and an interrupted one goes on from its last epoch. Prints the mean absolute error in
+eV for each test set, writes a row for each into docs/results/PILOT.csv, with the mean absolute deviation of the
+labels, and draws docs/figures/PILOT.png.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.special import erf
 
@@ -127,18 +131,22 @@ class Pilot:
             set of structures like those to train on.
         attentions: configurations by name; ``charges`` is the model's own.
         epochs: of training.
+        lr: peak learning rate.
         n_train: structures to train on.
         n_test: structures of a test set.
         max_atoms: of a batch.
+        axis: what the sizes are.
     """
 
     make: Callable[..., Ions]
     sizes: tuple[int, ...]
     attentions: dict[str, dict[str, Any]]
     epochs: int
+    lr: float
     n_train: int
     n_test: int
     max_atoms: int
+    axis: str = ""
 
 
 _COMMON: dict[str, dict[str, Any]] = {
@@ -149,9 +157,12 @@ _COMMON: dict[str, dict[str, Any]] = {
     "molflt, charges": {"charges": 1},
     "no far field, charges": {"mechanism": "local", "charges": 1},
 }
+_APART = (10, 12, 15, 20, 30, 40)
 PILOTS = {
-    "dipoles": Pilot(two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 5000, 500, 1024),
-    "far-dipoles": Pilot(dipoles_at, (10, 12, 15, 20, 30, 40), _COMMON, 30, 2000, 500, 256),
+    "dipoles": Pilot(
+        two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 2e-3, 5000, 500, 1024
+    ),
+    "far-dipoles": Pilot(dipoles_at, _APART, _COMMON, 20, 5e-3, 2000, 500, 256, "Å between the centres"),
     "clusters": Pilot(
         cluster,
         (24, 48, 96, 192),
@@ -161,9 +172,11 @@ PILOTS = {
             "flt-undamped": {"mechanism": "undamped", "far_rank": "m"},
         },
         15,
+        2e-3,
         3000,
         200,
         768,
+        "ions",
     ),
 }
 
@@ -218,8 +231,7 @@ def config(
                     **attention,
                 },
             },
-            # That of the numbers which the page has.
-            "optimiser": {"name": "adamw", "lr": lr},
+            "optimiser": {"lr": lr},
             # Ions feel each other from afar.
             "loss": {"separation": 0},
             "trainer": {"max_epochs": epochs},
@@ -227,19 +239,25 @@ def config(
     )
 
 
-def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path]) -> dict[str, Any]:
+def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path]) -> list[dict[str, Any]]:
     """Train, or go on, and measure on each test file: mean absolute error and deviation, eV."""
     train(chosen, run, resume=True, say=print)
     loaded = load_model(run / "best.safetensors")
-    row: dict[str, Any] = {"attention": name, "seed": chosen.seed}
+    rows = []
     for label, path in tests.items():
         data = open_dataset(path)
         prediction, _ = predict(loaded, data)
         metrics = energy_metrics(prediction.energies, labels(Screening(data, LabelSpec(target="y_relaxed"), label)))
-        row |= {f"mae_{label}": metrics.energy_mae, f"mad_{label}": metrics.mad}
-    found = "  ".join(f"{label}: {row[f'mae_{label}']:.4f}" for label in tests)
+        known = {
+            "attention": name,
+            "seed": chosen.seed,
+            "epochs": chosen.trainer.max_epochs,
+            "lr": chosen.optimiser.lr,
+        }
+        rows.append({**known, "test": label, "mae": metrics.energy_mae, "mad": metrics.mad})
+    found = "  ".join(f"{row['test']}: {row['mae']:.5f}" for row in rows)
     print(f"{name}, seed {chosen.seed}: {found}", flush=True)
-    return row
+    return rows
 
 
 def write_data(name: str, folder: Path, n_train: int) -> tuple[Path, dict[str, Path]]:
@@ -257,39 +275,62 @@ def write_data(name: str, folder: Path, n_train: int) -> tuple[Path, dict[str, P
     return train_file, {str(n): write(str(n), pilot.n_test, 2, n) for n in pilot.sizes}
 
 
+def figure(rows: list[results.Row], axis: str) -> Figure:
+    """The error against the size or distance of the tests: the mean over the seeds, and what a constant has."""
+    drawn = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = drawn.subplots()
+    tests = sorted({float(row["test"]) for row in rows})
+
+    def line(value: str, chosen: list[results.Row], **style: Any) -> None:
+        means = [np.mean([float(row[value]) for row in chosen if float(row["test"]) == test]) for test in tests]
+        axes.plot(tests, means, **style)
+
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        line("mae", [row for row in rows if row["attention"] == name], marker="o", label=name)
+    line("mad", rows, color="black", linestyle="--", label="mean absolute deviation")
+    axes.axvline(tests[0], color="grey", linewidth=0.8, linestyle=":")
+    axes.set(xlabel=f"{axis}; trained on the first", ylabel="mean absolute error / eV", xscale="log", yscale="log")
+    axes.set_xticks(tests, [f"{test:g}" for test in tests])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize="small")
+    return drawn
+
+
 def main() -> None:
-    """Train every attention with every seed, test each on all sets, print the table and write it."""
-    parser = results.parser(__doc__, "data, runs and the table")
+    """Every run that is asked for and not finished, and the figure."""
+    parser = results.parser(__doc__, "data and runs")
     parser.add_argument("pilot", choices=list(PILOTS))
-    parser.add_argument("--epochs", type=int, help="default: 120 for dipoles, 30 for far-dipoles, 15 for clusters")
-    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--train", type=int, help="structures to train on; default: that of the pilot")
+    parser.add_argument("--epochs", type=int, help="default: that of the pilot")
+    parser.add_argument("--lr", type=float, help="peak learning rate; default: that of the pilot")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--attention", nargs="+", help="default: all")
+    parser.add_argument("--results", type=Path, help="CSV of the finished runs; the figure beside it")
     options = parser.parse_args()
-    pilot = PILOTS[options.pilot]
-    names = list(pilot.attentions)
+    pilot, names = PILOTS[options.pilot], list(PILOTS[options.pilot].attentions)
     for name in options.attention or ():
         if name not in names:
             parser.error(f"{options.pilot} has no attention '{name}'; choose from {', '.join(map(repr, names))}")
-    epochs, n_train = options.epochs or pilot.epochs, options.train or pilot.n_train
-    rows = []
+    kept = options.results or results.DOCS / "results" / f"{options.pilot}.csv"
+    drawn = (options.results or results.DOCS / "figures" / options.pilot).with_suffix(".png")
+    epochs, lr = options.epochs or pilot.epochs, options.lr or pilot.lr
     try:
-        train_file, tests = write_data(options.pilot, options.out, n_train)
-        for name in options.attention or names:
-            for seed in options.seeds:
-                run = options.out / f"{options.pilot}-{names.index(name)}-{seed}"
-                first = next(iter(tests.values()))
-                settings = (pilot.attentions[name], seed, epochs, pilot.max_atoms, options.lr)
-                rows.append(errors(name, config(train_file, first, *settings), run, tests))
+        train_file, tests = write_data(options.pilot, options.out, pilot.n_train)
+        for name, seed in product(options.attention or names, options.seeds):
+            chosen = config(
+                train_file, next(iter(tests.values())), pilot.attentions[name], seed, epochs, pilot.max_atoms, lr
+            )
+            known = results.read(kept)
+            asked = (name, str(seed), str(epochs), results.text(lr))
+            if any((row["attention"], row["seed"], row["epochs"], row["lr"]) == asked for row in known):
+                continue
+            run = options.out / f"{options.pilot}-{names.index(name)}-{seed}-{epochs}-{lr:g}"
+            made = results.provenance()
+            rows = [{**row, **made} for row in errors(name, chosen, run, tests)]
+            results.write(kept, [*results.read(kept), *rows], list(rows[0]))
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
-    print(f"\n{'MAE in eV':<32}" + "".join(f"{test:>10}" for test in tests))
-    for row in rows:
-        print(f"{row['attention']:<32}" + "".join(f"{row[f'mae_{test}']:>10.4f}" for test in tests))
-    print(f"{'mean absolute deviation':<32}" + "".join(f"{rows[0][f'mad_{test}']:>10.4f}" for test in tests))
-    conditions = {"epochs": epochs, "lr": options.lr, "train": n_train}
-    results.record(options.out / f"{options.pilot}.csv", rows, conditions)
+    if pilot.axis:
+        results.save(figure(results.read(kept), pilot.axis), drawn)
 
 
 if __name__ == "__main__":

@@ -176,3 +176,11 @@ def test_what_repeats_along_two_axes_is_refused_where_it_is_read():
     with pytest.raises(InputError, match=remedy):
         to_data(to_record(from_atoms(slab, "slab#3")), "slab#3", how=IONS)
     assert "charge" not in from_atoms(slab, "slab#3")
+
+
+def test_an_atom_by_itself_is_not_the_ion(model: EnergyModel) -> None:
+    """Its charge acts on nothing: what it is worth, the read-out has to say."""
+    batch = batch_for(model, [Atoms("O"), Atoms("O")])
+    batch.charge = torch.tensor([0.0, -1.0], dtype=torch.float64)
+    atom, ion = model(batch).energy.tolist()
+    assert abs(atom - ion) > 1e-3

@@ -95,18 +95,25 @@ def test_the_energy_of_a_cluster_is_that_of_smeared_charges():
 
 def test_a_pilot_runs_and_refuses_other_settings(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pilots, "CLUSTER", 4)
-    monkeypatch.setitem(pilots.PILOTS, "clusters", pilots.Pilot(pilots.cluster, (4, 6), {"molflt": {}}, 1, 8, 4, 64))
+    monkeypatch.setitem(
+        pilots.PILOTS, "clusters", pilots.Pilot(pilots.cluster, (4, 6), {"molflt": {}}, 1, 1e-3, 8, 4, 64, "ions")
+    )
+    kept = tmp_path / "kept.csv"
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["pilots", "clusters", "--out", str(tmp_path), *arguments])
+        monkeypatch.setattr(
+            sys, "argv", ["pilots", "clusters", "--out", str(tmp_path), "--results", str(kept), *arguments]
+        )
         pilots.main()
 
     run()
-    (row,) = results.read(tmp_path / "clusters.csv")
-    assert row["attention"] == "molflt"
-    assert min(float(row[name]) for name in ("mae_4", "mae_6", "mad_4", "mad_6")) > 0
-    for wrong, message in ((("--lr", "0.5"), "error: "), (("--attention", "none"), "no attention 'none'")):
-        with pytest.raises(SystemExit) as stop:
-            run(*wrong)
-        assert stop.value.code == 2
-        assert message in capsys.readouterr().err
+    rows = results.read(kept)
+    assert [(row["attention"], row["test"]) for row in rows] == [("molflt", "4"), ("molflt", "6")]
+    assert min(float(row[name]) for row in rows for name in ("mae", "mad")) > 0
+    assert kept.with_suffix(".png").exists()
+    run()
+    assert results.read(kept) == rows, "a finished run is not repeated"
+    with pytest.raises(SystemExit) as stop:
+        run("--attention", "none")
+    assert stop.value.code == 2
+    assert "no attention 'none'" in capsys.readouterr().err

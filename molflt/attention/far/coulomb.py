@@ -25,6 +25,7 @@ from molflt.attention.far.exact import squared_distances
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
+from molflt.attention.smooth import taper
 from molflt.errors import InputError
 
 COULOMB = 14.3996
@@ -82,6 +83,27 @@ def potentials(geometry: Geometry, charges: Tensor, method: FrequencyMethod | No
     return COULOMB * torch.cat([found[b] for b in range(geometry.n_structures)])
 
 
+def potentials_of_neighbours(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:
+    """φ_i = k_e Σ_j q_j w(r_ij) b(r_ij) over the neighbours alone, w from 1 at half the cutoff to 0 at the cutoff.
+
+    Args:
+        geometry: the batch; its neighbours reach the cutoff.
+        charges: q, (n_atoms, n_channels) e, float64.
+        cutoff: Å.
+
+    Returns:
+        (n_atoms, n_channels) V, float64.
+    """
+    receiver, sender = geometry.edge_index
+    distances = geometry.edge_distances.to(torch.float64)
+    widths = _rungs(_WIDER_THAN * cutoff, distances.device)
+    squared = distances.square()
+    constant, quadratic = _remainder(float(widths[-1]))
+    ladder = torch.exp(-0.5 * squared[:, None] / widths.square()) @ (WEIGHT / widths) + constant - quadratic * squared
+    weights = COULOMB * taper(distances, 0.5 * cutoff, cutoff) * ladder
+    return torch.zeros_like(charges).index_add(0, receiver, weights[:, None] * charges[sender])
+
+
 def _on_padded_pairs(geometry: Geometry, structures: list[int], charges: Tensor) -> Tensor:
     """Σ_j q_j b(r_ij) of open structures with the same rungs, (n_structures, n_max, n_channels) 1/Å."""
     n = max(geometry.sizes[b] for b in structures)
@@ -129,19 +151,28 @@ def ladder(geometry: Geometry, b: int) -> Tensor:
         widest = _NOTHING_BUT_MEAN * _longest_wave(geometry.cell[b].detach())
     else:
         widest = _WIDER_THAN * float((r.amax(dim=0) - r.amin(dim=0)).norm())
+    return _rungs(widest, r.device)
+
+
+def _rungs(widest: float, device: torch.device) -> Tensor:
+    """The widths of the rungs up to ``widest``, (n_rungs,) Å, float64."""
     n = 1 + math.ceil(2 * math.log2(max(widest / FINEST, 2.0)))
-    return FINEST * 2 ** (0.5 * torch.arange(n, dtype=torch.float64, device=r.device))
+    return FINEST * 2 ** (0.5 * torch.arange(n, dtype=torch.float64, device=device))
 
 
-def _wider(positions: Tensor, charges: Tensor, total: Tensor, widest: float) -> Tensor:
-    """Σ_j q_j Σ_t w_t (1 − r_ij²/2σ_t²) over all rungs wider than ``widest``, (n, n_channels) 1/Å.
+def _remainder(widest: float) -> tuple[float, float]:
+    """Σ_t w_t, 1/Å, and Σ_t w_t/2σ_t², 1/Å³, over all rungs wider than ``widest``: they are w_t (1 − r²/2σ_t²).
 
     The next term is (r/σ)⁴/8 w_t, some 1e-7 of the first.
     """
     step = math.sqrt(0.5)
     first = WEIGHT / widest
-    constant = first * step / (1 - step)
-    quadratic = first / (2 * widest**2) * step**3 / (1 - step**3)
+    return first * step / (1 - step), first / (2 * widest**2) * step**3 / (1 - step**3)
+
+
+def _wider(positions: Tensor, charges: Tensor, total: Tensor, widest: float) -> Tensor:
+    """Σ_j q_j Σ_t w_t (1 − r_ij²/2σ_t²) over all rungs wider than ``widest``, (n, n_channels) 1/Å."""
+    constant, quadratic = _remainder(widest)
     squared = positions.square().sum(dim=-1, keepdim=True)
     distances = squared * total + (squared * charges).sum(dim=-2, keepdim=True)
     distances = distances - 2 * positions @ (positions.transpose(-2, -1) @ charges)

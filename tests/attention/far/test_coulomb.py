@@ -9,7 +9,7 @@ from ase import Atoms
 from ase.build import bulk
 from torch import Tensor
 
-from molflt.attention.far.coulomb import COULOMB, potentials
+from molflt.attention.far.coulomb import COULOMB, potentials, potentials_of_neighbours
 from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.lattice import LatticeMethod
 from molflt.attention.far.mesh import MeshMethod
@@ -41,6 +41,26 @@ def test_it_is_one_over_r(distance: float, dtype: torch.dtype) -> None:
     found = potentials(pair, torch.tensor([[1.0], [0.0]]))
     assert float(found[1]) == pytest.approx(COULOMB / distance, rel=3e-6)
     assert abs(float(found[0])) < 1e-9, "a charge has no energy with itself"
+
+
+def test_what_neighbours_have_of_each_other_is_that_of_pairs() -> None:
+    """All of it up to half the cutoff, none beyond it, for a charge and for every image of it."""
+    cutoff, charges = 4.0, torch.tensor([[1.0], [0.0]], dtype=torch.float64)
+
+    def of_neighbours(atoms: Atoms) -> float:
+        found = geometry_of_batch(batch_of([atoms], 4.5, False), torch.float64)
+        return float(potentials_of_neighbours(found, charges, cutoff)[1])
+
+    def pair(distance: float) -> Atoms:
+        return Atoms("H2", [[0, 0, 0], [0, 0, distance]])
+
+    for distance, share in ((1.2, 1.0), (2.0, 1.0), (3.0, 0.5), (4.0, 0.0), (4.4, 0.0)):
+        whole = float(potentials(geometry(pair(distance)), charges)[1])
+        assert of_neighbours(pair(distance)) == pytest.approx(share * whole, abs=1e-6)
+    chain = pair(1.2)
+    chain.set_cell([20.0, 20.0, 3.0])
+    chain.pbc = True
+    assert of_neighbours(chain) == pytest.approx(of_neighbours(pair(1.2)) + of_neighbours(pair(1.8)), abs=1e-9)
 
 
 @pytest.mark.parametrize(
