@@ -36,7 +36,10 @@ class ModelConfig(BaseModel):
         "contact where y_relaxed is learnt and every training structure is an adsorbate on a surface, else all",
     )
     charges: int = Field(
-        0, ge=0, le=64, description="latent charges of every atom, learnt without labels, that act by 1/r; 0: none"
+        0,
+        ge=0,
+        le=64,
+        description="latent charges of every atom, learnt without labels, that act by 1/r beyond neighbours; 0: none",
     )
     attention: AttentionConfig = Field(
         default_factory=attention_config, description="a mapping, or a preset: flt, local, softmax, ..."

@@ -46,10 +46,12 @@ from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, Split, available, split
 from scripts.benchmarks.accuracy_peers import PEERS, train_peer
 from scripts.benchmarks.accuracy_rows import (
+    FROZEN,
     ONLY_RELAXED,
     TURNED,
     UNBIASED,
     VARIANTS,
+    FrozenScales,
     ProcessorTime,
     RandomRotations,
     WithoutLocalRPE,
@@ -124,6 +126,7 @@ def run_variant(
     callbacks: list[Callback] = [spent]
     callbacks += [RandomRotations(seed)] if row in TURNED else []
     callbacks += [WithoutLocalRPE()] if row in UNBIASED else []
+    callbacks += [FrozenScales()] if row in FROZEN else []
     train(config, run, resume=True, say=lambda line: None, callbacks=callbacks)
     # The last epoch is always validated, by the model that is saved.
     last = read_records(run)[-1]

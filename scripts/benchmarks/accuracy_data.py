@@ -38,6 +38,7 @@ class DataSet:
         model: what differs from the common model.
         standardise: of the label, as in the configuration.
         rule: of the FG set, what is held out: a name of :data:`fg_splits.RULES`; empty for its ``val``.
+        optimiser: of molflt's rows, but for those that name another.
     """
 
     file: str
@@ -49,9 +50,11 @@ class DataSet:
     model: dict[str, Any] = field(default_factory=dict)
     standardise: str = "element"
     rule: str = ""
+    optimiser: str = "adamw"
 
 
-FG = DataSet("", 1, 60, 768, 5.0, "eV", {"auxiliary_head": True, "n_layers": 3, "n_rbf": 24}, "auto")
+_FG_MODEL = {"auxiliary_head": True, "n_layers": 3, "n_rbf": 24}
+FG = DataSet("", 1, 40, 768, 5.0, "eV", _FG_MODEL, "auto", optimiser="muon")
 DATA_SETS = {
     "qm7": DataSet("qm7/qm7_train.extxyz.gz", 1, 60, 384, 4.0, "eV"),
     "fg": FG,

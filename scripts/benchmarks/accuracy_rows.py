@@ -37,6 +37,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "no moments": {"attention": {"moment_channels": 0}},
     "no far field": {"attention": {"mechanism": "local"}},
     "no local RPE": {},
+    "scales frozen": {},
     "performer": {"attention": "performer"},
     "concat, turned at random": {"attention": "flt-concat"},
     # Wider feed-forward layers, for as many parameters as flt has.
@@ -63,6 +64,9 @@ SEPARATED = ("flt, separation",)
 
 UNBIASED = ("no local RPE",)
 """Rows whose neighbours count by content and envelope alone."""
+
+FROZEN = ("scales frozen",)
+"""Rows whose members of f, and so the scales of its waves, stay as they start."""
 
 ONLY_RELAXED = ("no auxiliary head",)
 """Rows that differ from the default where relaxed positions are known."""
@@ -92,8 +96,12 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
         },
         "model": model,
         "loss": {"separation": "auto" if name in SEPARATED else 0},
-        # What the other rows were made with, so that rows differ in one thing.
-        "optimiser": {"name": "muon" if name.endswith("muon") else "adamw", "lr": 2e-3, "warmup_steps": 200},
+        # What the other rows of the set were made with, so that rows differ in one thing.
+        "optimiser": {
+            "name": "muon" if name.endswith("muon") else chosen.optimiser,
+            "lr": 2e-3,
+            "warmup_steps": 200,
+        },
         "trainer": {"max_epochs": epochs, "max_steps": max_steps, "val_every": max(1, epochs // 10)},
     }
     return TrainConfig.model_validate(values)

@@ -11,13 +11,13 @@ model begins, not how far it comes.
 
 *far-dipoles*: the same pairs, trained on with their centres up to 10 Å apart, and tested farther apart than that.
 
-*clusters*: train on clusters of 24 ions, predict clusters of 24, 48, 96 and 192 of the same density. The energy is
+*ions*: train on clusters of 24 ions, predict clusters of 24, 48, 96 and 192 of the same density. The energy is
 that of smeared charges, Σ_{i<j} q_i q_j erf(d_ij/2)/d_ij with d in Å, in eV. The neighbour list ends at 4 Å, so a
 model without a far field is blind to nearly all of it.
 
     python -m scripts.benchmarks.pilots dipoles --out runs/dipoles --attention molflt softmax   # 5 minutes each
     python -m scripts.benchmarks.pilots far-dipoles --out runs/far-dipoles --seeds 0 1 2
-    python -m scripts.benchmarks.pilots clusters --out runs/clusters
+    python -m scripts.benchmarks.pilots ions --out runs/ions
     python -m scripts.tools.tables                                          # the tables of the page
 
 A finished run is not repeated, and an interrupted one goes on from its last epoch. Prints the mean absolute error in
@@ -163,7 +163,7 @@ PILOTS = {
         two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 2e-3, 5000, 500, 1024
     ),
     "far-dipoles": Pilot(dipoles_at, _APART, _COMMON, 20, 5e-3, 2000, 500, 256, "Å between the centres"),
-    "clusters": Pilot(
+    "ions": Pilot(
         cluster,
         (24, 48, 96, 192),
         {

@@ -96,13 +96,13 @@ def test_the_energy_of_a_cluster_is_that_of_smeared_charges():
 def test_a_pilot_runs_and_refuses_other_settings(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pilots, "CLUSTER", 4)
     monkeypatch.setitem(
-        pilots.PILOTS, "clusters", pilots.Pilot(pilots.cluster, (4, 6), {"molflt": {}}, 1, 1e-3, 8, 4, 64, "ions")
+        pilots.PILOTS, "ions", pilots.Pilot(pilots.cluster, (4, 6), {"molflt": {}}, 1, 1e-3, 8, 4, 64, "ions")
     )
     kept = tmp_path / "kept.csv"
 
     def run(*arguments):
         monkeypatch.setattr(
-            sys, "argv", ["pilots", "clusters", "--out", str(tmp_path), "--results", str(kept), *arguments]
+            sys, "argv", ["pilots", "ions", "--out", str(tmp_path), "--results", str(kept), *arguments]
         )
         pilots.main()
 
