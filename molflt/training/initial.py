@@ -92,7 +92,8 @@ def take_over(
     """Start from a trained model: take over what fits by name and shape, and freeze what is to stay.
 
     Statistics are those of the trained model, shifted by what its predictions lack on the new labels (a constant, or
-    an energy for each element), where these then explain the labels better than composition alone. If they do not,
+    an energy for each element), where these then explain the labels better than composition alone; the constant is
+    left out where energies are read off the contact of an adsorbate. If they do not,
     the labels are another quantity: statistics are those of the training set, and the energy head starts anew.
 
     Args:
@@ -129,7 +130,12 @@ def take_over(
         n = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         say(f"  frozen: {', '.join(config.init.freeze)} ({n:,} of {model.n_parameters():,} parameters)")
     metadata = initial.metadata
-    return statistics or found.statistics, Origin(
+    statistics = statistics or found.statistics
+    if model.config.read_out == "contact":
+        # A mean for each structure would be counted once, however large the adsorbate; some models have one already.
+        had_one = kept and metadata.config.read_out == "contact"
+        statistics = replace(statistics, mean=float(initial.model.standardiser.mean) if had_one else 0.0)
+    return statistics, Origin(
         model=str(config.init.model),
         fingerprint=fingerprint(initial.path),
         trained_on=metadata.training_data,

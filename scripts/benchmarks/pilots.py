@@ -171,7 +171,7 @@ PILOTS = {
             "molflt, sigma_max=6": {"sigma_max": 6.0},
             "flt-undamped": {"mechanism": "undamped", "far_rank": "m"},
         },
-        15,
+        30,
         2e-3,
         3000,
         200,

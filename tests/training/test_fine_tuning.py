@@ -120,6 +120,18 @@ def test_a_mean_for_each_structure_is_not_composed(fine, loaded, tmp_path):
     assert run.best < 1e-3
 
 
+def test_energies_read_off_the_contact_get_no_mean(fine, relabelled, loaded, tmp_path):
+    """It would be counted once for two adsorbates. Power: where all atoms are read out, the shift is in the mean."""
+    labels = {**relabelled(lambda energy, numbers: energy + 5), **ASLEEP}
+    every = train(fine(**labels), tmp_path / "all", say=print).model
+    contact = train(fine(**labels, **{"model.read_out": "contact"}), tmp_path / "contact", say=print).model
+    theirs = float(loaded.model.standardiser.mean)
+    assert float(every.members[0].model.standardiser.mean) == pytest.approx(theirs + 5, abs=0.01)
+    assert float(contact.members[0].model.standardiser.mean) == 0
+    again = fine(**labels, init=str(tmp_path / "contact" / "best.safetensors"))
+    assert float(train(again, tmp_path / "again", say=print).model.members[0].model.standardiser.mean) == 0
+
+
 def test_frozen_parts_stay(fine, loaded, tmp_path):
     config = fine(init={"model": str(loaded.path), "freeze": ["embedding", "layers.0"]})
     assert config.optimiser.lr == 5e-3
