@@ -292,7 +292,7 @@ def figure(rows: list[results.Row], axis: str) -> Figure:
     axes.set(xlabel=f"{axis}; trained on the first", ylabel="mean absolute error / eV", xscale="log", yscale="log")
     axes.set_xticks(tests, [f"{test:g}" for test in tests])
     axes.minorticks_off()
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return drawn
 
 
