@@ -281,7 +281,7 @@ class TrainConfig(BaseModel):
                 f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is the same all the way to the minimum"
             )
         if self.trainer.best_by in ("forces", "both") and not self.loss.forces:
-            raise ValueError(f"trainer.best_by={self.trainer.best_by} needs loss.force_weight")
+            raise ValueError(f"trainer.best_by={self.trainer.best_by} needs loss.force_weight above 0")
         if self.data.references is not None and self.data.standardise == "structure":
             raise ValueError("data.references needs data.standardise=element or auto")
         return self

@@ -20,9 +20,9 @@ model without a far field is blind to nearly all of it.
     python -m scripts.benchmarks.pilots ions --out runs/ions
     python -m scripts.tools.tables                                          # the tables of the page
 
-A finished run is not repeated, and an interrupted one goes on from its last epoch. Prints the mean absolute error in
-eV for each test set, writes a row for each into docs/results/PILOT.csv, with the mean absolute deviation of the
-labels, and draws docs/figures/PILOT.png.
+A finished run is not repeated, and an interrupted one goes on from its last epoch; other settings want another --out.
+Prints the mean absolute error in eV for each test set, writes a row for each into docs/results/PILOT.csv, with the
+mean absolute deviation of the labels, and draws docs/figures/PILOT.png.
 """
 
 from __future__ import annotations
@@ -244,16 +244,11 @@ def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path])
     train(chosen, run, resume=True, say=print)
     loaded = load_model(run / "best.safetensors")
     rows = []
+    known = {"attention": name, "seed": chosen.seed, "epochs": chosen.trainer.max_epochs, "lr": chosen.optimiser.lr}
     for label, path in tests.items():
         data = open_dataset(path)
         prediction, _ = predict(loaded, data)
         metrics = energy_metrics(prediction.energies, labels(Screening(data, LabelSpec(target="y_relaxed"), label)))
-        known = {
-            "attention": name,
-            "seed": chosen.seed,
-            "epochs": chosen.trainer.max_epochs,
-            "lr": chosen.optimiser.lr,
-        }
         rows.append({**known, "test": label, "mae": metrics.energy_mae, "mad": metrics.mad})
     found = "  ".join(f"{row['test']}: {row['mae']:.5f}" for row in rows)
     print(f"{name}, seed {chosen.seed}: {found}", flush=True)
@@ -323,7 +318,7 @@ def main() -> None:
             asked = (name, str(seed), str(epochs), results.text(lr))
             if any((row["attention"], row["seed"], row["epochs"], row["lr"]) == asked for row in known):
                 continue
-            run = options.out / f"{options.pilot}-{names.index(name)}-{seed}-{epochs}-{lr:g}"
+            run = options.out / f"{options.pilot}-{names.index(name)}-{seed}"
             made = results.provenance()
             rows = [{**row, **made} for row in errors(name, chosen, run, tests)]
             results.write(kept, [*results.read(kept), *rows], list(rows[0]))

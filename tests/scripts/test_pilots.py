@@ -113,7 +113,8 @@ def test_a_pilot_runs_and_refuses_other_settings(monkeypatch, tmp_path, capsys):
     assert kept.with_suffix(".png").exists()
     run()
     assert results.read(kept) == rows, "a finished run is not repeated"
-    with pytest.raises(SystemExit) as stop:
-        run("--attention", "none")
-    assert stop.value.code == 2
-    assert "no attention 'none'" in capsys.readouterr().err
+    for wrong, message in ((("--lr", "0.5"), "error: "), (("--attention", "none"), "no attention 'none'")):
+        with pytest.raises(SystemExit) as stop:
+            run(*wrong)
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err

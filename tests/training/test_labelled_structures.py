@@ -203,7 +203,7 @@ def test_missing_labels_say_what_is_there(crystal_config):
         (["data.target=U0"], "unknown target 'U0'; "),
         (["data.target=U0"], "What the data call it is data.label"),
         (["data.references={Xx: 1.0}"], "Xx: no element"),
-        (["trainer.best_by=both"], "trainer.best_by=both needs loss.force_weight"),
+        (["trainer.best_by=both"], "trainer.best_by=both needs loss.force_weight above 0"),
         (["data.references={H: 1.0}", "data.standardise=structure"], "data.references needs data.standard"),
     ],
 )

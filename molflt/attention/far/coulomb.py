@@ -99,8 +99,8 @@ def potentials_of_neighbours(geometry: Geometry, charges: Tensor, cutoff: float)
     widths = _rungs(_WIDER_THAN * cutoff, distances.device)
     squared = distances.square()
     constant, quadratic = _remainder(float(widths[-1]))
-    ladder = torch.exp(-0.5 * squared[:, None] / widths.square()) @ (WEIGHT / widths) + constant - quadratic * squared
-    weights = COULOMB * taper(distances, 0.5 * cutoff, cutoff) * ladder
+    of_pairs = _sum_of_rungs(widths, squared) + constant - quadratic * squared
+    weights = COULOMB * taper(distances, 0.5 * cutoff, cutoff) * of_pairs
     return torch.zeros_like(charges).index_add(0, receiver, weights[:, None] * charges[sender])
 
 
@@ -109,8 +109,7 @@ def _on_padded_pairs(geometry: Geometry, structures: list[int], charges: Tensor)
     n = max(geometry.sizes[b] for b in structures)
     positions, charges = geometry.padded_positions[structures][:, :n], charges[:, :n]
     widths = ladder(geometry, structures[0])
-    values = GaussianBasis(widths, n_atoms=1).on_pairs(squared_distances(positions, positions, torch.float64))
-    ladders = torch.tensordot(WEIGHT / widths, values, dims=1)
+    ladders = _sum_of_rungs(widths, squared_distances(positions, positions, torch.float64))
     # Where there is no atom, the charge is zero.
     wider = _wider(positions, charges, charges.sum(dim=1, keepdim=True), float(widths[-1]))
     return ladders @ charges + wider - AT_ZERO * charges
@@ -158,6 +157,11 @@ def _rungs(widest: float, device: torch.device) -> Tensor:
     """The widths of the rungs up to ``widest``, (n_rungs,) Å, float64."""
     n = 1 + math.ceil(2 * math.log2(max(widest / FINEST, 2.0)))
     return FINEST * 2 ** (0.5 * torch.arange(n, dtype=torch.float64, device=device))
+
+
+def _sum_of_rungs(widths: Tensor, squared: Tensor) -> Tensor:
+    """Σ_t w_t exp(−r²/2σ_t²) of squared distances (...) Å² over the rungs given, (...) 1/Å."""
+    return torch.tensordot(WEIGHT / widths, GaussianBasis(widths, n_atoms=1).on_pairs(squared), dims=1)
 
 
 def _remainder(widest: float) -> tuple[float, float]:
