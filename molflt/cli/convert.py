@@ -7,7 +7,6 @@ from typing import Literal
 import typer
 
 from molflt.choices import EnergyUnit, Per, TagConvention
-from molflt.cli.options import ALLOW_CHARGED
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 
@@ -24,7 +23,7 @@ def convert_command(
     ),
     target: Literal["y_relaxed", "y_init", "energy"] = typer.Option("energy", help="What the energy becomes."),
     tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
-    allow_charged: bool = ALLOW_CHARGED,
+    allow_charged: bool = typer.Option(False, "--allow-charged", help="Take open shells. Charges are kept anyway."),
 ) -> None:
     """Convert structures to an LMDB in the layout of OC20. An interrupted conversion goes on where it stopped.
 

@@ -134,7 +134,8 @@ def convert(
         overwrite: replace an existing file.
         tags: see :func:`molflt.data.ase_io.from_atoms`.
         labels: which label to read and its unit; it is written in eV under its target's name.
-        allow_charged: take ions and radicals, of which no trace is left in the file.
+        allow_charged: take open shells, of which no trace is left in the file. Charges are kept either way, and
+            models that know none refuse them.
 
     Returns:
         How many structures it holds.
@@ -144,7 +145,7 @@ def convert(
     """
     reading = [tags, "" if labels is None else labels.model_dump_json()]
     source = "\n".join([*inputs, *reading, *(fingerprint(path) for path in inputs if Path(path).exists())])
-    structures = resolve_inputs(inputs, tags, labels, how=Reading(allow_charged))
+    structures = resolve_inputs(inputs, tags, labels, how=Reading(allow_charged, charges=True, slabs=True))
     return write_lmdb(target, _Records(structures), overwrite=overwrite, source=source)
 
 

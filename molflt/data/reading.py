@@ -42,6 +42,7 @@ class Reading:
         allow_charged: take ions and open shells, which models know nothing of, as if they were neutral and closed.
         conformers: how many are made of a molecule that comes without positions; large ones get fewer.
         charges: read the total charge, for models with charges; ions are taken then, and open shells are not.
+        slabs: with charges, take what repeats along one or two axes: for a file, which any model may read.
         may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
 
     Raises:
@@ -51,6 +52,7 @@ class Reading:
     allow_charged: bool = False
     conformers: int = CONFORMERS
     charges: bool = False
+    slabs: bool = False
     may_allow: bool = True
 
     def __post_init__(self) -> None:
@@ -129,9 +131,9 @@ class Reading:
         """Refuse what repeats along one or two axes, for models with charges: there 1/r has no sum.
 
         Raises:
-            InputError: it does, and ``charges`` is True.
+            InputError: it does, ``charges`` is True and ``slabs`` is False.
         """
-        if self.charges and 0 < (n := int(np.sum(pbc))) < 3:
+        if self.charges and not self.slabs and 0 < (n := int(np.sum(pbc))) < 3:
             raise InputError(
                 f"{name}: periodic along {n} of three axes, and a model with charges, whose 1/r has no sum there; "
                 "make it periodic along all three, with vacuum where it does not repeat"

@@ -16,11 +16,14 @@ import lmdb
 import numpy as np
 import pytest
 import torch
+from ase.build import fcc111, molecule
+from ase.io import write
 
 from molflt import vocabulary
 from molflt.data import lmdb_writer
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.lmdb_writer import convert, write_lmdb
+from molflt.data.reading import Reading
 from molflt.data.records import to_data, to_record
 from molflt.errors import InputError
 
@@ -261,3 +264,18 @@ def test_no_records_are_no_data_set(tmp_path: Path) -> None:
 def test_missing_folder_is_named(tmp_path: Path, make_record: Any) -> None:
     with pytest.raises(InputError, match="no such folder"):
         write_lmdb(os.path.join(tmp_path, "none", "a.lmdb"), [make_record(0)])
+
+
+def test_converted_ions_keep_their_charge(tmp_path: Path) -> None:
+    """Models with charges read it from the file as from its source; others refuse the file as they do the source."""
+    ion = molecule("OH", info={"charge": -1})
+    slab = fcc111("Pt", (1, 1, 3), vacuum=5.0)
+    slab.info["charge"] = 1
+    slab.set_tags(1)
+    write(tmp_path / "ions.extxyz", [ion, slab])
+    target = tmp_path / "ions.lmdb"
+    convert([str(tmp_path / "ions.extxyz")], target, allow_charged=True)
+    kept = LmdbDataset(target, how=Reading(charges=True, slabs=True))
+    assert [float(structure.charge) for structure in kept] == [-1, 1]
+    with pytest.raises(InputError, match="'charge' is -1"):
+        LmdbDataset(target)[0]
