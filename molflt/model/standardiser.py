@@ -21,7 +21,10 @@ class Statistics:
     Attributes:
         kind: ``structure``: one mean for every structure; ``element``: a reference energy per element.
         mean: eV.
-        std: eV, of what is left once mean or references are taken off.
+        spread: eV, standard deviation of what is left once mean or references are taken off.
+        std: eV, what one unit of the network's output is worth. Where forces are known, no less than their root mean
+            square times 1 Å, as in NequIP (Batzner et al. 2022, arXiv 2101.03164): the energies of dynamics differ
+            little, and with their spread as the unit a network saturates where bonds leave the training set.
         references: eV by atomic number; empty for kind ``structure``.
         displacement_std: Å, root mean square component of the relaxed displacement of atoms free to move.
         given: eV by atomic number: reference energies that were given, in place of fitted ones. ``references`` are
@@ -30,6 +33,7 @@ class Statistics:
 
     kind: StandardiserKind
     mean: float
+    spread: float
     std: float
     references: dict[int, float]
     displacement_std: float
@@ -79,6 +83,7 @@ def fit_statistics(
     compositions: Tensor,
     squared_displacement: float,
     given: dict[int, float] | None = None,
+    force_rms: float = 0.0,
 ) -> Statistics:
     """Statistics of a training set.
 
@@ -88,11 +93,13 @@ def fit_statistics(
         compositions: (n_structures, 119) atoms of each atomic number.
         squared_displacement: Å², mean square component of the relaxed displacements; 0 when unknown.
         given: eV by atomic number, for kind ``element``: reference energies to use; None fits them.
+        force_rms: eV/Å, root mean square of the forces' components; 0 when unknown.
     """
     energies = energies.to(torch.float64)
     displacement_std = squared_displacement**0.5 or 1.0
     if kind == "structure":
-        return Statistics(kind, float(energies.mean()), _scale(energies - energies.mean()), {}, displacement_std)
+        mean = float(energies.mean())
+        return Statistics(kind, mean, *_scales(energies - mean, force_rms), {}, displacement_std)
     present = torch.nonzero(compositions.sum(dim=0)).squeeze(1)
     counts = compositions[:, present].to(torch.float64)
     if given is not None:
@@ -101,17 +108,18 @@ def fit_statistics(
         shift = float((residual @ counts.sum(dim=1)) / counts.sum(dim=1).square().sum())
         references = {int(z): given[int(z)] + shift for z in present}
         left = residual - shift * counts.sum(dim=1)
-        return Statistics(kind, 0.0, _scale(left), references, displacement_std, given)
+        return Statistics(kind, 0.0, *_scales(left, force_rms), references, displacement_std, given)
     # Minimum-norm least squares: elements that always occur together share their energy evenly.
     solution = torch.linalg.lstsq(counts, energies[:, None], driver="gelsd").solution.squeeze(1)
     references = {int(z): float(e) for z, e in zip(present, solution, strict=True)}
-    return Statistics(kind, 0.0, _scale(energies - counts @ solution), references, displacement_std)
+    return Statistics(kind, 0.0, *_scales(energies - counts @ solution, force_rms), references, displacement_std)
 
 
-def _scale(residual: Tensor) -> float:
-    """Standard deviation, eV; one where there is nothing left but rounding, for a loss is divided by it."""
-    std = float(residual.std(unbiased=False))
-    return std if std > ROUNDING else 1.0
+def _scales(residual: Tensor, force_rms: float) -> tuple[float, float]:
+    """Spread and std, eV; one where there is nothing left but rounding, for a loss is divided by it."""
+    spread = float(residual.std(unbiased=False))
+    spread = spread if spread > ROUNDING else 1.0
+    return spread, max(spread, force_rms * _LENGTH)
 
 
 def mean_absolute_deviation(energies: np.ndarray) -> float:
@@ -119,6 +127,9 @@ def mean_absolute_deviation(energies: np.ndarray) -> float:
     mad = float(np.abs(energies - np.mean(energies)).mean())
     return mad if mad > ROUNDING else 0.0
 
+
+_LENGTH = 1.0
+"""Å, about as far as energies go on as the forces say."""
 
 ROUNDING = 1e-6
 """eV: what may be left of energies that follow from the composition alone."""

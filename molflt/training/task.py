@@ -124,7 +124,7 @@ class EnergyTask(lightning.LightningModule):
         if self.config.loss.energy_per == "atom":
             # Relative to the mean size, so that the loss keeps its scale.
             absolute = absolute * (self.training_set.mean_n_atoms / (batch.ptr[1:] - batch.ptr[:-1]))
-        loss = absolute.sum() / n_structures / self.model.standardiser.std
+        loss = absolute.sum() / n_structures / self.training_set.statistics.spread
         if forces is not None:
             error = (forces - batch.forces)[~batch.fixed]
             logged["force_mae"] = error.detach().abs().sum() / (3 * n_free)

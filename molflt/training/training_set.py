@@ -75,18 +75,20 @@ def read_training_set(
     displacement = _mean_square([facts.displacements for facts in found if facts.displacements is not None])
     elements = torch.nonzero(composition.sum(dim=0)).squeeze(1).tolist()
     given = None if references is None else _given(references, elements, screening)
+    force_rms = _mean_square([facts.forces for facts in found]) ** 0.5
     statistics = fit_statistics(
         kind,
         torch.tensor([facts.energy for facts in found], dtype=torch.float64),
         composition,
         displacement if relaxed else 0.0,
         given,
+        force_rms,
     )
     return TrainingSet(
         statistics,
         elements,
         relaxed,
-        force_std=_mean_square([facts.forces for facts in found]) ** 0.5 or 1.0,
+        force_std=force_rms or 1.0,
         mean_n_atoms=float(composition.sum()) / len(composition),
         isolated=all(facts.isolated for facts in found),
         charged=any(facts.charged for facts in found),

@@ -51,7 +51,7 @@ def load(config: ModelConfig) -> LoadedModel:
     torch.manual_seed(0)
     model = EnergyModel(config)
     references = {z: -0.1 * z for z in range(1, 119)}
-    model.standardiser.load_statistics(Statistics("element", 0.0, 1.0, references, 0.1))
+    model.standardiser.load_statistics(Statistics("element", 0.0, 1.0, 1.0, references, 0.1))
     with torch.no_grad():
         model.energy_head.factor.fill_(1.0)
     metadata = ModelMetadata(

@@ -33,7 +33,7 @@ def make_model(attention: Any, dtype: torch.dtype = torch.float64, **sizes: Any)
                 parameter.add_(0.1 * torch.randn_like(parameter))
         model.energy_head.factor.fill_(1.0)
     references = {z: -0.1 * z for z in range(1, 119)}
-    model.standardiser.load_statistics(Statistics("element", MEAN, 2.0, references, 0.1))
+    model.standardiser.load_statistics(Statistics("element", MEAN, 2.0, 2.0, references, 0.1))
     return model.to(dtype).eval()
 
 

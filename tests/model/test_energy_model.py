@@ -199,7 +199,7 @@ def test_what_is_far_from_the_adsorbate_counts_only_without_contact():
 def test_reference_energies_keep_float64_in_a_float32_model():
     model = make_model("flt", torch.float32)
     exact = -13587.123456789
-    model.standardiser.load_statistics(Statistics("element", 0.0, 1.0, {78: exact}, 1.0))
+    model.standardiser.load_statistics(Statistics("element", 0.0, 1.0, 1.0, {78: exact}, 1.0))
     assert model.float().standardiser.references.dtype == torch.float64
     zero = model.energy_head.factor.data.zero_()
     assert zero.dtype == torch.float32

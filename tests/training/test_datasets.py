@@ -179,6 +179,16 @@ def test_statistics_of_hardly_any_data_divide_by_one(kind, energies):
     assert statistics.displacement_std == 1.0
 
 
+@pytest.mark.parametrize("kind", ["structure", "element"])
+def test_a_unit_of_the_output_is_what_forces_do_in_an_angstrom(kind):
+    """Energies of dynamics differ by tenths of what a stretched bond costs; the loss still goes by their spread."""
+    compositions = torch.zeros((2, 119), dtype=torch.int64)
+    compositions[:, 6] = 1
+    for force_rms, std in ((0.0, 0.1), (0.05, 0.1), (3.0, 3.0)):
+        statistics = fit_statistics(kind, torch.tensor([1.0, 1.2]), compositions, 0.0, force_rms=force_rms)
+        assert (statistics.spread, statistics.std) == pytest.approx((0.1, std), rel=1e-5)
+
+
 def test_standardiser_stays_in_double_precision():
     standardiser = Standardiser()
     standardiser.references[6] = 1027.123456789012
