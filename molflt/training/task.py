@@ -59,6 +59,10 @@ class EnergyTask(lightning.LightningModule):
         self.forces = config.loss.forces
         self.force_weight = training_set.force_weight(config.loss.force_weight)
         self.model = model
+        if self.forces:
+            # Narrower ones fit the forces of the training set, and turn round where its bonds end.
+            for parameter in (model.radial.centres, model.radial.log_widths):
+                parameter.requires_grad_(False)
         self.validated: dict[str, float] = {}
         self.n_left_out = self.n_in_parts = 0
         self.n_steps = self.n_exploding = 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ase.io
 import numpy as np
 import pytest
+import torch
 from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.labels import LabelSpec
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
@@ -102,9 +104,16 @@ def test_energies_and_forces_are_learnt(crystal_config, tmp_path):
     for metric, share in {"train/loss": 0.8, "train/energy_mae": 0.8, "val/force_mae": 0.6}.items():
         assert records[-1][metric] < share * records[0][metric]
     data = open_dataset(crystal_config().data.val["val"])
-    prediction, _ = predict(load_model(tmp_path / "run" / "last.safetensors"), data, forces=True)
+    loaded = load_model(tmp_path / "run" / "last.safetensors")
+    prediction, _ = predict(loaded, data, forces=True)
     error = np.concatenate([f - data[i].forces.numpy() for i, f in enumerate(prediction.forces)])
     assert np.abs(error).mean() == pytest.approx(records[-1]["val/force_mae"], rel=1e-4)
+
+    # The distance basis is as it began.
+    basis = loaded.model.radial
+    fresh = GaussianDistanceBasis(len(basis.centres), basis.cutoff)
+    assert torch.equal(basis.log_widths, fresh.log_widths)
+    assert torch.equal(basis.centres, fresh.centres)
 
     # What is best is what is best at both, each error over what it is without a model.
     force_std = EnergyDataModule(config).training_set.force_std
