@@ -115,12 +115,12 @@ def main() -> None:
     try:
         for seed, row in product(options.seeds, options.rows):
             run = (row, options.test, str(seed), str(options.epochs))
-            known = results.read(options.results)
-            if any((one["row"], one["test"], one["seed"], one["epochs"]) == run for one in known):
+            known = [(one["row"], one["test"], one["seed"], one["epochs"]) for one in results.read(options.results)]
+            if run in known:
                 continue
             found = judge(row, options.test, seed, options.epochs, options.out)
             print(found, flush=True)
-            rows = [*known, {**found, **results.provenance()}]
+            rows = [*results.read(options.results), {**found, **results.provenance()}]
             results.write(options.results, rows, (*found, *results.PROVENANCE), digits=3)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
