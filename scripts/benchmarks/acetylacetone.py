@@ -59,7 +59,7 @@ def write_parts(folder: Path, test: str) -> dict[str, Path]:
         raise InputError("MOLFLT_DATA is not set: it is the folder that has acac/train_300K.xyz.gz")
     given = Path(os.environ["MOLFLT_DATA"]) / "acac"
     hottest = test == "hottest"
-    paths = {name: folder / f"{name}{'-hottest' * hottest}.extxyz" for name in ("train", "val")}
+    paths = {name: folder / f"{test}-{name}.extxyz".replace(" ", "_") for name in ("train", "val")}
     if not all(path.exists() for path in paths.values()):
         frames = read_frames(given / "train_300K.xyz.gz", index=":", format="extxyz")
         held_out = np.arange(len(frames)) % 10 == 0
@@ -85,7 +85,7 @@ def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> Trai
 
 def judge(row: str, test: str, seed: int, epochs: int, out: Path) -> dict[str, Any]:
     """Train and judge: root mean square errors in meV, and meV/Å of a component."""
-    parts, name = write_parts(out, test), f"{row}-{seed}-{epochs}{'-hottest' * (test == 'hottest')}".replace(" ", "_")
+    parts, name = write_parts(out, test), f"{row}-{test}-{seed}-{epochs}".replace(" ", "_")
     run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
     train(run_config(row, seed, epochs, parts), run, resume=True, callbacks=[spent])
     loaded = load_model(run / "last.safetensors")
