@@ -102,9 +102,8 @@ def train_peer(
     cutoff = peer.cutoff[0 if molecules else 1]
     with FileLock(folder / "claimed"):
         train, test = plain_files(split, cutoff, folder)
-    spec = PeerSpec(
-        peer.family, {**peer.sizes, "cutoff": cutoff}, train, test, seconds, peer.lr, BATCH, seed, threads
-    )
+    sizes, device = {**peer.sizes, "cutoff": cutoff}, "cuda" if torch.cuda.is_available() else "cpu"
+    spec = PeerSpec(peer.family, sizes, train, test, seconds, peer.lr, BATCH, seed, threads, device)
     interpreter = python if peer.elsewhere and python else sys.executable
     command = [interpreter, "-m", "scripts.benchmarks.peer_worker", json.dumps(asdict(spec))]
     return run_isolated(command, threads, 4 * seconds + 600)

@@ -41,6 +41,7 @@ class PeerSpec:
         batch_size: structures.
         seed: of weights and batches.
         threads: of PyTorch.
+        device: cpu or cuda.
     """
 
     family: str
@@ -52,6 +53,7 @@ class PeerSpec:
     batch_size: int
     seed: int
     threads: int
+    device: str
 
 
 def train(spec: PeerSpec) -> dict[str, Any]:
@@ -59,10 +61,10 @@ def train(spec: PeerSpec) -> dict[str, Any]:
     torch.set_num_threads(spec.threads)
     torch.manual_seed(spec.seed)
     data = PlainSet.load(Path(spec.train))
-    model = build(spec.family, spec.sizes).train()
+    model = build(spec.family, spec.sizes).to(spec.device).train()
     average = copy.deepcopy(model).eval()
     optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.0)
-    model(model.prepare(data.batch([0, 1])))
+    model(model.prepare(data.batch([0, 1]).to(spec.device)))
     begin = time.process_time()
     steps, share = 0, 0.0
     while share < 1.0:
@@ -73,7 +75,7 @@ def train(spec: PeerSpec) -> dict[str, Any]:
             rate = spec.lr * min(share / WARMUP, 1.0) * 0.5 * (1 + math.cos(math.pi * share))
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            batch = data.batch(chosen.tolist())
+            batch = data.batch(chosen.tolist()).to(spec.device)
             loss = (model(model.prepare(batch)) - batch.target).abs().mean()
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -101,9 +103,9 @@ def update(average: nn.Module, model: nn.Module, decay: float) -> None:
 @torch.no_grad()
 def mean_absolute_error(model: nn.Module, data: PlainSet) -> float:
     """In eV."""
-    total = 0.0
+    total, device = 0.0, next(model.parameters()).device
     for chosen in torch.arange(len(data)).split(64):
-        batch = data.batch(chosen.tolist())
+        batch = data.batch(chosen.tolist()).to(device)
         total += float((model(model.prepare(batch)) - batch.target).abs().sum())
     return data.scale * total / len(data)
 

@@ -52,6 +52,10 @@ class PlainBatch(_Saved):
         """Structures of the batch."""
         return len(self.cell)
 
+    def to(self, device: str | torch.device) -> Self:
+        """The batch on another device."""
+        return type(self)(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
 
 @dataclass
 class PlainSet(_Saved):

@@ -65,13 +65,22 @@ class LayerJob:
     threads: int
 
 
-def layer_jobs(quick: bool) -> Iterator[LayerJob]:
+def layer_jobs(quick: bool, device: str = "cpu") -> Iterator[LayerJob]:
     """Small ones first; dense attention where it fits, and the largest cell once."""
     all_rows, both = (*OURS, DENSE), ("forward", "train")
     if quick:
         yield LayerJob("oc20", 1, all_rows, both, 1)
         for n in (32, 64):
             yield LayerJob("isolated", n, all_rows, both, 1)
+        return
+    if device != "cpu":
+        # Threads of the processor count for nothing here.
+        yield LayerJob("oc20", 48, all_rows, both, 1)
+        for n in (1024, 4096, RATIO_AT):
+            yield LayerJob("isolated", n, all_rows, both, 1)
+        for kind in ("isolated", "periodic"):
+            yield LayerJob(kind, 131_072, OURS, ("forward",), 1)
+        yield LayerJob("periodic", MILLION, (GAUSSIANS,), ("forward",), 1)
         return
     for threads in THREADS:
         yield LayerJob("oc20", 48, all_rows, both, threads)
@@ -90,7 +99,7 @@ def layer_jobs(quick: bool) -> Iterator[LayerJob]:
 
 def run_layers(options: argparse.Namespace, store: results.Store) -> None:
     """All layers that are not in the results yet."""
-    for job in layer_jobs(options.quick):
+    for job in layer_jobs(options.quick, options.device):
         points = [
             {"part": "layer", "kind": job.kind, "size": str(job.size), "threads": str(job.threads)}
             | {"row": row, "direction": direction}

@@ -1,0 +1,129 @@
+"""What a GPU computes is what a CPU computes. Skipped where there is no GPU.
+
+Energies, forces and gradients of every attention mechanism in double precision, on structures of every periodicity;
+then what a user meets: shipped models, the calculator, a run and its resume, and the commands.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+
+from molflt import load
+from molflt.attention.registry import attention_config, presets
+from molflt.calculator.ase_calculator import MolFLTCalculator
+from molflt.model.energy_model import EnergyModel
+from molflt.training.run_directory import read_records
+from tests.attention.layers import water
+from tests.model.models import all_structures, batch_for, make_model
+from tests.training.runs import Stop, go, with_forces
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+# Of the literature's kernels one for each way of drawing or learning frequencies.
+PRESETS = (
+    "flt", "local", "performer", "softmax", "flt-concat", "ra", "ra-rpe", "lara", "lara-rpe", "elu",
+    "trigrf-fastfood", "posrf-sgq", "oprf-mm", "saderf-qmc",
+)  # fmt: skip
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{name: (presets()[name], {}) for name in PRESETS if name in presets()},
+    "vectors": ({"vector_channels": 4}, {}),
+    "mesh": ({"frequencies": "mesh", "order": "linear", "vector_channels": 4}, {}),
+    "charges": ({}, {"charges": 2}),
+    "recycles": ({"moment_channels": 0}, {"n_recycles": 1}),
+}
+"""Keys of the attention, and of the model."""
+
+
+def everything(model: EnergyModel, batch: Any) -> list[torch.Tensor]:
+    """Energies, their gradients with respect to positions, and gradients of both with respect to parameters."""
+    batch.positions.requires_grad_()
+    energy = model(batch).energy
+    (slope,) = torch.autograd.grad(energy.sum(), batch.positions, create_graph=True)
+    loss = energy.square().sum() + slope.square().sum()
+    found = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    return [t.detach().cpu() for t in (energy, slope, *(g for g in found if g is not None))]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_energies_forces_and_gradients_are_those_of_the_cpu(name):
+    attention, sizes = MODELS[name]
+    model = make_model(attention_config(**attention), **sizes)
+    structures = [*all_structures(), water(20)]
+    if "charges" in sizes:
+        structures = [atoms for atoms in structures if atoms.pbc.sum() in (0, 3)]
+    expected = everything(model, batch_for(model, structures))
+    found = everything(model.to("cuda"), batch_for(model, structures).to("cuda"))
+    assert len(found) == len(expected) > 10
+    for a, b in zip(found, expected, strict=True):
+        # A mesh rounds its points; everything else is exact.
+        assert float((a - b).abs().max()) < 1e-8 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["qm7-small", "fg", "acac"])
+def test_shipped_models_predict_the_same(name):
+    structures = [molecule("CH3CH2OH"), molecule("C6H6"), water(200)]
+    energies = [load(f"pretrained:{name}", device=device).predict(structures) for device in ("cpu", "cuda")]
+    np.testing.assert_allclose(*energies, rtol=1e-5, atol=1e-3)
+
+
+def test_the_calculator_gives_the_same_forces():
+    forces = []
+    for device in ("cpu", "cuda"):
+        atoms = molecule("CH3CH2OH")
+        atoms.calc = MolFLTCalculator("pretrained:acac", device=device, dtype="float64")
+        forces.append(atoms.get_forces())
+    np.testing.assert_allclose(*forces, atol=1e-8)
+    assert np.abs(forces[0]).max() > 0.1
+
+
+def test_a_run_learns_resumes_and_predicts_on_either(make_config, tiny_data, tmp_path, molflt):
+    common = {"trainer.max_epochs": 3, "optimiser.name": "muon"}
+    config = make_config(**common, **{"trainer.accelerator": "gpu"})
+    go(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        go(config, tmp_path / "stopped", Stop(1, 1))
+    go(config, tmp_path / "stopped", resume=True)
+    go(make_config(**common), tmp_path / "cpu")
+    whole, stopped, cpu = (
+        [r["val/energy_mae"] for r in read_records(tmp_path / name)] for name in ("whole", "stopped", "cpu")
+    )
+    assert stopped == pytest.approx(whole, rel=1e-3)
+    assert whole == pytest.approx(cpu, rel=0.02)
+    path, data = tmp_path / "whole" / "best.safetensors", tiny_data / "val.lmdb"
+    errors = []
+    for device in ("cpu", "cuda"):
+        result = molflt("evaluate", path, data, "--device", device, "--json")
+        assert result.status == 0, result
+        errors.append(json.loads(result.out)["energy_mae"])
+    assert errors[1] == pytest.approx(errors[0], rel=1e-4)
+    result = molflt("check-invariance", path, data, "--device", "cuda")
+    assert result.status == 0, result
+
+
+def test_forces_are_learnt_alike(make_config, tiny_data, tmp_path):
+    """Second derivatives, in a run."""
+    splits = {
+        split: with_forces(tiny_data / f"{split}.lmdb", tmp_path / f"{split}.extxyz") for split in ("train", "val")
+    }
+    found = []
+    for device in ("cpu", "gpu"):
+        config = make_config(
+            **{
+                "data.train": splits["train"],
+                "data.val": {"val": splits["val"]},
+                "data.target": "energy",
+                "loss.force_weight": 5.0,
+                "model.attention.vector_channels": 4,
+                "trainer.max_epochs": 2,
+                "trainer.accelerator": device,
+            }
+        )
+        go(config, tmp_path / device)
+        found.append([r[key] for r in read_records(tmp_path / device) for key in ("val/energy_mae", "val/force_mae")])
+    assert found[1] == pytest.approx(found[0], rel=0.02)
