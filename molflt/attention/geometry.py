@@ -7,10 +7,12 @@ padded pairs, ``(n_structures, n_max, n_max, ...)``. This file translates betwee
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -68,6 +70,38 @@ class Geometry:
     def starts(self) -> list[int]:
         """The index of each structure's first atom."""
         return [0, *itertools.accumulate(self.sizes)][:-1]
+
+    @cached_property
+    def on_host(self) -> Geometry:
+        """The same in the processor's memory, without gradients: what is asked of it waits for no GPU."""
+        return Geometry(
+            positions=self.positions.detach().cpu(),
+            centroids=self.centroids.detach().cpu(),
+            atomic_numbers=self.atomic_numbers.cpu(),
+            structure=self.structure.cpu(),
+            sizes=self.sizes,
+            cell=self.cell.detach().cpu(),
+            pbc=self.pbc,
+            edge_index=self.edge_index[:, :0].cpu(),
+            edge_displacements=self.edge_displacements[:0].detach().cpu(),
+            dtype=self.dtype,
+            n_max=self.n_max,
+        )
+
+    @cached_property
+    def measures(self) -> list[float]:
+        """The length, area or volume in Å, Å² or Å³ with which each structure repeats; 1 where it does not."""
+        found = []
+        for cell, pbc in zip(self.on_host.cell.numpy(), self.pbc, strict=True):
+            lattice = cell[list(pbc)]
+            found.append(math.sqrt(np.linalg.det(lattice @ lattice.T)) if any(pbc) else 1.0)
+        return found
+
+    @cached_property
+    def radii(self) -> list[float]:
+        """Å from the centroid of each structure to the atom that is farthest from it."""
+        squared = self.on_host.positions.square().sum(dim=1)
+        return [float(part.max()) ** 0.5 for part in squared.split(self.sizes)]
 
     @property
     def is_full(self) -> bool:

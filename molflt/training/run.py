@@ -359,4 +359,3 @@ def _quiet_lightning() -> None:
         warnings.filterwarnings("ignore", pattern)
     # That a process was lost is all it says.
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
-    torch.set_float32_matmul_precision("high")

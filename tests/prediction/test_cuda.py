@@ -7,6 +7,7 @@ then what a user meets: shipped models, the calculator, a run and its resume, an
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.model.energy_model import EnergyModel
 from molflt.training.run_directory import read_records
 from tests.attention.layers import water
+from tests.attention.structures import STRUCTURES
 from tests.model.models import all_structures, batch_for, make_model
 from tests.training.runs import Stop, go, with_forces
 
@@ -63,6 +65,21 @@ def test_energies_forces_and_gradients_are_those_of_the_cpu(name):
     for a, b in zip(found, expected, strict=True):
         # A mesh rounds its points; everything else is exact.
         assert float((a - b).abs().max()) < 1e-8 * max(1.0, float(b.abs().max()))
+
+
+def test_the_processor_waits_for_the_gpu_as_often_for_many_structures_as_for_few():
+    model, waits = make_model("flt").to("cuda"), []
+    for n in (3, 12):
+        batch = batch_for(model, [STRUCTURES["slab"]() for _ in range(n)]).to("cuda")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                model(batch).energy.sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(len(found))
+    assert 0 < waits[1] <= waits[0] < 60
 
 
 @pytest.mark.parametrize("name", ["qm7-small", "fg", "acac"])

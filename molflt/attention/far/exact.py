@@ -65,10 +65,9 @@ class ExactMethod(FrequencyMethod):
             return Work(exact_calls=1, pair_members=n_pairs * len(basis), pair_waves=n_pairs * basis.n_waves)
         radius = self.image_radius(basis)
         near = n_pairs * expected_images(geometry, b, radius)
-        diameter = math.sqrt(float(squared_norm(geometry.atoms_of(b).detach()).max()))
         return Work(
             image_calls=1,
-            image_candidates=n_pairs * expected_images(geometry, b, radius + diameter),
+            image_candidates=n_pairs * expected_images(geometry, b, radius + geometry.radii[b]),
             image_members=near * len(basis),
             image_waves=near * basis.n_waves,
         )

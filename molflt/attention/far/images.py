@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -66,10 +66,8 @@ def expected_images(geometry: Geometry, b: int, radius: float) -> float:
     """How many lattice translations a ball of ``radius`` Å holds, judged by volume; at least one."""
     if not geometry.is_periodic(b):
         return 1.0
-    lattice = periodic_vectors(geometry, b).detach().cpu().numpy()
-    measure = math.sqrt(np.linalg.det(lattice @ lattice.T))
-    ball = (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[len(lattice)]
-    return max(1.0, ball / measure)
+    ball = (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[sum(geometry.pbc[b])]
+    return max(1.0, ball / geometry.measures[b])
 
 
 def _chunks(delta: Tensor, shifts: Tensor) -> Iterator[Tensor]:
@@ -147,13 +145,20 @@ def padded_cell(
     if len(periodic) == 3:
         return geometry.cell[b]
     # What the padding changes is below the tolerance, and so is its derivative with respect to a width.
-    padding = cutoff_factor(tolerance) * basis.widths.detach().to(torch.float64).max()
+    padding = cutoff_factor(tolerance) * basis.widest
     positions = geometry.atoms_of(b)
     rows = [*periodic]
     for direction in open_frame(geometry, b) if frame is None else frame:
         height = positions @ direction
         rows.append((smooth_max(height) + smooth_max(-height) + padding) * direction)
     return torch.stack(rows)
+
+
+def padded_cells(geometry: Geometry, structures: Sequence[int], basis: GaussianBasis, tolerance: float) -> Tensor:
+    """(len(structures), 3, 3) Å: :func:`padded_cell` of each of them."""
+    if all(all(geometry.pbc[b]) for b in structures):
+        return geometry.cell[list(structures)]
+    return torch.stack([padded_cell(geometry, b, basis, tolerance) for b in structures])
 
 
 def far_apart(geometry: Geometry, b: int, distance: float) -> list[Tensor]:

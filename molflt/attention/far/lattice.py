@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from molflt.attention.far.costs import LayerSizes, Work
-from molflt.attention.far.images import padded_cell
+from molflt.attention.far.images import padded_cell, padded_cells
 from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.method import FrequencyMethod, PositionFeatures, features_work
 from molflt.attention.geometry import Geometry
@@ -62,7 +62,7 @@ class LatticeMethod(FrequencyMethod):
             cos 2πξ_k·r_i and sin 2πξ_k·r_i in turn, (len(structures), n_max, 2K); the weight of each for each basis
             function, (len(structures), n_basis, 2K); and how many of the 2K each basis function needs.
         """
-        cell = torch.stack([padded_cell(geometry, b, basis, self.tolerance / 10) for b in structures])
+        cell = padded_cells(geometry, structures, basis, self.tolerance / 10)
         integers, exists = self.reciprocal_integers(cell.detach(), basis)
         xi = integers @ torch.linalg.inv(cell).transpose(1, 2)
         zero = ~exists
@@ -126,9 +126,10 @@ class LatticeMethod(FrequencyMethod):
 
     def _expected_vectors(self, geometry: Geometry, b: int, basis: GaussianBasis) -> np.ndarray:
         """(n_basis,): how many reciprocal vectors, one of each pair ±ξ, each Gaussian needs, judged by volume."""
-        with torch.no_grad():
-            volume = abs(float(np.linalg.det(padded_cell(geometry, b, basis, self.tolerance / 10).cpu().numpy())))
-        longest = TAPER * basis.cutoffs(self.tolerance).detach().cpu().numpy()
+        volume = geometry.measures[b]
+        if not all(geometry.pbc[b]):
+            volume = abs(float(torch.linalg.det(padded_cell(geometry.on_host, b, basis, self.tolerance / 10))))
+        longest = TAPER * basis.ends(self.tolerance)
         return np.asarray(2 / 3 * math.pi * longest**3 * volume + 1)
 
 

@@ -123,6 +123,7 @@ class GaussianBasis:
             others = others * (n_atoms - 1) / (others + (n_atoms - 1))
         self.amplitudes = 1 / (1 + others)
         self.widest = float(widths.detach().max())
+        self._ends: dict[float, np.ndarray] = {}
         self.n_waves = 0 if kappa is None else int((kappa > 0).sum())
 
     def __len__(self) -> int:
@@ -174,7 +175,13 @@ class GaussianBasis:
 
     def band_limit(self, tolerance: float) -> float:
         """The largest of :meth:`cutoffs` as a number, 1/Å."""
-        return float(self.cutoffs(tolerance).detach().max())
+        return float(self.ends(tolerance).max())
+
+    def ends(self, tolerance: float) -> np.ndarray:
+        """The values of :meth:`cutoffs`, in the processor's memory."""
+        if tolerance not in self._ends:
+            self._ends[tolerance] = self.cutoffs(tolerance).detach().cpu().numpy()
+        return self._ends[tolerance]
 
     def equal_widths(self) -> Tensor:
         """The width of the Gaussian that needs the same grid as each member, (n_basis,) Å; no gradient."""
