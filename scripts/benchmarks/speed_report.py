@@ -160,6 +160,23 @@ def machine() -> str:
     )
 
 
+def on_gpu() -> str:
+    """Medians on a GPU: the layer alone and with its preparation, and the memory of the GPU.
+
+    Without the spectrum of both kinds, which is within a fifth of Gaussians alone.
+    """
+    found = []
+    for row in results.read(PATH.with_name("speed_gpu.csv")):
+        if row["status"] != DONE or row["row"] == BOTH:
+            continue
+        seconds = [results.numbers(row[name]) for name in ("layer_seconds", "prepare_seconds")]
+        alone, whole = np.median(seconds[0]), np.median(np.sum(seconds, axis=0))
+        kind = {"oc20": "slabs", **_KINDS}[row["kind"]]
+        what = [kind, f"{int(row['size']):,}", _DIRECTIONS[row["direction"]], row["row"]]
+        found.append([*what, duration(float(alone)), duration(float(whole)), size(float(row["peak_bytes"]))])
+    return results.markdown(["", "atoms or slabs", "", "layer", LAYER, WHOLE, "memory"], found)
+
+
 def profile() -> str:
     """Where the time of a layer goes."""
     from scripts.benchmarks import profile_layer
@@ -173,6 +190,7 @@ VIEWS: dict[str, Callable[..., str]] = {
     "models": models,
     "times": times,
     "machine": machine,
+    "gpu": on_gpu,
     "profile": profile,
 }
 
