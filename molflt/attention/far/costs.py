@@ -111,8 +111,8 @@ class Work:
     grid_filters: float = 0.0
 
     def __add__(self, other: Work) -> Work:
-        mine, others = self.amounts(), other.amounts()
-        return Work(**{name: amount + others[name] for name, amount in mine.items()})
+        others = vars(other)
+        return Work(**{name: amount + others[name] for name, amount in vars(self).items()})
 
     def times(self, factor: float) -> Work:
         """Of every kind so many times as much."""
@@ -120,12 +120,12 @@ class Work:
 
     def amounts(self) -> dict[str, float]:
         """By name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(vars(self))
 
     def seconds(self, rates: Work) -> float:
         """How long it takes."""
-        each = rates.amounts()
-        return sum(amount * each[name] for name, amount in self.amounts().items())
+        each = vars(rates)
+        return sum(amount * each[name] for name, amount in vars(self).items() if amount)
 
 
 @dataclass(frozen=True)
