@@ -13,7 +13,7 @@ finished has it already. A finished run is not repeated, and an interrupted one 
 docs/results/fine_tuning.csv with a row for each run:
 
     set         the division of scripts.benchmarks.fg_splits
-    row         untrained: the model that never saw the group; fine-tuned: from it on; from nothing
+    row         not fine-tuned: the model that never saw the group; fine-tuned: from it on; from nothing
     seed        of the run, and of which structures of the group are learnt
     n           structures learnt
     mae         mean absolute error on the others of the group, eV
@@ -45,7 +45,7 @@ from scripts.benchmarks.accuracy_data import DATA_SETS, split
 from scripts.benchmarks.accuracy_rows import run_config
 
 SETS = ("fg-amidines", "fg-carbamate-esters")
-ROWS = ("untrained", "fine-tuned", "from nothing")
+ROWS = ("not fine-tuned", "fine-tuned", "from nothing")
 N_LEARNT, EPOCHS = 100, 100
 KEPT = results.DOCS / "results" / "fine_tuning.csv"
 MINIATURE, MINIATURE_LEARNT, MINIATURE_EPOCHS = 60, 30, 2
@@ -90,7 +90,7 @@ def judge(data: str, row: str, seed: int, out: Path, miniature: bool, epochs: tu
     n_learnt = MINIATURE_LEARNT if miniature else N_LEARNT
     learnt, test = divide(held_out, seed, n_learnt, out / "data")
     model = base
-    if row != "untrained":
+    if row != "not fine-tuned":
         run = out / "runs" / f"{data}-{row.replace(' ', '-')}-{seed}"
         train(run_settings(row, base, learnt, test, seed, epochs[1]), run, resume=True, say=lambda line: None)
         model = run / LAST
