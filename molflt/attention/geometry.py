@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,18 +74,15 @@ class Geometry:
     @cached_property
     def on_host(self) -> Geometry:
         """The same in the processor's memory, without gradients: what is asked of it waits for no GPU."""
-        return Geometry(
+        return replace(
+            self,
             positions=self.positions.detach().cpu(),
             centroids=self.centroids.detach().cpu(),
             atomic_numbers=self.atomic_numbers.cpu(),
             structure=self.structure.cpu(),
-            sizes=self.sizes,
             cell=self.cell.detach().cpu(),
-            pbc=self.pbc,
             edge_index=self.edge_index[:, :0].cpu(),
             edge_displacements=self.edge_displacements[:0].detach().cpu(),
-            dtype=self.dtype,
-            n_max=self.n_max,
         )
 
     @cached_property
@@ -184,7 +181,8 @@ class Geometry:
     def of_structure(self, b: int) -> Geometry:
         """Structure ``b`` alone, without its neighbour list."""
         atoms, one = slice(self.starts[b], self.starts[b] + self.sizes[b]), slice(b, b + 1)
-        return Geometry(
+        return replace(
+            self,
             positions=self.positions[atoms],
             centroids=self.centroids[one],
             atomic_numbers=self.atomic_numbers[atoms],
@@ -194,7 +192,6 @@ class Geometry:
             pbc=[self.pbc[b]],
             edge_index=self.edge_index[:, :0],
             edge_displacements=self.edge_displacements[:0],
-            dtype=self.dtype,
             n_max=self.sizes[b],
         )
 
@@ -309,21 +306,16 @@ def build_geometry(
 
 def subset_of_atoms(geometry: Geometry, b: int, atoms: Tensor) -> Geometry:
     """Some atoms of structure ``b``, (n_part,) indices counted within it, as a structure without neighbours."""
-    none = torch.zeros((2, 0), dtype=torch.int64, device=atoms.device)
-    index = geometry.starts[b] + atoms
-    centroid = geometry.positions[index].mean(dim=0)
-    return Geometry(
-        positions=geometry.positions[index] - centroid,
-        centroids=geometry.centroids[b : b + 1] + centroid,
-        atomic_numbers=geometry.atomic_numbers[index],
-        structure=torch.zeros_like(index),
-        sizes=[len(index)],
-        cell=geometry.cell[b : b + 1],
-        pbc=[geometry.pbc[b]],
-        edge_index=none,
-        edge_displacements=geometry.edge_displacements[:0],
-        dtype=geometry.dtype,
-        n_max=len(index),
+    alone = geometry.of_structure(b)
+    centroid = alone.positions[atoms].mean(dim=0)
+    return replace(
+        alone,
+        positions=alone.positions[atoms] - centroid,
+        centroids=alone.centroids + centroid,
+        atomic_numbers=alone.atomic_numbers[atoms],
+        structure=alone.structure[atoms],
+        sizes=[len(atoms)],
+        n_max=len(atoms),
     )
 
 

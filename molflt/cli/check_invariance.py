@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +11,7 @@ import typer
 
 from molflt.choices import MethodName, TagConvention
 from molflt.cli.options import TAGS
-from molflt.cli.terminal import Verbosity, answer, output, remark, say, warn
+from molflt.cli.terminal import Verbosity, answer, answer_json, output, remark, say, warn
 
 if TYPE_CHECKING:
     from molflt.invariance.harness import DtypeName, Result
@@ -80,9 +79,9 @@ def check_invariance_command(
             "float32_drift": None if drift is None else {"worst": drift.worst, "median": drift.median},
             "additivity": _additivity(fragments),
             "verdict": "fail" if failed else "pass",
-            "results": [{**_finite(asdict(result)), "verdict": result.verdict} for result in results],
+            "results": [{**asdict(result), "verdict": result.verdict} for result in results],
         }
-        typer.echo(json.dumps(content))
+        answer_json(content)
     else:
         if not Verbosity.quiet:
             _print_tables(results)
@@ -160,14 +159,6 @@ def _say_share(share: float | None) -> None:
         say("This model has no Fourier far field.")
         return
     say(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
-
-
-def _finite(content: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity."""
-    return {
-        key: None if isinstance(value, float) and not abs(value) < float("inf") else value
-        for key, value in content.items()
-    }
 
 
 _STYLES = {"pass": "", "fail": "red", "not applicable": "dim"}

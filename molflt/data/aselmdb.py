@@ -7,7 +7,6 @@ beside them. Nothing is unpickled, and of what ASE's JSON may stand for only arr
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from typing import Any
 
@@ -17,11 +16,9 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
-from molflt.choices import TagConvention
-from molflt.data.ase_io import from_atoms, kept_info
-from molflt.data.labels import LabelSpec, any_array, force_array
+from molflt.data.ase_io import from_atoms
+from molflt.data.labels import any_array, force_array
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.reading import DEFAULT, Reading
 from molflt.errors import InputError
 
 _MOST_BYTES = 64 << 20
@@ -32,34 +29,15 @@ class AseLmdbDataset(LmdbDataset):
     """Structures of an ``.aselmdb`` file.
 
     ``key_value_pairs`` and ``data`` become entries of ``info``, of which ``y_relaxed``, ``y_init`` and ``sid`` are
-    read, and arrays with a row for each atom, such as ``pos_relaxed``.
-
-    Args:
-        path: the file.
-        tags: see :func:`molflt.data.ase_io.from_atoms`.
-        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
-        strict: see :class:`molflt.data.lmdb_dataset.LmdbDataset`.
-        how: whether ions and radicals are taken.
+    read, and arrays with a row for each atom, such as ``pos_relaxed``. Arguments are those of ``LmdbDataset``.
 
     Raises:
         InputError: as ``LmdbDataset``; on access: a row that is no structure.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        tags: TagConvention = "auto",
-        labels: LabelSpec | None = None,
-        strict: bool = True,
-        how: Reading = DEFAULT,
-    ) -> None:
-        super().__init__(path, labels, strict, tags, how)
-
     def _structure(self, raw: bytes, where: str) -> Data:
         atoms = row_atoms(load_row(raw, where), where)
-        data = from_atoms(atoms, where, self._tags, self._labels, self._how)
-        data.info = kept_info(atoms)
-        return data
+        return from_atoms(atoms, where, self._tags, self._labels, self._how)
 
     def _stored_count(self, index: int) -> int:
         where, raw = self._raw(index)

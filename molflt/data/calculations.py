@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_frames
-from molflt.data.ase_io import from_atoms, kept_info, results_at_hand
+from molflt.data.ase_io import from_atoms, results_at_hand
 from molflt.data.compression import bare_name, bare_suffix, content
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
@@ -121,9 +121,7 @@ def read_calculations(
                 raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
             atoms = _atoms(calculation, where)
             atoms.info.update(row or {})
-            structure = from_atoms(atoms, where, tags, labels, how)
-            structure.info = kept_info(atoms)
-            structures.append(structure)
+            structures.append(from_atoms(atoms, where, tags, labels, how))
     if bad is None:
         refuse(found, len(calculations), str(folder), "calculations")
     return structures

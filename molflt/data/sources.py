@@ -74,7 +74,7 @@ def open_dataset(
         if shards := sorted(source.glob("*.lmdb")):
             return ConcatDataset([LmdbDataset(shard, labels, on_bad == "stop", tags, how) for shard in shards])
         if shards := sorted(source.glob("*.aselmdb")):
-            return ConcatDataset([AseLmdbDataset(shard, tags, labels, on_bad == "stop", how) for shard in shards])
+            return ConcatDataset([AseLmdbDataset(shard, labels, on_bad == "stop", tags, how) for shard in shards])
         if calculations := find_calculations(source):
             return ListDataset(read_calculations(calculations, source, tags, labels, bad, how=how), bad)
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
@@ -85,7 +85,7 @@ def open_dataset(
     if suffix in (".lmdb", ".mdb"):
         return LmdbDataset(source, labels, on_bad == "stop", tags, how)
     if suffix == ".aselmdb":
-        return AseLmdbDataset(source, tags, labels, strict=on_bad == "stop", how=how)
+        return AseLmdbDataset(source, labels, on_bad == "stop", tags, how)
     if suffix in _SDF:
         return ListDataset(read_sdf(source, labels, bad, how), bad)
     if suffix in _SMILES:

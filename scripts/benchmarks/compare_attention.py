@@ -1,9 +1,8 @@
 """Every attention of the literature on atoms: same encoder, budget and seeds, one table.
 
-Trains each mechanism on the bundled FG set and, where MOLFLT_DATA is set, on QM7, and measures the mean
-absolute error on held-out structures (moving average after the last step), how far predictions move when structures
-are turned, and, each in a process of its own, the time of a training step and the peak of resident memory it adds.
-Finished runs are kept and not repeated, so an interrupted comparison goes on where it stopped.
+Trains each mechanism on the bundled FG set and, where MOLFLT_DATA is set, on QM7, and measures the mean absolute
+error on held-out structures (moving average after the last step), and how far predictions move when structures are
+turned. Finished runs are kept and not repeated, so an interrupted comparison goes on where it stopped.
 
     python -m scripts.benchmarks.compare_attention --out runs/compare       # two hours on one core: all, three seeds
     python -m scripts.benchmarks.compare_attention --out runs/compare --attention flt lara --seeds 0 --steps 50
@@ -11,33 +10,27 @@ Finished runs are kept and not repeated, so an interrupted comparison goes on wh
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from matplotlib.figure import Figure
 
 from molflt.attention.registry import attention_config, presets
 from molflt.bundled import resolve_path
-from molflt.data.batching import StructureCollater
 from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
 from molflt.invariance.energies import energies
 from molflt.invariance.structures import rotation
-from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
 from molflt.training.presets import preset_config
 from molflt.training.run import train
 from scripts import results
-from scripts.benchmarks import accuracy_data, measuring
+from scripts.benchmarks import accuracy_data
 
 QM7_TRAIN, QM7_VAL = 3000, 1000
 MAX_ATOMS = 256
@@ -45,7 +38,7 @@ MAX_ATOMS = 256
 _LEFT_OUT = ("molflt", "posrf-orf", "trigrf-sphere", "oprf-sphere", "saderf-sphere")
 DEFAULT = [name for name in presets() if name not in _LEFT_OUT]
 """Every preset but the other names of flt and performer, and the sphere-sampled features of nobody's."""
-N_TURNED, N_TIMED, N_WARM = 64, 10, 2
+N_TURNED = 64
 KEPT = results.DOCS / "literature" / "compare_attention.csv"
 
 
@@ -112,55 +105,6 @@ def run_once(folder: Path, data: str, attention: str, seed: int, steps: int) -> 
     print(f"{data:<11}{attention:<17}seed {seed}  MAE {record['mae']:.4f} eV  {seconds:.0f} s", flush=True)
 
 
-def measure(folder: Path, data: str, attention: str, steps: int) -> dict[str, Any]:
-    """Seconds per training step (forward and backward, no optimiser) and the growth of resident memory."""
-    config = run_config(folder, data, attention, 0, steps)
-    torch.manual_seed(0)
-    model, cpu = EnergyModel(config.model), torch.device("cpu")
-    collate = StructureCollater(config.model.neighbour_cutoff, config.model.all_pairs_if_isolated)
-    batches = list(islice(_batches(config, collate), 4))
-
-    def step(batch: Any) -> None:
-        model.zero_grad()
-        model(batch).energy.sum().backward()
-
-    # Import and start up whatever a first step does, on a structure too small to count.
-    step(collate([open_dataset(resolve_path(config.data.train))[0]]))
-    added = measuring.peak_growth(lambda: [step(batch) for batch in batches], cpu).peak
-    turns = cycle(batches)
-    seconds = measuring.seconds_of(lambda: step(next(turns)), N_WARM + N_TIMED, float("inf"), cpu)
-    return {"seconds": seconds[N_WARM:], "mebibytes": added / 2**20}
-
-
-def _batches(config: TrainConfig, collate: StructureCollater) -> Iterator[Any]:
-    """Batches of the training set in its own order, as many atoms each as in training."""
-    batch: list[Any] = []
-    atoms = 0
-    for structure in open_dataset(resolve_path(config.data.train)):
-        n = len(structure.atomic_numbers)
-        if atoms + n > config.data.max_atoms:
-            yield collate(batch)
-            batch, atoms = [], 0
-        batch.append(structure)
-        atoms += n
-
-
-def measured(folder: Path, data: str, attention: str, now: bool) -> dict[str, Any] | None:
-    """:func:`measure` in a fresh process with one thread; kept in the folder. None if not measured, nor to be."""
-    path = folder / data / attention / "cost.json"
-    if not (path.exists() or now):
-        return None
-    if not path.exists():
-        command = [sys.executable, "-m", "scripts.benchmarks.compare_attention", "--out", str(folder)]
-        found = measuring.run_isolated([*command, "--measure", data, attention], 1, 3600)
-        if found["status"] != measuring.DONE:
-            raise SystemExit(f"error: measuring {attention} on {data}: {found['status']}, {found.get('note', '')}")
-        with atomic_file(path) as temporary:
-            temporary.write_text(json.dumps(found), encoding="utf-8")
-    cost: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return cost
-
-
 def finished(folder: Path, data: str, name: str) -> list[dict[str, Any]]:
     """The runs of an attention that have ended."""
     return [
@@ -168,7 +112,7 @@ def finished(folder: Path, data: str, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def summarised(folder: Path, names: list[str], data_sets: list[str], timed: bool) -> list[dict[str, Any]]:
+def summarised(folder: Path, names: list[str], data_sets: list[str]) -> list[dict[str, Any]]:
     """A row for every attention and data set with at least one finished run."""
     rows = []
     for data in data_sets:
@@ -188,12 +132,6 @@ def summarised(folder: Path, names: list[str], data_sets: list[str], timed: bool
                 "mad": runs[0]["mad"],
                 "rotation": max(run["rotation"] for run in runs),
             }
-            row |= dict.fromkeys(("step_ms", "step_ms_low", "step_ms_high", "memory_mib"))
-            cost = measured(folder, data, name, timed)
-            if cost is not None:
-                low, middle, high = (1e3 * float(x) for x in np.percentile(cost["seconds"], [25, 50, 75]))
-                row |= {"step_ms": middle, "step_ms_low": low, "step_ms_high": high}
-                row["memory_mib"] = cost["mebibytes"]
             rows.append(row)
     return rows
 
@@ -201,7 +139,7 @@ def summarised(folder: Path, names: list[str], data_sets: list[str], timed: bool
 def table(rows: Sequence[results.Row] | None = None) -> str:
     """One Markdown table for each data set, best first, of the CSV's rows; by default of those the page quotes."""
     rows = results.read(KEPT) if rows is None else rows
-    header = ["attention", "MAE, eV", "seeds", "turned, eV", "ms per step", "memory, MiB", "parameters"]
+    header = ["attention", "MAE, eV", "seeds", "turned, eV", "parameters"]
     parts = []
     for data in dict.fromkeys(row["data"] for row in rows):
         mine = sorted((row for row in rows if row["data"] == data), key=lambda row: float(row["mae"]))
@@ -215,25 +153,12 @@ def table(rows: Sequence[results.Row] | None = None) -> str:
                 f"{float(row['mae']):.3f}" + (f" ± {float(row['spread']):.3f}" if row["seeds"] != "1" else ""),
                 row["seeds"],
                 f"{float(row['rotation']):.0e}",
-                *(f"{float(row[name]):.0f}" if row[name] else "" for name in ("step_ms", "memory_mib")),
                 f"{int(row['parameters']):,}",
             ]
             for row in mine
         ]
         parts.append(results.markdown(header, cells) + "\n")
     return "".join(parts)
-
-
-def plot_validation(path: Path, folder: Path, names: list[str], data: str) -> None:
-    """Validation error against steps (FLT Fig. 2)."""
-    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for name in names:
-        if runs := finished(folder, data, name):
-            results.plot_curves(axes, name, [run["curve"] for run in runs])
-    axes.set(xlabel="step", ylabel="validation MAE, eV", yscale="log")
-    axes.legend(frameon=False)
-    results.save(figure, path)
 
 
 def main() -> None:
@@ -243,12 +168,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["fg", "qm7"], choices=["fg", "qm7"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--no-cost", action="store_true", help="leave out time and memory")
-    parser.add_argument("--measure", nargs=2, metavar=("DATA", "ATTENTION"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
-        measuring.answer(lambda: measure(options.out, *options.measure, options.steps))
-        return
     if "qm7" in options.data and not accuracy_data.available("qm7"):
         print("MOLFLT_DATA is not set: without QM7")
         options.data.remove("qm7")
@@ -259,10 +179,8 @@ def main() -> None:
             for name in options.attention:
                 run_once(options.out, data, name, seed, options.steps)
     path = options.out / "compare_attention.csv"
-    found = summarised(options.out, options.attention, options.data, timed=not options.no_cost)
+    found = summarised(options.out, options.attention, options.data)
     results.record(path, found, digits=6)
-    curves = options.out / "validation_curves.png"
-    plot_validation(curves, options.out, ["performer", "flt-undamped", "flt"], options.data[0])
     print(table(results.read(path)))
 
 

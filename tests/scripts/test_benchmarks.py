@@ -171,5 +171,4 @@ def test_attentions_are_compared_from_the_command_line(tmp_path):
     rows = results.read(tmp_path / "compare_attention.csv")
     assert [row["attention"] for row in rows] == ["performer", "flt"]
     assert max(float(row["rotation"]) for row in rows) < 1e-4
-    assert min(float(row["step_ms"]) for row in rows) > 0
     assert "| `flt` |" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +12,6 @@ from molflt.attention.far.images import expected_images, squared_norm, sum_over_
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.far.method import STRIP, FrequencyMethod, PairsOperator, strip_share
 from molflt.attention.geometry import Geometry
-
-IMAGE_TOLERANCE = 1e-14
-"""The value of the widest Gaussian at which the image sum ends. A reference has a strict tolerance of its own."""
 
 
 class ExactMethod(FrequencyMethod):
@@ -33,7 +29,7 @@ class ExactMethod(FrequencyMethod):
                 values = torch.where(geometry.pair_mask[chosen], values, 0.0)
             # Contraction wants the members first, and finds them so in memory.
             return values.movedim(0, -1)
-        radius = self.image_radius(basis)
+        radius = basis.reach
         return geometry.pad_blocks(
             [
                 sum_over_images(geometry, b, radius, lambda delta: basis.values(squared_norm(delta)).to(delta.dtype))
@@ -54,16 +50,12 @@ class ExactMethod(FrequencyMethod):
         whole = self.pair_work(geometry, b, basis)
         return whole if geometry.is_periodic(b) else whole.times(strip_share(geometry.sizes[b]))
 
-    def image_radius(self, basis: GaussianBasis) -> float:
-        """Å beyond which no image contributes more than IMAGE_TOLERANCE."""
-        return basis.widest * math.sqrt(2 * math.log(1 / IMAGE_TOLERANCE))
-
     def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
         """See :class:`FrequencyMethod`. One exponential for every pair, image and member."""
         n_pairs = geometry.sizes[b] ** 2
         if not geometry.is_periodic(b):
             return Work(exact_calls=1, pair_members=n_pairs * len(basis), pair_waves=n_pairs * basis.n_waves)
-        radius = self.image_radius(basis)
+        radius = basis.reach
         near = n_pairs * expected_images(geometry, b, radius)
         return Work(
             image_calls=1,

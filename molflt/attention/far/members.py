@@ -164,7 +164,7 @@ class GaussianBasis:
 
     @property
     def reach(self) -> float:
-        """Å beyond which every member is less than 1e-14."""
+        """Å beyond which every member is less than 1e-14, and no image is summed."""
         return self.widest * math.sqrt(2 * math.log(1e14))
 
     def cutoffs(self, tolerance: float) -> Tensor:

@@ -285,16 +285,6 @@ class MeshMethod(FrequencyMethod):
             for axis, n in enumerate(found)
         ]
 
-    def achieved_error(self, geometry: Geometry, b: int, basis: GaussianBasis, n_sample: int = 100) -> float:
-        """The largest deviation from the exact sum on the pairs of some atoms, relative to the amplitudes."""
-        n = geometry.sizes[b]
-        chosen = torch.linspace(0, n - 1, min(n, n_sample)).round().long().to(geometry.positions.device)
-        sample = subset_of_atoms(geometry, b, chosen)
-        with torch.no_grad():
-            found = self._columns(geometry, b, basis, chosen)[chosen]
-            expected = ExactMethod().pair_basis(sample, basis)[0]
-            return float(((found - expected).abs() / basis.amplitudes).max())
-
     def _columns(self, geometry: Geometry, b: int, basis: GaussianBasis, senders: Tensor) -> Tensor:
         """(n, len(senders), n_basis): f̂ between every atom and the senders."""
         unit = torch.zeros(geometry.sizes[b], len(senders), dtype=geometry.dtype, device=senders.device)

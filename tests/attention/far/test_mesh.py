@@ -32,15 +32,12 @@ def test_agrees_with_the_exact_sum_to_its_tolerance(name):
 
 
 @pytest.mark.parametrize("periodic", [True, False])
-def test_larger_structures_and_the_reported_error(periodic):
-    """A sample of the pairs of 60 atoms says the same as all pairs."""
+def test_larger_structures(periodic):
     atoms = box(60)
     atoms.pbc = periodic
     rpe, method, geometry = small_rpe(), MeshMethod(1e-4), geometry_of([atoms])
     worst = relative_error(method.pair_basis(geometry, rpe()), ExactMethod().pair_basis(geometry, rpe()), rpe)
     assert worst < 1e-4
-    reported = method.achieved_error(geometry, 0, rpe(), n_sample=30)
-    assert worst / 3 < reported <= worst * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("tolerance", [9e-3, 1e-4, 1e-8])
