@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -103,9 +103,13 @@ def refuse(bad: Mapping[int, InputError], n: int, where: str, what: str = "struc
     if len(reasons) == 1:
         raise next(iter(bad.values()))
     if reasons:
-        more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
-        count = f"{where}: {len(reasons)} of {n} {what} cannot be used"
-        raise InputError("\n  ".join([count, *reasons[:MOST_REASONS], *more]))
+        raise InputError(listed(f"{where}: {len(reasons)} of {n} {what} cannot be used", reasons))
+
+
+def listed(what: str, reasons: Sequence[str], most: int = MOST_REASONS) -> str:
+    """What is wrong, then the first few reasons, one to a line, and how many there are more."""
+    more = [f"and {len(reasons) - most:,} more"] if len(reasons) > most else []
+    return "\n  ".join([what, *reasons[:most], *more])
 
 
 OnBad = Literal["stop", "skip"]

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from molflt import __version__
 from molflt.data import progress
-from molflt.errors import MOST_REASONS
+from molflt.errors import listed
 from molflt.printable import printable
 
 
@@ -102,8 +102,7 @@ def warn(message: str) -> None:
 
 def warn_skipped(what: str, reasons: Sequence[str]) -> None:
     """A warning that structures could not be used, with the first few reasons."""
-    more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
-    warn("\n  ".join([what, *reasons[:MOST_REASONS], *more]))
+    warn(listed(what, reasons))
 
 
 def answer(message: str) -> None:

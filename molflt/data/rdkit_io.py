@@ -56,7 +56,7 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Readin
     return _made(parse_smiles(smiles, name), name, seed, how)
 
 
-def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0, how: Reading = DEFAULT) -> Data:
+def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
     """As ``from_mol``, but a molecule without a 3D conformer gets hydrogens and some as in ``from_smiles``."""
     if mol.GetNumConformers() and (mol.GetConformer().Is3D() or mol.GetNumAtoms() == 1):
         return from_mol(mol, name, how=how)
@@ -69,7 +69,7 @@ def from_any_mol(mol: Chem.Mol, name: str, seed: int = 0, how: Reading = DEFAULT
             raise InputError(f"{name}: not a molecule RDKit accepts: {error}{_because(said())}") from error
     if graph.GetNumAtoms() == 0:
         raise InputError(f"{name}: the molecule has no atoms")
-    return _made(graph, name, seed, how)
+    return _made(graph, name, 0, how)
 
 
 def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Reading = DEFAULT) -> Data:
@@ -182,7 +182,6 @@ def _named(where: str, own: str) -> str:
 def read_smiles_file(
     path: str | os.PathLike[str],
     labels: LabelSpec | None = None,
-    seed: int = 0,
     bad: dict[int, InputError] | None = None,
     how: Reading = DEFAULT,
 ) -> list[Data]:
@@ -216,7 +215,7 @@ def read_smiles_file(
         with noting(found, index, _named(name, row.own_name), row.columns):
             for column, text in row.labels.items():
                 mol.SetProp(column, text)
-            structure = _made(mol, name, seed, how, labels)
+            structure = _made(mol, name, 0, how, labels)
             structure.name, structure.info = _named(name, row.own_name), row.columns
             structures.append(structure)
     if bad is None:

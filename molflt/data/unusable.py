@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
-from torch_geometric.data import Data
-
+from molflt.data.datasets import StructureDataset
 from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
 from molflt.errors import InputError, noting, refuse
 
 
-class _Structures(Protocol):
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Data: ...
-
-
-def refuse_unusable(structures: _Structures, where: str, known: Mapping[int, InputError]) -> None:
+def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int, InputError]) -> None:
     """Read a whole set, and refuse at once what cannot be read or makes no sense.
 
     Args:

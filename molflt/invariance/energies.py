@@ -69,17 +69,15 @@ def far_share(model: EnergyModel, structures: Sequence[Data]) -> float:
     return float(np.abs(without - whole).mean() / max(float(spread), 1e-300))
 
 
-def scaled_until_it_matters(
-    model: EnergyModel, structures: Sequence[Data], share: float = SHARE
-) -> EnergyModel | None:
-    """A copy whose far weights are multiplied by the least power of two that reaches ``share``.
+def scaled_until_it_matters(model: EnergyModel, structures: Sequence[Data]) -> EnergyModel | None:
+    """A copy whose far weights are multiplied by the least power of two that reaches :data:`SHARE`.
 
     None where no factor up to 2^16 is enough: without a far field, or where structures differ so much in composition
     that it cannot compete.
     """
     for power in range(17):
         scaled = with_far_weights_times(model, 2.0**power)
-        if far_share(scaled, structures) >= share:
+        if far_share(scaled, structures) >= SHARE:
             return scaled
     return None
 
@@ -105,13 +103,12 @@ ADDITIVE = 0.02
 """eV."""
 
 
-def additivity(model: EnergyModel, structures: Sequence[Data], seed: int = 0) -> np.ndarray:
+def additivity(model: EnergyModel, structures: Sequence[Data]) -> np.ndarray:
     """How far the energies of two structures are from adding up with 8 Å between them: E(AB) − E(A) − E(B).
 
     Args:
         model: in evaluation mode.
         structures: those that are not periodic are paired, each with the next.
-        seed: of orientations and directions.
 
     Returns:
         (n_isolated,) eV. The mean of the standardiser, which belongs to no atom, is counted for each structure.
@@ -119,7 +116,7 @@ def additivity(model: EnergyModel, structures: Sequence[Data], seed: int = 0) ->
     isolated = [data for data in structures if not bool(data.pbc.any())]
     if not isolated:
         return np.zeros(0)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     following = [*isolated[1:], isolated[0]]
     pairs = [apart(pair, [FRAGMENTS_APART], random) for pair in zip(isolated, following, strict=True)]
     mean = float(model.standardiser.mean)

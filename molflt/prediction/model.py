@@ -18,7 +18,7 @@ from molflt.choices import MethodName, OnError, TagConvention
 from molflt.data.datasets import ConcatDataset, StructureDataset
 from molflt.data.reading import CONFORMERS, Reading
 from molflt.data.sources import structures_of
-from molflt.errors import MOST_REASONS, InputError
+from molflt.errors import InputError, listed
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.members import ModelPath, load_members, meaning_of_uncertainty, uncertainty_of
@@ -250,9 +250,7 @@ def _report(failures: dict[int, str], n_entries: int, on_error: OnError) -> None
     lines = [
         f"entry {index}: {reason.removeprefix(f'entry {index}: ')}" for index, reason in sorted(failures.items())
     ]
-    more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
-    summary = f"{len(failures)} of {n_entries} entries cannot be used"
-    message = "\n  ".join([summary, *lines[:MOST_REASONS], *more])
+    message = listed(f"{len(failures)} of {n_entries} entries cannot be used", lines)
     if on_error == "raise":
         raise InputError(f"{message}\nCorrect them, or give on_error='skip'")
     warnings.warn(f"{message}\nTheir energies are NaN", stacklevel=3)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from molflt.errors import listed
+
 BY_ATOM = ("forces", "atomic_energies", "embeddings")
 """Fields of a prediction that hold an array for each structure."""
 
@@ -103,15 +105,14 @@ class Prediction:
             f"{self.conformers[widest].spread:.3f} eV ({self.names[widest]})"
         )
 
-    def of_warnings(self, most: int = 5) -> str | None:
+    def of_warnings(self) -> str | None:
         """How many energies are not to be trusted, and why, in some lines; None: all may be."""
         if not self.warnings:
             return None
         lines = [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]
-        more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
         n, of = len(lines), f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
         verb = "are" if n != 1 else "is"
-        return "\n  ".join([f"{n:,} {of} {verb} doubtful; the energies may mean little", *lines[:most], *more])
+        return listed(f"{n:,} {of} {verb} doubtful; the energies may mean little", lines, most=5)
 
 
 def joined(parts: Iterable[Prediction]) -> Prediction:
