@@ -31,6 +31,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "flt": {},
     "flt, separation": {},
     "flt, muon": {},
+    "vectors, muon": {"attention": {"vector_channels": 8}},
     "gaussians": {"attention": {"spectrum": "gaussians"}},
     "waves": {"attention": {"spectrum": "sampled"}},
     "flt-undamped": {"attention": "flt-undamped"},
