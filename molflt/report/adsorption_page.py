@@ -76,7 +76,7 @@ def about_uncertainty(model: Model) -> str:
     return meaning_of_uncertainty(model.members) or "not known of this model"
 
 
-GUESSED = "with the guesses, 68% of pretrained:fg's errors on 112 structures were below 0.22 eV"
+GUESSED = "with the guesses, 68% of pretrained:fg's errors on 112 structures were below 0.11 eV"
 """Of docs/results/adsorb_guesses.csv."""
 HEAD = ("surface", "E / eV", "± / eV", "lowest / eV", "site", "guesses inside")
 
