@@ -53,7 +53,7 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Readin
         InputError: not a SMILES, no atoms, a charge, an open shell, or no conformer found.
     """
     name = smiles if name is None else name
-    return _made(parse_smiles(smiles, name), name, seed, how)
+    return _made(parse_smiles(smiles, name), name, how, seed=seed)
 
 
 def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
@@ -69,7 +69,7 @@ def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
             raise InputError(f"{name}: not a molecule RDKit accepts: {error}{_because(said())}") from error
     if graph.GetNumAtoms() == 0:
         raise InputError(f"{name}: the molecule has no atoms")
-    return _made(graph, name, 0, how)
+    return _made(graph, name, how)
 
 
 def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Reading = DEFAULT) -> Data:
@@ -215,7 +215,7 @@ def read_smiles_file(
         with noting(found, index, _named(name, row.own_name), row.columns):
             for column, text in row.labels.items():
                 mol.SetProp(column, text)
-            structure = _made(mol, name, 0, how, labels)
+            structure = _made(mol, name, how, labels)
             structure.name, structure.info = _named(name, row.own_name), row.columns
             structures.append(structure)
     if bad is None:
@@ -251,7 +251,7 @@ def _refuse_state(mol: Chem.Mol, name: str, how: Reading) -> None:
     how.refuse_state(name, Chem.GetFormalCharge(mol), unpaired)
 
 
-def _made(mol: Chem.Mol, name: str, seed: int, how: Reading, labels: LabelSpec | None = None) -> Data:
+def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = None, seed: int = 0) -> Data:
     """The structure of a sanitised graph, with conformers made here."""
     _refuse_state(mol, name, how)
     mol = Chem.AddHs(mol)

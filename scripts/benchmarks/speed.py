@@ -65,7 +65,7 @@ class LayerJob:
     threads: int
 
 
-def layer_jobs(quick: bool, device: str = "cpu") -> Iterator[LayerJob]:
+def layer_jobs(quick: bool, device: str) -> Iterator[LayerJob]:
     """Small ones first; dense attention where it fits, and the largest cell once."""
     all_rows, both = (*OURS, DENSE), ("forward", "train")
     if quick:

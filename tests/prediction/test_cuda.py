@@ -63,7 +63,6 @@ def test_energies_forces_and_gradients_are_those_of_the_cpu(name):
     found = everything(model.to("cuda"), batch_for(model, structures).to("cuda"))
     assert len(found) == len(expected) > 10
     for a, b in zip(found, expected, strict=True):
-        # A mesh rounds its points; everything else is exact.
         assert float((a - b).abs().max()) < 1e-8 * max(1.0, float(b.abs().max()))
 
 

@@ -2,8 +2,8 @@
 
 Methods count their work (:class:`Work`) and know no seconds. The seconds are measured:
 ``python -m scripts.benchmarks.method_choice --fit FILE`` writes them to a file. The file beside this module was made
-with it on a server with two x86 cores. It serves GPUs as well. The environment variable
-``MOLFLT_COSTS`` names another file.
+with it on a server with two x86 cores. It serves GPUs as well. The environment variable ``MOLFLT_COSTS`` names
+another file.
 """
 
 from __future__ import annotations
