@@ -219,7 +219,7 @@ def test_a_peer_learns(tiny_data, tmp_path, monkeypatch):
     files = Split(str(tiny_data / "train.lmdb"), {"val": str(tiny_data / "train.lmdb")}, "y_relaxed")
     train_file, held_out = plain_files(files, 4.0, tmp_path)
     sizes = {"hidden_channels": 16, "num_filters": 16, "num_interactions": 1, "num_gaussians": 10, "cutoff": 4.0}
-    spec = PeerSpec("schnet", sizes, train_file, held_out, 400.0, 1e-2, 16, 0, 1)
+    spec = PeerSpec("schnet", sizes, train_file, held_out, 400.0, 1e-2, 16, 0, 1, "cpu")
     found = train(spec)
     data = PlainSet.load(Path(held_out["val"]))
     mean = data.scale * float(data.target.abs().mean())
