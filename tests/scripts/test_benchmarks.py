@@ -1,4 +1,4 @@
-"""The smaller benchmarks: estimators of the RPE mask, the loader, the estimate of a training run on GPUs."""
+"""The smaller benchmarks: estimators of the RPE mask, the loader, attentions side by side."""
 
 import subprocess
 import sys
@@ -10,10 +10,7 @@ import torch
 
 from molflt.data.records import RECORD_KEYS, to_data
 from molflt.data.safe_pickle import load_record
-from molflt.data.sources import open_dataset
-from molflt.training.presets import preset_config
 from scripts import results
-from scripts.benchmarks import estimate_training as estimate
 from scripts.benchmarks import estimator, loader
 
 
@@ -113,53 +110,6 @@ def test_the_loader_from_the_command_line(bench, monkeypatch, tmp_path):
     (out / "loader.md").unlink()
     bench.main()
     assert (out / "loader.md").read_text(encoding="utf-8") == page
-
-
-def test_what_is_measured_of_a_training_step():
-    structures = open_dataset(estimate.DATA)
-    config = preset_config("tiny").model
-    indices = estimate.near_size(structures, 30, 2)
-    torch.manual_seed(0)
-    single = estimate.measure(config, structures, indices[:1])
-    double = estimate.measure(config, structures, indices)
-    assert single.n_parameters == double.n_parameters > 10_000
-    assert double.n_atoms == int(structures.n_atoms[indices].sum())
-    # Linear in atoms.
-    assert double.saved_per_atom == pytest.approx(single.saved_per_atom, rel=0.3)
-    assert double.flops_per_atom == pytest.approx(single.flops_per_atom, rel=0.3)
-    # Dense layers alone: 2 operations a weight forwards, 4 backwards.
-    weights = config.n_layers * (4 * config.dim**2 + 2 * config.dim * config.ffn_dim)
-    assert double.flops_per_atom > 6 * weights
-    # A larger batch is hardly more operations.
-    assert single.launches > 100
-    assert double.launches < 1.5 * single.launches
-    # Recycles multiply what the layers keep, but neither what they make of positions alone nor the parameters.
-    twice = estimate.measure(config.model_copy(update={"n_recycles": 2}), structures, indices[:1])
-    assert twice.n_parameters == single.n_parameters
-    assert 1.2 * single.saved < twice.saved < 2.2 * single.saved
-
-
-def test_an_estimate_is_scaled_as_by_hand():
-    taken = estimate.Measurement(1024**3 // 16, 2, 100, 5000, 100 * 2**20, 100 * 10**9, 10_000, 0.003)
-    text = "\n".join(estimate.table(taken, taken, 1, 8, 64, 80.0, 86400, [8.0]))
-    # 8 structures of 80 atoms on each; 1 MiB and 1 GFLOP an atom.
-    assert "640 atoms on each" in text
-    assert "1.00 GiB on every GPU" in text
-    assert "0.6 GiB on every GPU" in text
-    assert "0.07 s at 7 µs each" in text
-    assert "3.0 ms a structure and core" in text
-    assert "0.08 s a step, 0.1 days for 86,400 steps" in text
-    # The launches take longer than a GPU that is fast.
-    assert "0.07 s a step" in "\n".join(estimate.table(taken, taken, 1, 8, 64, 80.0, 86400, [800.0]))
-
-
-def test_the_estimate_from_the_command_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["estimate_training", "--preset", "tiny", "--atoms", "20", "--structures", "1"])
-    estimate.main()
-    assert "tiny: 2 layers, 1 recycles" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["estimate_training", "--batch", "0"])
-    with pytest.raises(SystemExit):
-        estimate.main()
 
 
 @pytest.mark.slow
