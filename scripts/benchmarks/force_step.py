@@ -108,7 +108,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for n in options.sizes:
             path = Path(folder) / f"{n}.pt"
-            plain_batch([structures[k] for k in range(n)], CUTOFF, None, False).save(path)
+            plain_batch([structures[k] for k in range(n)], CUTOFF, False).save(path)
             for family in SIZES:
                 python = options.peers_python if family == "painn" else Path(sys.executable)
                 if python is None:

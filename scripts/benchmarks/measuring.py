@@ -5,7 +5,6 @@ Nothing here needs molflt: the peers' own environment measures with this file to
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import gc
@@ -37,9 +36,6 @@ HOPELESS = (DOES_NOT_FIT, TOO_SLOW, UNAVAILABLE)
 _OUT_OF_MEMORY = ("can't allocate", "not enough memory", "out of memory", "cannot allocate", "bad_alloc")
 
 
-DIRECTIONS = ("forward", "train")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measuring:
     """How a point is measured, as the process that does it receives it.
@@ -65,32 +61,6 @@ class Measuring:
         torch.set_num_threads(self.threads)
         torch.manual_seed(0)
         return torch.device(self.device)
-
-
-def add_options(parser: argparse.ArgumentParser, repeats: int, seconds: float) -> None:
-    """The options of a benchmark that measures point after point; see :func:`chosen`."""
-    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
-    parser.add_argument("--repeats", type=int, default=repeats, help="timed calls of a point in a round")
-    parser.add_argument("--seconds", type=float, default=seconds, help="no further call of a point after so long")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a point may take in all")
-    parser.add_argument("--memory", type=float, help="GiB that a point may take; 0 for no limit")
-    parser.add_argument("--rounds", type=int, default=1, help="how often all is measured, one round after another")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--again", action="store_true", help="try points again that failed or did not fit")
-    parser.add_argument("--report", action="store_true", help="only tables and figures, from what was measured")
-
-
-def chosen(options: argparse.Namespace, direction: str) -> dict[str, Any]:
-    """The fields of :class:`Measuring`."""
-    return {
-        "direction": direction,
-        "repeats": options.repeats,
-        "seconds": options.seconds,
-        "gibibytes": options.memory or 0.0,
-        "threads": options.threads,
-        "device": options.device,
-    }
 
 
 class UnavailableError(Exception):

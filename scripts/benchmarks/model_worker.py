@@ -26,7 +26,7 @@ class Spec(measuring.Measuring):
     """What to measure.
 
     Attributes:
-        family: molflt, schnet, dimenet++, painn or mace.
+        family: molflt, schnet, dimenet++ or painn.
         sizes: keyword arguments of its constructor.
         match: choose the width so that the model has about so many parameters; None keeps that of ``sizes``.
         batch: file of the batch.
@@ -42,10 +42,10 @@ class Spec(measuring.Measuring):
 
 def build(family: str, sizes: dict[str, Any]) -> nn.Module:
     """The model: ``prepare(batch)`` once, ``forward(inputs)`` gives energies."""
-    if family in ("painn", "mace"):
-        from scripts.benchmarks.external_models import MACEEnergy, PaiNNEnergy
+    if family == "painn":
+        from scripts.benchmarks.external_models import PaiNNEnergy
 
-        return {"painn": PaiNNEnergy, "mace": MACEEnergy}[family](**sizes)
+        return PaiNNEnergy(**sizes)
     from scripts.benchmarks.graph_models import DimeNetEnergy, MolfltEnergy, SchNetEnergy
 
     return {"molflt": MolfltEnergy, "schnet": SchNetEnergy, "dimenet++": DimeNetEnergy}[family](**sizes)

@@ -1,12 +1,11 @@
 #!/bin/sh
-# Makes .venv-peers, or the folder it is given, in which the benchmarks run PaiNN (SchNetPack) and MACE (mace-torch):
-# their requirements do not agree with molflt's, nor with each other's.
+# Makes .venv-peers, or the folder it is given, in which the benchmarks run PaiNN (SchNetPack), whose requirements do not
+# agree with molflt's:
 #
 #     scripts/benchmarks/peers_environment.sh [FOLDER]
 #
-# mace-torch asks for e3nn 0.4.4 and SchNetPack for a sympy, both older than this torch works with: they are installed
-# without their requirements, and what their models import is named here. Neither trains here; only forward and
-# backward passes run.
+# SchNetPack asks for a sympy that is older than this torch works with: it is installed without its requirements, and
+# what its models import is named here.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -19,13 +18,13 @@ if [ ! -e "$stamp" ]; then
     rm -rf "$folder"
     "$python" -m venv "$folder"
     pip="$folder/bin/python -m pip install --quiet --no-compile --disable-pip-version-check"
-    $pip --constraint constraints.txt torch numpy ase e3nn==0.6.0 matscipy pandas lmdb prettytable h5py pyyaml tqdm \
-        torchmetrics torch-ema opt-einsum pytorch-lightning hydra-core fasteners dirsync tensorboardX
-    $pip --no-deps schnetpack==2.1.1 mace-torch==0.3.16
+    $pip --constraint constraints.txt torch numpy ase matscipy h5py pyyaml tqdm torchmetrics pytorch-lightning \
+        torch-ema hydra-core fasteners dirsync tensorboardX
+    $pip --no-deps schnetpack==2.1.1
     touch "$stamp"
 fi
 PYTHONWARNINGS=ignore "$folder/bin/python" -c '
-from scripts.benchmarks.external_models import MACEEnergy, PaiNNEnergy
+from scripts.benchmarks.external_models import PaiNNEnergy, painn_with_forces
 PaiNNEnergy(16, 1, 8, 5.0)
-MACEEnergy(8, 0, 4, 5.0, correlation=2, max_ell=1)
-print("PaiNN and MACE are there")'
+painn_with_forces(16, 1, 8, 5.0)
+print("PaiNN is there")'

@@ -21,7 +21,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from scripts import results
 from scripts.benchmarks import layers, models, profile_layer, structures
 from scripts.benchmarks.layer_worker import DENSE, Spec
 from scripts.benchmarks.measuring import DONE, FAILED, HOPELESS, UNAVAILABLE, duration, run_isolated, size, spread
-from scripts.benchmarks.model_worker import with_width
 from scripts.benchmarks.speed_report import BOTH, GAUSSIANS, MILLION, OURS, PATH, RATIO_AT
 
 COLUMNS = (
@@ -129,22 +128,16 @@ def run_layers(options: argparse.Namespace, store: results.Store) -> None:
 
 
 def run_models(options: argparse.Namespace, store: results.Store, folder: Path) -> None:
-    """A training step of ``small``, and of peers as wide as it is, on the bundled FG set."""
-    width = models.model_config("small", "molflt").dim
-    rows = [models.ours("small", "molflt")]
-    for row in models.matched():
-        if row.match:
-            sizes = with_width(row.family, row.sizes, width)
-            rows.append(replace(row, name=row.name.split(",")[0], sizes=sizes, match=False))
+    """A training step of ``small``, and of peers as wide and as large as it is, on the bundled FG set."""
     found = structures.bundled(100 if options.quick else 768)
     atoms = sum(len(data.positions) for data in found)
-    for row in rows:
+    for row in models.rows():
         point = {"part": "model", "kind": "adsorption", "size": str(atoms), "row": row.name}
         point |= {"direction": "train", "threads": str(options.threads)}
         if known(store, point):
             continue
         print(f"training step of {row.name}", flush=True)
-        answer = models.measure(options, row, "train", models.batch_files(folder, "bundled", found, row), 0)
+        answer = models.measure(options, row, models.batch_files(folder, found, row))
         named = {
             "layer_seconds": answer.get("seconds"),
             "peak_bytes": answer.get("bytes"),
@@ -194,7 +187,7 @@ def known(store: results.Store, point: dict[str, str]) -> bool:
 
 def elsewhere(options: argparse.Namespace, family: str) -> dict[str, str]:
     """The software of a model that runs in the peers' environment, where it is not that of this process."""
-    versions = models.peer_versions(options.peers_python) if family in models.PEERS_FAMILIES else ""
+    versions = models.peer_versions(options.peers_python) if family == "painn" else ""
     return {"software": versions} if versions else {}
 
 

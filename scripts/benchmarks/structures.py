@@ -26,8 +26,6 @@ _JITTER = 0.1
 
 _METALS = ("Cu", "Ag", "Au", "Ni", "Pd", "Pt", "Al", "Rh", "Ir")
 _ADSORBATES = ("H", "O", "OH", "CO", "H2O", "NH3", "CH3", "CH3OH", "C2H4", "C2H6")
-OC20_SMALLEST, OC20_LARGEST, OC20_MEAN = 20, 250, 78
-"""Atoms of a structure of OC20; the mean is that of IS2RE."""
 
 
 def _with_elements(positions: np.ndarray, rng: np.random.Generator, cell: float | None) -> Data:
@@ -82,22 +80,6 @@ def slab(wanted: float, rng: np.random.Generator) -> Data:
     return from_atoms(atoms, f"{atoms.symbols}", tags="oc20", how=Reading(allow_charged=True))
 
 
-def slabs(n_atoms: int, seed: int = 0) -> list[Data]:
-    """Slabs with an adsorbate, about ``n_atoms`` in all: 20 to 250 atoms each, 78 in the mean, as in OC20's IS2RE."""
-    rng = np.random.default_rng(seed)
-    found: list[Data] = []
-    total = 0
-    while not found or total < n_atoms:
-        # Log-normal, as sizes with a lower bound tend to be; the median lies below the mean of 78.
-        wanted = float(np.clip(rng.lognormal(np.log(OC20_MEAN) - 0.1, 0.45), OC20_SMALLEST, OC20_LARGEST))
-        data = slab(wanted, rng)
-        if total and total + len(data.positions) > n_atoms + OC20_SMALLEST:
-            break
-        found.append(data)
-        total += len(data.positions)
-    return found
-
-
 def large_slabs(n_structures: int, seed: int = 0) -> list[Data]:
     """Slabs with an adsorbate of 80 to 200 atoms: the larger ones of OC20."""
     rng = np.random.default_rng(seed)
@@ -136,17 +118,3 @@ def edge_vectors(batch: Batch) -> Tensor:
     receiver, sender = batch.edge_index
     shift = torch.einsum("ek,ekl->el", batch.cell_offsets.to(torch.float64), batch.cell[batch.batch[receiver]])
     return (batch.positions[receiver] - batch.positions[sender] - shift).to(torch.float32)
-
-
-def nearest_only(batch: Batch, most: int | None) -> Batch:
-    """Keep the ``most`` nearest neighbours of every atom, as OC20's models do; all of them for None."""
-    if most is None:
-        return batch
-    receiver = batch.edge_index[0].numpy()
-    distance = edge_vectors(batch).norm(dim=1).numpy()
-    order = np.lexsort((distance, receiver))
-    counts = np.bincount(receiver, minlength=len(batch.positions))
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    kept = torch.from_numpy(np.sort(order[rank < most]))
-    batch.edge_index, batch.cell_offsets = batch.edge_index[:, kept], batch.cell_offsets[kept]
-    return batch

@@ -162,7 +162,7 @@ def test_every_row_is_a_configuration(tmp_path):
 def test_a_batch_of_plain_tensors_is_that_of_the_collater():
     """Against the batches of the benchmark of models, whose peers are checked against their own graphs."""
     found = [structures.ball(12), structures.cube(8), structures.ball(9, seed=1)]
-    expected = models.plain_batch([found[2], found[0]], 4.0, None, False)
+    expected = models.plain_batch([found[2], found[0]], 4.0, False)
     prepared = [attach_neighbours(data.clone(), 4.0) for data in found]
     for data in prepared:
         data.tags = torch.full_like(data.atomic_numbers, 2)

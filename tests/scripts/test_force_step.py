@@ -11,7 +11,7 @@ from scripts.benchmarks.model_worker import build
 def test_edges_follow_the_atoms_across_the_border_of_the_cell():
     """SchNet sees nothing but edge vectors: they are those of the batch, and a shift of all atoms changes nothing."""
     torch.manual_seed(0)
-    batch = bench.plain_batch([structures.cube(8)], 4.0, None, False)
+    batch = bench.plain_batch([structures.cube(8)], 4.0, False)
     assert batch.cell_offsets.any()
     model = build("schnet", SIZES["schnet"]).eval()
     positions = batch.positions.detach().requires_grad_()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import results
-from scripts.benchmarks import accuracy, loader, models_report, pilots
+from scripts.benchmarks import accuracy, loader, pilots
 from scripts.tools import tables
 
 BENCHMARKS = results.DOCS / "benchmarks"
@@ -21,10 +21,8 @@ def test_the_tables_of_the_pages_are_those_of_the_csv_files():
     assert not stale, "python -m scripts.tools.tables"
     names = {" ".join(name.split()[:2]) for _, _, page in found.values() for name in page}
     assert {f"accuracy {data}" for data in ("qm7", "perovskites", "atoms")} <= names
-    for name in ("loader", "model"):
-        page = {"loader": loader, "model": models_report}[name].page
-        written = (BENCHMARKS / f"{name}.md").read_text(encoding="utf-8")
-        assert page(results.read(BENCHMARKS / f"{name}.csv")) == written
+    written = (BENCHMARKS / "loader.md").read_text(encoding="utf-8")
+    assert loader.page(results.read(BENCHMARKS / "loader.csv")) == written
 
 
 def test_every_csv_says_where_it_comes_from():
