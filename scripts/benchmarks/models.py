@@ -1,4 +1,4 @@
-"""The whole models of ``speed.py``: ``small`` and its peers, each measured in a process of its own on the same batch."""
+"""The whole models of ``speed.py``: ``small`` and its peers, each in a process of its own, on the same batch."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def elsewhere(options: argparse.Namespace, family: str) -> dict[str, str]:
 def add(store: results.Store, row: dict[str, Any], **provenance: str) -> None:
     """Keep a row, and say what it is."""
     store.add(row, **provenance)
-    print(f"  {row['row']:16}{row['direction']:9}{summary(row)}", flush=True)
+    print(f"  {row['row']:16} {row['direction']:9}{summary(row)}", flush=True)
 
 
 def summary(found: dict[str, Any]) -> str:
