@@ -13,7 +13,7 @@ goes on from its last epoch. Start the same command once for each core: no two p
 The results are one CSV with a row for each run and each set of structures that it was judged on:
 
     set         qm7, fg, perovskites or atoms; fg-RULE are the divisions of scripts.benchmarks.fg_splits
-    model       the row of the table: flt, one of its variants, or a peer
+    model       the row of the table: flt, one of its variants, a peer, or a simple baseline of the FG set
     seed, fold  of the run; sets with one division have fold 0
     split       the structures that it was judged on
     mae         mean absolute error, eV; of the perovskites eV per cell
@@ -29,6 +29,7 @@ and behind them scripts.results.PROVENANCE.
 from __future__ import annotations
 
 import argparse
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ import torch
 from filelock import FileLock, Timeout
 from lightning.pytorch.callbacks import Callback
 
+from molflt.bundled import resolve_path
+from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.training.run import train
@@ -57,6 +60,7 @@ from scripts.benchmarks.accuracy_rows import (
     WithoutLocalRPE,
     run_config,
 )
+from scripts.tools.fg import describe
 
 COLUMNS = (
     "set", "model", "seed", "fold", "split", "mae", "parameters", "epochs", "steps", "minutes", "note",
@@ -76,6 +80,8 @@ GROUPS = {
     "ablations": list(VARIANTS),
 }
 """Rows of a table, in their order."""
+ROWS = [*GROUPS[""], *describe.BASELINES]
+"""What can be asked for."""
 MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("flt", "softmax", "concat, turned at random", "SchNet")
 
 
@@ -104,6 +110,21 @@ def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> 
     )
 
 
+def divisions(rows: list[results.Row] | None = None) -> str:
+    """The Markdown table of the divisions of the FG set: a row for each, and a column for each model.
+
+    Args:
+        rows: as of :func:`table`.
+    """
+    mine = [row for row in (results.read(KEPT) if rows is None else rows) if DATA_SETS[row["set"]].rule]
+    models = [name for name in ROWS if any(row["model"] == name for row in mine)]
+    cells = []
+    for data in (name for name in DATA_SETS if any(row["set"] == name for row in mine)):
+        errors = [[float(r["mae"]) for r in mine if (r["set"], r["model"]) == (data, name)] for name in models]
+        cells.append([f"`{data}`", *map(mean_and_spread, errors)])
+    return results.markdown(["MAE, eV", *models], cells)
+
+
 def mean_and_spread(values: list[float]) -> str:
     """Mean and standard deviation."""
     if not values:
@@ -113,6 +134,8 @@ def mean_and_spread(values: list[float]) -> str:
 
 def wanted(row: str, data: str) -> bool:
     """Whether a row says anything about a data set."""
+    if row in describe.BASELINES:
+        return not DATA_SETS[data].file
     return row not in ONLY_RELAXED or bool(DATA_SETS[data].model.get("auxiliary_head"))
 
 
@@ -151,6 +174,14 @@ def run_peer(row: str, data: str, files: Split, seed: int, options: argparse.Nam
     return train_peer(row, files, data == "qm7", seconds, seed, options.threads, folder, python)
 
 
+def run_baseline(row: str, files: Split) -> dict[str, Any]:
+    """Fit and judge a simple baseline of the FG set."""
+    start = time.process_time()
+    train, *held_out = (list(LmdbDataset(resolve_path(path))) for path in (files.train, *files.held_out.values()))
+    errors = {name: describe.errors(train, some)[row] for name, some in zip(files.held_out, held_out, strict=True)}
+    return {"mae": errors, "seconds": time.process_time() - start}
+
+
 def finished(path: Path, *run: object) -> bool:
     """Whether a run (set, model, seed, fold) is among the results."""
     wanted = tuple(map(str, run))
@@ -172,7 +203,9 @@ def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespa
             return
         with FileLock(claims / "data"):
             files = split(data, fold, options.out / "data", MINIATURE if options.miniature else None)
-        if row in PEERS:
+        if row in describe.BASELINES:
+            found = run_baseline(row, files)
+        elif row in PEERS:
             found = run_peer(row, data, files, seed, options)
             if "mae" not in found:
                 print(f"{data:<12}{row:<26}{found['status']}: {found.get('note', '')}", flush=True)
@@ -212,7 +245,7 @@ def main() -> None:
     parser = results.parser(__doc__, "data and runs")
     parser.add_argument("--results", type=Path, help="CSV of the finished runs; default: OUT/accuracy.csv")
     parser.add_argument("--data", nargs="+", choices=list(DATA_SETS), default=MAIN, help=f"default: {' '.join(MAIN)}")
-    parser.add_argument("--rows", nargs="+", choices=GROUPS[""], help=f"default: all; on folds {FOLD_ROWS}")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, help=f"default: models; on folds {FOLD_ROWS}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folds", type=int, nargs="+", help="of the sets that have any; default: all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each run")
@@ -227,8 +260,10 @@ def main() -> None:
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     rows = results.read(options.results)
-    for data in dict.fromkeys(row["set"] for row in rows):
+    for data in (name for name in MAIN if any(row["set"] == name for row in rows)):
         print(f"\n{data}, {DATA_SETS[data].unit}\n\n{table(data, rows=rows)}", end="")
+    if any(DATA_SETS[row["set"]].rule for row in rows):
+        print(f"\ndivisions of the FG set\n\n{divisions(rows)}", end="")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Write every table of the pages under docs, and of some others, from its CSV.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
-``adsorb_guesses``, ``compare_attention``, ``fg VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their
-own, or the path of a CSV below docs, without its ending. Such a CSV is printed as it is, without the columns that say
-how a row was measured. With ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one
-row for each value of some columns, and one column for each value of another.
+``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have
+layouts of their own, or the path of a CSV below docs, without its ending. Such a CSV is printed as it is, without the
+columns that say how a row was measured. With ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is
+turned about: one row for each value of some columns, and one column for each value of another.
 
     python -m scripts.tools.tables               # writes the pages
     python -m scripts.tools.tables --check       # exit status 1 if a page is not what the CSV files say
@@ -25,6 +25,7 @@ LAYOUTS = {
     "accuracy": accuracy.table,
     "adsorb_guesses": adsorb_guesses.table,
     "compare_attention": compare_attention.table,
+    "divisions": accuracy.divisions,
     "fg": ship.table,
     "method_choice": method_choice.table,
     "speed": speed_report.table,

@@ -211,6 +211,18 @@ def test_without_local_rpe_distances_of_neighbours_do_not_count(tmp_path):
     assert all(not p.requires_grad and not p.any() for p in biases)
 
 
+def test_a_baseline_stands_beside_the_models(tmp_path):
+    """With the error that the card of the data gives it, in the table of the divisions."""
+    row = "ridge on metal × composition"
+    known = next(r["mae"] for r in results.read(results.DOCS / "results" / "fg.csv") if r["of"] == row)
+    found = accuracy.run_baseline(row, split("fg", 0, tmp_path))["mae"]["val"]
+    assert found == pytest.approx(float(known), rel=1e-4)
+    rows = [{"set": data, "model": model, "mae": mae} for data, model, mae in (
+        ("fg-Zn", row, found), ("fg-Pt", "flt", 0.1), ("fg-Zn", "flt", 0.2), ("qm7", "flt", 0.3)
+    )]  # fmt: skip
+    assert accuracy.divisions(rows).splitlines()[2:] == ["| `fg-Pt` | 0.1000 |  |", "| `fg-Zn` | 0.2000 | 0.2115 |"]
+
+
 @pytest.mark.slow
 def test_a_peer_learns(tiny_data, tmp_path, monkeypatch):
     """SchNet on the tiny data, by a clock that ticks once a step: better than the mean, and judged in eV."""

@@ -80,13 +80,7 @@ def numbers(found: Evaluation, known: Uncertainty, spread: np.ndarray) -> list[d
 
 def others(train: Path, val: Path) -> list[dict[str, Any]]:
     """Mean absolute errors of simple baselines and of published models."""
-    structures = list(LmdbDataset(train)), list(LmdbDataset(val))
-    elements = sorted(
-        {z for some in structures for one in some for z in one.atomic_numbers[one.tags == TAG_ADSORBATE].tolist()}
-    )
-    tables = [describe.table(some, elements) for some in structures]
-    found = {name: of(*tables) - tables[1].energies for name, of in describe.BASELINES.items()}
-    rows = {name: float(np.abs(error).mean()) for name, error in found.items()} | PUBLISHED
+    rows = describe.errors(list(LmdbDataset(train)), list(LmdbDataset(val))) | PUBLISHED
     return [{"by": "others", "of": name, "mae": mae} for name, mae in rows.items()]
 
 
