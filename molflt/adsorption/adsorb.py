@@ -166,7 +166,7 @@ def adsorb_conformers(
         raise InputError(f"{n_guesses} guesses: give at least one")
     placed = [guesses(one, conformers, n_guesses, name, seed) for one in surfaces]
     structures = ListDataset(guess.structure for some in placed for guess in some)
-    prediction, _ = predict(model.members, structures, model.device, max_atoms)
+    prediction = predict(model.members, structures, model.device, max_atoms)
     spread = prediction.std
     if spread is None:
         spread = np.full(len(structures), np.nan)

@@ -117,16 +117,13 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _with_mechanism(value: Any) -> Any:
-    """A preset's name as its keys; the default mechanism where none is named; no keys of older files."""
+    """A preset's name as its keys; the default mechanism where none is named; no keys of other mechanisms."""
     if isinstance(value, str):
         value = _preset(value)
     if not isinstance(value, dict):
         return value
     value = {"mechanism": DEFAULT_MECHANISM, **value}
     name = value["mechanism"]
-    moved = {key: remedy for key, what in MOVED.items() if key in value and (remedy := what(value))}
-    if moved:
-        raise ValueError("; ".join(f"{key}={_written(value[key])} {remedy}" for key, remedy in moved.items()))
     if not isinstance(name, str) or name not in mechanisms():
         raise ValueError(f"unknown mechanism '{name}'; choose one of {', '.join(mechanisms())}")
     for key in sorted(value.keys() - mechanisms()[name].config.model_fields):
@@ -136,52 +133,6 @@ def _with_mechanism(value: Any) -> Any:
                 f"{key} is no key of mechanism={name}, but of {', '.join(owners)}: leave it out, or set mechanism"
             )
     return value
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _concat(value: dict[str, Any]) -> str:
-    if value["combine"] == "concat":
-        return "is now mechanism=concat, or for short attention=flt-concat"
-    return "is gone: every mechanism but concat is a product; leave it out"
-
-
-def _far_field(value: dict[str, Any]) -> str:
-    return "is gone: leave it out" if value["far_field"] else "is now mechanism=local"
-
-
-def _frequencies(value: dict[str, Any]) -> str:
-    remedy = "is now mechanism=undamped, without the key frequencies, or for its linear form spectrum=sampled"
-    return remedy if value["frequencies"] == "sampled" else ""
-
-
-def _l_max(_: dict[str, Any]) -> str:
-    return "is gone: a far field cut off there was not local; leave it out"
-
-
-def _mechanism(value: dict[str, Any]) -> str:
-    return (
-        "is now mechanism=undamped, or for its linear form spectrum=sampled"
-        if value["mechanism"] == "sampled"
-        else ""
-    )
-
-
-def _positional_mask(value: dict[str, Any]) -> str:
-    return "is now mechanism=randomised-rpe" if value["positional_mask"] else "is gone: leave it out"
-
-
-MOVED = {
-    "combine": _concat,
-    "far_field": _far_field,
-    "frequencies": _frequencies,
-    "l_max": _l_max,
-    "mechanism": _mechanism,
-    "positional_mask": _positional_mask,
-}
-"""Keys of configurations before every mechanism had its own, and what to say of each."""
 
 
 def _known_kernel(config: MechanismConfig) -> MechanismConfig:

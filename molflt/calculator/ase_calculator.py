@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -241,12 +240,7 @@ def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
         if same_device and precision in (None, model.members[0].model.dtype):
             return model
         return Model(copy.deepcopy(model.members), str(model.device) if device == "auto" else device, precision)
-    paths = [model] if isinstance(model, str | os.PathLike) else model
-    if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise InputError(
-            f"{type(model).__name__} is no model; give the path of one, a list of paths, or a molflt.Model"
-        )
-    return load(paths, device, precision)
+    return load(model, device, precision)
 
 
 class HeldMeshMethod(MeshMethod):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ from molflt.cli.options import (
     claim_new_file,
 )
 from molflt.cli.terminal import answer, answer_json, command_line, remark, say, warn, warn_skipped
+from molflt.errors import InputError
 
 if TYPE_CHECKING:
+    from molflt.prediction.calibration import Calibration
     from molflt.prediction.evaluation import Evaluation
 
 
@@ -100,11 +103,12 @@ def evaluate_command(
         warn(in_parts(found.prediction.n_in_parts))
     if report is not None:
         evaluation_report(report, members, [found], command_line())
+    calibration = _calibration(found)
     if as_json:
         what = {"model": str(model), "data": data, "target": members[0].metadata.target}
-        answer_json(what | _content(found, unknown, len(members)))
+        answer_json(what | _content(found, calibration, unknown, len(members)))
         return
-    _print(found, members[0].metadata.target, len(members))
+    _print(found, calibration, members[0].metadata.target, len(members))
     if report is None and not no_report:
         report = _default_report(model, data, overwrite)
         try:
@@ -130,12 +134,23 @@ def _default_report(model: Path, data: str, overwrite: bool) -> Path:
     return found
 
 
-def _content(found: Evaluation, unknown: list[str], n_members: int) -> dict[str, Any]:
+def _calibration(found: Evaluation) -> Calibration | None:
+    """Whether uncertainties fit the errors; None where there are none, or where these structures cannot tell."""
+    try:
+        return found.calibration()
+    except InputError as error:
+        warn(f"{found.source}: {error}")
+        return None
+
+
+def _content(
+    found: Evaluation, calibration: Calibration | None, unknown: list[str], n_members: int
+) -> dict[str, Any]:
     """The errors by name, what was left out, and how all was computed."""
-    forces, calibration = found.force_metrics, found.calibration()
+    forces = found.force_metrics
     return {
-        **found.metrics.as_dict(),
-        **({} if forces is None else forces.as_dict()),
+        **asdict(found.metrics),
+        **({} if forces is None else asdict(forces)),
         "unknown": unknown,
         "skipped": found.skipped,
         "warnings": found.warnings,
@@ -146,8 +161,8 @@ def _content(found: Evaluation, unknown: list[str], n_members: int) -> dict[str,
     }
 
 
-def _print(found: Evaluation, target: str, n_members: int) -> None:
-    metrics, calibration = found.metrics, found.calibration()
+def _print(found: Evaluation, calibration: Calibration | None, target: str, n_members: int) -> None:
+    metrics = found.metrics
     answer(f"{found.source}: {metrics.n:,} structures, target {target}")
     less = ", less reference energies," if found.table.references.any() else ""
     share = f"   ({metrics.mae_over_mad:.3f} of the mean absolute deviation{less} {metrics.mad:.4f} eV)"

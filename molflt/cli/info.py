@@ -65,7 +65,8 @@ def _model_info(path: Path) -> dict[str, Any]:
             for k, member in enumerate(members)
         }
     # A file counts from zero, people from one.
-    metadata["epoch"] += 1
+    for counted in (metadata, *metadata.get("members", {}).values()):
+        counted["epoch"] += 1
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
     card = {"card": str(path.with_suffix(".md"))} if path.with_suffix(".md").exists() else {}
     rpe = getattr(loaded.model.positions, "rpe", None)

@@ -90,11 +90,11 @@ def predict_command(
     if calibrate is not None:
         from molflt.prediction.evaluation import measured
 
-        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags)
+        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, how=how)
         members = calibrated(members, known)
     shard_result = None
     if part is None:
-        prediction, _ = predict(members, structures, chosen, max_atoms, on_error, forces, per_atom)
+        prediction = predict(members, structures, chosen, max_atoms, on_error, forces, per_atom)
     else:
         from molflt.prediction.shards import predict_shard
 

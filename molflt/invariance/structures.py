@@ -125,6 +125,8 @@ def doubled(data: Data, random: np.random.Generator) -> Data:
     cell[0, axis] *= 2
     fields = {name: torch.cat([data[name], data[name]]) for name in PER_ATOM}
     fields["positions"] = torch.cat([data.positions, data.positions + data.cell[0, axis]])
+    if "charge" in data:
+        fields["charge"] = 2 * data.charge
     out = _changed(data, cell=cell, **fields)
     out.num_nodes = 2 * len(data.atomic_numbers)
     return out

@@ -26,7 +26,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.calibration import Calibration, calibrate, measure
 from molflt.prediction.members import ModelPath, calibrated, load_members
-from molflt.prediction.metrics import Coverage, EnergyMetrics, ForceMetrics, coverage, energy_metrics, force_metrics
+from molflt.prediction.metrics import EnergyMetrics, ForceMetrics, energy_metrics, force_metrics
 from molflt.prediction.model import Model
 from molflt.prediction.prediction import Prediction
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, choose_device, predict
@@ -148,11 +148,6 @@ class Evaluation:
         """Mean absolute error of force components, eV/Å; None unless forces were evaluated."""
         return None if (found := self.force_metrics) is None else found.force_mae
 
-    @property
-    def coverage(self) -> Coverage | None:
-        """How often errors stay within multiples of the ensemble's spread; None for one model."""
-        return None if self.std is None else coverage(self.error, self.std)
-
     def calibration(self) -> Calibration | None:
         """Whether the ensemble's spread is as large as its errors; None for one model.
 
@@ -225,7 +220,7 @@ def evaluate(
     Raises:
         InputError: the data cannot be read, structures have no label, or none is left to evaluate.
     """
-    members = _members(model)
+    members = model.members if isinstance(model, Model) else load_members(model)
     metadata = members[0].metadata
     how = replace(how, charges=metadata.config.takes_ions)
     given = {"label": label, "unit": unit, "per": per, "force_unit": checked_force_unit(force_unit)}
@@ -249,7 +244,7 @@ def evaluate(
     table, structures = _read(screening, forces, of_element), screening.usable
     on_error: OnError = "skip" if on_bad == "skip" else "raise"
     where = model.device if isinstance(model, Model) else choose_device(str(device))
-    prediction, _ = predict(members, structures, where, max_atoms, on_error, forces)
+    prediction = predict(members, structures, where, max_atoms, on_error, forces)
     skipped = [s.reason for s in screening.skipped] + list(prediction.failures.values())
     kept = [k for k in range(len(structures)) if k not in prediction.failures]
     if not kept:
@@ -281,16 +276,6 @@ def measured(members: Sequence[LoadedModel], data: str, **how: Any) -> tuple[Unc
     found = evaluate(calibrated(members, None), data, forces=False, **how)
     spread = np.zeros(len(found)) if found.std is None else found.std
     return measure(found.predicted, spread, found.expected, len(members), data), found
-
-
-def _members(model: Model | LoadedModel | ModelPath | Sequence[LoadedModel | ModelPath]) -> list[LoadedModel]:
-    if isinstance(model, Model):
-        return model.members
-    given = [model] if isinstance(model, LoadedModel | str | os.PathLike) else list(model)
-    found = []
-    for entry in given:
-        found += [entry] if isinstance(entry, LoadedModel) else load_members(entry)
-    return found
 
 
 def _another_unit(spec: LabelSpec, table: StructureTable, predicted: np.ndarray, source: str) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -65,27 +66,31 @@ def _pretrained_model(name: str) -> Path:
     return known[name]
 
 
-def load_members(paths: ModelPath | Sequence[ModelPath], frequencies: MethodName | None = None) -> list[LoadedModel]:
+def load_members(
+    models: ModelPath | LoadedModel | Sequence[ModelPath | LoadedModel], frequencies: MethodName | None = None
+) -> list[LoadedModel]:
     """Load a model or an ensemble.
 
     Args:
-        paths: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, one of these with
-            ``#K`` behind it for its K-th member, counted from 0, or several of them: one ensemble.
-        frequencies: see :func:`molflt.model.model_file.load_model`.
+        models: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, one of these with
+            ``#K`` behind it for its K-th member, counted from 0, a model that is loaded already, or several of them:
+            one ensemble.
+        frequencies: see :func:`molflt.model.model_file.load_model`; loaded models stay as they are.
 
     Raises:
         InputError: a file cannot be used, or members that predict different things.
     """
-    given = (
-        list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str | bytes | os.PathLike) else [paths]
-    )
-    for path in given:
-        if not isinstance(path, str | os.PathLike):
-            raise InputError(f"{shown(path)} is no path of a model; give a model file or a run directory")
-    members = [member for path in given for member in _load(path, frequencies)]
+    one = isinstance(models, str | bytes | os.PathLike) or not isinstance(models, Iterable)
+    given: list[Any] = [models] if one else list(models)  # type: ignore[arg-type]
+    for entry in given:
+        if not isinstance(entry, str | os.PathLike | LoadedModel):
+            raise InputError(f"{shown(entry)} is no path of a model; give a model file or a run directory")
+    members: list[LoadedModel] = []
+    for entry in given:
+        members += [entry] if isinstance(entry, LoadedModel) else _load(entry, frequencies)
     if not members:
         raise InputError("no model: give a model file or a run directory")
-    if len(given) > 1:
+    if len(given) > 1 and not all(isinstance(entry, LoadedModel) for entry in given):
         members = calibrated(members, None)
     first = members[0]
     for member in members[1:]:
@@ -161,6 +166,7 @@ def _shared(member: LoadedModel) -> dict[str, object]:
         "target": member.metadata.target,
         "cutoff": config.neighbour_cutoff,
         "need of all pairs": config.all_pairs_if_isolated,
+        "acceptance of ions": config.takes_ions,
         "precision": member.model.dtype,
     }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,10 +33,6 @@ class EnergyMetrics:
     mad: float
     mae_over_mad: float
 
-    def as_dict(self) -> dict[str, float]:
-        """By name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class ForceMetrics:
@@ -52,10 +47,6 @@ class ForceMetrics:
     force_mae: float
     force_rmse: float
     force_rms: float
-
-    def as_dict(self) -> dict[str, float]:
-        """By name."""
-        return asdict(self)
 
 
 def force_metrics(predicted: np.ndarray, target: np.ndarray) -> ForceMetrics:
@@ -79,25 +70,3 @@ def energy_metrics(predicted: np.ndarray, target: np.ndarray, references: np.nda
         mad=mad,
         mae_over_mad=mae / mad if mad > 0 else float("nan"),
     )
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How often errors stay within multiples of the predicted standard deviation.
-
-    Attributes:
-        multiples: (n,) multiples k.
-        found: (n,) shares of errors with |error| ≤ k·std.
-        expected: (n,) what a normal distribution has there, erf(k/√2).
-    """
-
-    multiples: np.ndarray
-    found: np.ndarray
-    expected: np.ndarray
-
-
-def coverage(error: np.ndarray, std: np.ndarray) -> Coverage:
-    """Compare errors (n,) eV with the standard deviations (n,) eV that were predicted for them."""
-    multiples = np.linspace(0, 3, 61)
-    within = np.abs(error)[:, None] <= multiples * std[:, None]
-    return Coverage(multiples, within.mean(axis=0), np.array([math.erf(k / math.sqrt(2)) for k in multiples]))

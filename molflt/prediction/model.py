@@ -15,7 +15,7 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt.choices import MethodName, OnError, TagConvention
-from molflt.data.datasets import ConcatDataset, StructureDataset
+from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
 from molflt.data.reading import CONFORMERS, Reading
 from molflt.data.sources import structures_of
 from molflt.errors import InputError, listed
@@ -168,54 +168,41 @@ class Model:
         has_std = meaning_of_uncertainty(self.members) is not None
         if return_std and not has_std:
             raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
-        by_atom = dict(zip(BY_ATOM, (forces, per_atom, embeddings), strict=True))
+        wanted = [name for name, one in zip(BY_ATOM, (forces, per_atom, embeddings), strict=True) if one]
         entries = [structures] if _is_one(structures) else list(structures)
         how = Reading(allow_charged, conformers, charges=self.members[0].model.config.takes_ions)
-        failures: dict[int, str] = {}
-        datasets: list[tuple[int, StructureDataset]] = []
+        datasets: list[StructureDataset] = []
         for index, entry in enumerate(entries):
             try:
-                datasets.append((index, structures_of(entry, f"entry {index}", tags, on_bad="skip", how=how)))
+                datasets.append(structures_of(entry, f"entry {index}", tags, on_bad="skip", how=how))
             except InputError as error:
-                failures[index] = str(error)
-        # The entry of every structure, and where its energy goes: a bad entry keeps one place.
-        sizes = {index: len(dataset) for index, dataset in datasets}
-        entry_of = np.repeat(np.arange(len(entries)), [sizes.get(index, 1) for index in range(len(entries))])
-        readable = np.isin(entry_of, list(sizes))
-        found = Prediction(np.full(len(entry_of), np.nan), [f"entry {index}" for index in entry_of], Counter())
-        found.std = found.energies.copy() if has_std else None
-        for name in (name for name, wanted in by_atom.items() if wanted):
-            setattr(found, name, [np.empty(0)] * len(entry_of))
-        if readable.any():
-            places = np.flatnonzero(readable).tolist()
-            together = ConcatDataset([dataset for _, dataset in datasets])
-            prediction, elements = predict(
-                self.members, together, self.device, max_atoms, "skip", forces, per_atom, embeddings
-            )
-            for place, reason in prediction.failures.items():
-                index = int(entry_of[readable][place])
-                failures[index] = "; ".join(filter(None, [failures.get(index), reason]))
-            found.energies[readable] = prediction.energies
-            if found.std is not None:
-                found.std[readable] = prediction.std
-            found.contractions, found.elements = prediction.contractions, elements
-            found.conformers = {places[k]: value for k, value in prediction.conformers.items()}
-            found.warnings = {places[k]: reason for k, reason in prediction.warnings.items()}
-            for place, name in zip(places, prediction.names, strict=True):
-                found.names[place] = name
-            for field, values in prediction.by_atom.items():
-                for place, value in zip(places, values, strict=True):
-                    found.by_atom[field][place] = value
-            if forces and (doubt := doubt_of_forces(self.members[0].metadata)):
-                warnings.warn(doubt, stacklevel=2)
-            if doubtful := prediction.of_warnings():
-                warnings.warn(doubtful, stacklevel=2)
-            if prediction.n_in_parts:
-                warnings.warn(in_parts(prediction.n_in_parts), stacklevel=2)
-        if failures:
-            _report(failures, len(entries), on_error)
-        if any(by_atom.values()):
-            found.failures = {place: failures[k] for place, k in enumerate(entry_of.tolist()) if k in failures}
+                # It keeps one place.
+                datasets.append(ListDataset([], {0: error}))
+        together = ConcatDataset(datasets)
+        if len(together):
+            found = predict(self.members, together, self.device, max_atoms, "skip", forces, per_atom, embeddings)
+        else:
+            found = Prediction(np.empty(0), [], Counter())
+            found.std = np.empty(0) if has_std else None
+            for name in wanted:
+                setattr(found, name, [])
+        entry_of = np.repeat(np.arange(len(entries)), [len(dataset) for dataset in datasets])
+        reasons: dict[int, list[str]] = {}
+        for place, reason in sorted(found.failures.items()):
+            index = int(entry_of[place])
+            reasons.setdefault(index, []).append(reason)
+            found.names[place] = found.names[place] or f"entry {index}"
+            for name in wanted:
+                found.by_atom[name][place] = np.empty(0)
+        if forces and (doubt := doubt_of_forces(self.members[0].metadata)):
+            warnings.warn(doubt, stacklevel=2)
+        if doubtful := found.of_warnings():
+            warnings.warn(doubtful, stacklevel=2)
+        if found.n_in_parts:
+            warnings.warn(in_parts(found.n_in_parts), stacklevel=2)
+        if reasons:
+            _report({index: "; ".join(some) for index, some in reasons.items()}, len(entries), on_error)
+        if wanted:
             return found
         return (found.energies, found.std) if return_std and found.std is not None else found.energies
 

@@ -21,7 +21,7 @@ from molflt.data.datasets import StructureDataset
 from molflt.errors import InputError
 from molflt.files import atomic_file, sole_writer
 from molflt.prediction.prediction import Prediction
-from molflt.prediction.predictor import conformers_of, system_id
+from molflt.prediction.predictor import conformers_of
 from molflt.printable import printable
 
 FORMATS = (".csv", ".extxyz", ".npz")
@@ -65,7 +65,7 @@ def write_predictions(
             structures, the energy in ``info``), or ``.npz``.
         prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
             are left out of extxyz.
-        structures: in the same order; None does for csv and npz, with the leaderboard's ids from the prediction.
+        structures: in the same order; None does for csv and npz.
         target: what was predicted; names the energy.
         oc20_split: for npz: use the leaderboard's keys, ``{split}_ids`` and ``{split}_energy``; other splits already
             in the file stay, so that four runs make one submission.
@@ -98,10 +98,7 @@ def write_predictions(
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
         else:
             others = _load_npz(path) if path.exists() else {}
-            ids = prediction.ids
-            if structures is not None:
-                ids = [system_id(structures[i]) for i in range(len(structures))]
-            new = {f"{oc20_split}_ids": np.asarray(ids), f"{oc20_split}_energy": prediction.energies}
+            new = {f"{oc20_split}_ids": np.asarray(prediction.ids), f"{oc20_split}_energy": prediction.energies}
             np.savez_compressed(temporary, **{**others, **new})  # type: ignore[arg-type]
 
 

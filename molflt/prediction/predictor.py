@@ -99,7 +99,7 @@ def predict(
     forces: bool = False,
     per_atom: bool = False,
     embeddings: bool = False,
-) -> tuple[Prediction, set[int]]:
+) -> Prediction:
     """Predict the energy of every structure.
 
     Args:
@@ -113,9 +113,6 @@ def predict(
         per_atom: give each atom's term of the energy as well.
         embeddings: give what the encoder makes of each atom as well; of one model only.
 
-    Returns:
-        The predictions, and the atomic numbers seen.
-
     Raises:
         InputError: structures cannot be read or computed, of which the first ten are named; forces of a model whose
             energy is not that of the given geometry; or embeddings of an ensemble, whose members' have nothing in
@@ -123,8 +120,7 @@ def predict(
     """
     batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
     tracked = track(batches, "predicting", total=len(batches))
-    prediction = joined(predict_batches(loaded, dataset, tracked, device, on_error, forces, per_atom, embeddings))
-    return prediction, prediction.elements
+    return joined(predict_batches(loaded, dataset, tracked, device, on_error, forces, per_atom, embeddings))
 
 
 def predict_batches(
@@ -225,11 +221,16 @@ def _predict_batch(
         structures = [shapes[position][k] for position, k in part]
         if not structures:
             continue
-        computed = fitting(lambda structures=structures: _compute(models, structures, device, wanted))  # type: ignore[misc]
+        refused = InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes)))
+        try:
+            computed = fitting(lambda structures=structures: _compute(models, structures, device, wanted))  # type: ignore[misc]
+            found.n_in_parts |= computed is None and len(part) > 1
+        except InputError as error:
+            # Of one structure of the batch, which the halves will tell.
+            computed, refused = None, error
         if computed is None and len(part) == 1:
-            fail(part[0][0], InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes))))
+            fail(part[0][0], refused)
         elif computed is None:
-            found.n_in_parts = 1
             middle = len(part) // 2
             waiting[:0] = [part[:middle], part[middle:]]
         else:
@@ -283,7 +284,7 @@ def lowest_of(loaded: LoadedModel | Sequence[LoadedModel], data: Data, device: t
     """
     if "conformers" not in data:
         return data
-    prediction, _ = predict(loaded, ListDataset([data]), device)
+    prediction = predict(loaded, ListDataset([data]), device)
     return conformers_of(data)[prediction.conformers[0].lowest]
 
 

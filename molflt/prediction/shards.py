@@ -194,7 +194,10 @@ def merge(paths: Iterable[Path]) -> tuple[Prediction, str]:
 def _model_fingerprint(members: Sequence[LoadedModel]) -> str:
     digest = hashlib.sha256()
     for member in members:
-        with open(member.path, "rb") as handle:
+        # Of the members of one file, which they are.
+        digest.update(member.metadata.model_dump_json().encode("utf-8", "surrogatepass"))
+    for path in dict.fromkeys(member.path for member in members):
+        with open(path, "rb") as handle:
             digest.update(hashlib.file_digest(handle, "sha256").digest())
     return digest.hexdigest()
 

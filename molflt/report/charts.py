@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -222,17 +223,13 @@ def adsorption_panel(results: Sequence[Adsorption]) -> Panel:
 
 def coverage_panel(sets: Sequence[Evaluation]) -> Panel:
     """Share of errors within k times their predicted uncertainty, beside that of a normal distribution."""
-    found = [(s.name, s.coverage, colour) for s, colour in zip(sets, palette(len(sets)), strict=True)]
-    series = [
-        Series(c.multiples, c.found, name, colour, hover="%{y:.1%} of errors within %{x:.2f} ±")
-        for name, c, colour in found
-        if c is not None
-    ]
-    normal = next(c for _, c, _ in found if c is not None)
-    series.append(
-        Series(normal.multiples, normal.expected, "normal distribution", GREY, dash="dash",
-               hover="%{y:.1%} within %{x:.2f} ±")
-    )  # fmt: skip
+    k, series = np.linspace(0, 3, 61), []
+    for one, colour in zip(sets, palette(len(sets)), strict=True):
+        assert one.std is not None
+        share = (np.abs(one.error) <= k[:, None] * one.std).mean(axis=1)
+        series.append(Series(k, share, one.name, colour, hover="%{y:.1%} of errors within %{x:.2f} ±"))
+    normal = np.array([math.erf(x / math.sqrt(2)) for x in k])
+    series.append(Series(k, normal, "normal distribution", GREY, dash="dash", hover="%{y:.1%} within %{x:.2f} ±"))
     x = "k, multiples of the predicted uncertainty"
     return Panel(series, x, "share of |error| ≤ k·uncertainty", y_range=(0, 1.02), percent=True)
 

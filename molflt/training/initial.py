@@ -213,7 +213,7 @@ def _shifted(
     initial: LoadedModel, found: TrainingSet, structures: StructureDataset, config: TrainConfig, device: torch.device
 ) -> tuple[Statistics | None, float, float]:
     """The trained model's statistics with a shift, if that is of use; what is left without and with the model, eV."""
-    predicted, _ = predict(initial, structures, device, config.data.max_atoms)
+    predicted = predict(initial, structures, device, config.data.max_atoms)
     initial.model.cpu()
     rows = [structures[k] for k in range(len(structures))]
     labels = torch.tensor([float(data[config.data.target]) for data in rows], dtype=torch.float64)

@@ -121,7 +121,7 @@ def waves(model: EnergyModel) -> tuple[list[float], list[float]]:
 def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
     """Mean square errors of the energies and of the components of the forces of a file, eV² and (eV/Å)²."""
     data = open_dataset(path, labels=LabelSpec(target="energy"))
-    prediction, _ = predict(loaded, data, forces=True)
+    prediction = predict(loaded, data, forces=True)
     assert prediction.forces is not None
     labels = [data[k] for k in range(len(data))]
     energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])

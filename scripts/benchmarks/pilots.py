@@ -247,7 +247,7 @@ def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path])
     known = {"attention": name, "seed": chosen.seed, "epochs": chosen.trainer.max_epochs, "lr": chosen.optimiser.lr}
     for label, path in tests.items():
         data = open_dataset(path)
-        prediction, _ = predict(loaded, data)
+        prediction = predict(loaded, data)
         metrics = energy_metrics(prediction.energies, labels(Screening(data, LabelSpec(target="y_relaxed"), label)))
         rows.append({**known, "test": label, "mae": metrics.energy_mae, "mad": metrics.mad})
     found = "  ".join(f"{row['test']}: {row['mae']:.5f}" for row in rows)

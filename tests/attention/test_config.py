@@ -56,7 +56,6 @@ def test_configurations_are_read_without_torch() -> None:
     [
         ("fourier-transformer", "unknown attention 'fourier-transformer'"),
         ("moflt", "did you mean molflt?"),
-        ({"mechanism": "sampled"}, "mechanism=sampled is now mechanism=undamped"),
         ({"mechanism": "fourrier"}, "unknown mechanism 'fourrier'; choose one of fourier, local, kernelised"),
         ({"sigma_min": 5.0, "sigma_max": 5.0}, "must be smaller than sigma_max"),
         ({"far_rank": "m", "kernel": "posrf-orff"}, "unknown kernel 'posrf-orff'; among those there are: posrf-orf"),
@@ -73,14 +72,6 @@ def test_configurations_are_read_without_torch() -> None:
         # Contraction orders that no structure has.
         ({"order": "linear", "frequencies": "exact"}, "frequencies=exact has no linear form"),
         ({"order": "linear", "frequencies": "quadrature"}, "frequencies=quadrature has no linear form"),
-        # Keys of configurations from before every mechanism had its own.
-        ({"combine": "concat"}, "combine=concat is now mechanism=concat"),
-        ({"combine": "product"}, "combine=product is gone: every mechanism but concat is a product; leave it out"),
-        ({"far_field": False}, "far_field=false is now mechanism=local"),
-        ({"far_field": True}, "far_field=true is gone: leave it out"),
-        ({"frequencies": "sampled"}, "frequencies=sampled is now mechanism=undamped, without the key frequencies"),
-        ({"frequencies": "quadrature", "l_max": 8}, "l_max=8 is gone: a far field cut off there was not local"),
-        ({"positional_mask": True}, "positional_mask=true is now mechanism=randomised-rpe"),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_evaluate(molflt: Run, model_path: Path, tiny_data: Path, loaded: Loaded
     assert ewt == f"  EwT   {100 * expected.ewt:.2f} %   (|error| < 0.02 eV)"
     assert far_field.startswith("  far field by ")
     content = json.loads(molflt("evaluate", model_path, data, "--json").out)
-    assert {name: content[name] for name in expected.as_dict()} == pytest.approx(expected.as_dict())
+    assert {name: content[name] for name in asdict(expected)} == pytest.approx(asdict(expected))
     assert (content["target"], content["unknown"], content["skipped"], content["members"]) == ("y_relaxed", [], [], 1)
 
 

@@ -76,8 +76,8 @@ def check_round_trip(config: ModelConfig, structures: StructureDataset, folder: 
         again = load_model(path)
         assert again.model.dtype == dtype
         assert again.metadata.config == config
-        before, _ = predict(LoadedModel(model, again.metadata, path), structures)
-        after, _ = predict(again, structures)
+        before = predict(LoadedModel(model, again.metadata, path), structures)
+        after = predict(again, structures)
         np.testing.assert_array_equal(before.energies, after.energies)
         for name, value in model.state_dict().items():
             assert torch.equal(value, again.model.state_dict()[name]), name

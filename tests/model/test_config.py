@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from molflt.attention.config import MechanismConfig
-from molflt.attention.registry import MOVED, attention_config, kernels, mechanisms, presets
+from molflt.attention.registry import attention_config, kernels, mechanisms, presets
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
@@ -133,32 +132,6 @@ def test_every_preset_survives_yaml(preset: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(whole), encoding="utf-8")
     assert load_config(path) == whole
-
-
-OLD = {
-    "combine": ["product", "concat"],
-    "far_field": [True, False],
-    "frequencies": ["sampled"],
-    "l_max": [4],
-    "mechanism": ["sampled"],
-    "positional_mask": [True, False],
-}
-
-
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key in OLD for value in OLD[key]])
-def test_old_keys_are_refused_with_the_new_named(key: str, value: Any, tmp_path: Path) -> None:
-    """What the message names is a mechanism that takes the place of the old key, or it says to leave the key out."""
-    assert OLD.keys() == MOVED.keys()
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(preset_config("tiny")), encoding="utf-8")
-    with pytest.raises(InputError, match=f"model.attention.*{key}={str(value).lower()} ") as refusal:
-        load_config(path, [f"model.attention={{{key}: {str(value).lower()}}}"])
-    message = str(refusal.value).replace(f"{key}={value} ", "")
-    named = re.findall(r"mechanism=([\w-]+)", message)
-    assert named or "leave it out" in message
-    literature = {"concat", "randomised-rpe", "undamped"}
-    for name in set(named) - (literature - mechanisms().keys()):
-        assert mechanisms()[name].config.model_fields["mechanism"].default == name
 
 
 def test_far_dim_must_fit_the_heads() -> None:

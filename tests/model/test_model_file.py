@@ -351,7 +351,7 @@ def test_methods_agree_on_a_trained_model(
     def energies(method: Any) -> np.ndarray:
         other = load_model(model_path, method)
         other.model.double()
-        return predict(other, val_set)[0].energies
+        return predict(other, val_set).energies
 
     reference = energies(None)
     tolerance = load_model(model_path).model.config.attention.tolerance
@@ -403,7 +403,7 @@ def test_an_ensemble_in_one_file(ensemble: Path, loaded: LoadedModel, val_set: S
     assert torch.equal(second.model.energy_head.factor, 2 * loaded.model.energy_head.factor)
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(first.model.state_dict()[name], tensor)
-    np.testing.assert_array_equal(predict(first, val_set)[0].energies, predict(loaded, val_set)[0].energies)
+    np.testing.assert_array_equal(predict(first, val_set).energies, predict(loaded, val_set).energies)
     _refuses(ensemble, "is an ensemble of 2 models", f"{ensemble}#0")
 
 

@@ -19,7 +19,6 @@ from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.evaluation import Evaluation, StructureTable, evaluate
 from molflt.prediction.group_errors import by_adsorbate, by_element, by_size, size_edges
-from molflt.prediction.metrics import coverage
 from molflt.prediction.prediction import Prediction
 from molflt.prediction.predictor import predict
 
@@ -70,19 +69,11 @@ def test_size_edges_hold_every_size_once(sizes: list[int]) -> None:
         assert counts.max() < 1.2 * counts.min()
 
 
-def test_coverage_of_a_normal_distribution() -> None:
-    random = np.random.default_rng(0)
-    std = random.uniform(0.1, 2, 20_000)
-    found = coverage(std * random.normal(size=len(std)), std)
-    np.testing.assert_allclose(found.found, found.expected, atol=0.02)
-    assert found.expected[np.isclose(found.multiples, 1)] == pytest.approx(0.6827, abs=1e-4)
-
-
 def test_every_number_of_an_evaluation(loaded: LoadedModel, tiny_data: Path, val_set: StructureDataset) -> None:
     """Against energies and labels read without it, and errors worked out here."""
     found = evaluate(loaded, str(tiny_data / "val.lmdb"))
     expected = np.array([float(data.y_relaxed) for data in val_set])
-    error = predict(loaded, val_set)[0].energies - expected
+    error = predict(loaded, val_set).energies - expected
     np.testing.assert_array_equal(found.expected, expected)
     np.testing.assert_array_equal(found.error, error)
     assert found.metrics.energy_mae == pytest.approx(np.abs(error).mean(), rel=1e-12)
@@ -94,7 +85,7 @@ def test_every_number_of_an_evaluation(loaded: LoadedModel, tiny_data: Path, val
     assert found.table.sizes.tolist() == val_set.n_atoms.tolist()
     assert found.table.elements == [frozenset(data.atomic_numbers.tolist()) for data in val_set]
     assert found.table.formulas[0] == "H2O"
-    assert found.std is found.coverage is found.calibration() is found.force_mae is None
+    assert found.std is found.calibration() is found.force_mae is None
 
 
 def test_an_ensemble_has_a_spread(loaded: LoadedModel, tiny_data: Path) -> None:
@@ -105,7 +96,6 @@ def test_an_ensemble_has_a_spread(loaded: LoadedModel, tiny_data: Path) -> None:
     alone = np.stack([evaluate(member, str(tiny_data / "val.lmdb")).predicted for member in (loaded, other)])
     np.testing.assert_allclose(found.predicted, alone.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(found.std, alone.std(axis=0, ddof=1), rtol=1e-9)
-    assert found.coverage is not None
     calibration = found.calibration()
     assert calibration is not None
     assert calibration.factor == pytest.approx(np.sqrt(((found.error / found.std) ** 2).mean()))

@@ -57,7 +57,7 @@ def test_everything_mixed_in_one_list(model, val_set, tmp_path):
         model.predict([molecule("CO"), molecule("CH4")]),
         model.predict(val_set[3]),
         model.predict(conformer),
-        predict(model.members, val_set)[0].energies,
+        predict(model.members, val_set).energies,
     ]
     assert [len(e) for e in expected] == [1, 1, 2, 1, 2, 1, 1, len(val_set)]
     np.testing.assert_allclose(energies, np.concatenate(expected), rtol=1e-5)
@@ -144,12 +144,12 @@ def test_no_path(path: Any) -> None:
 def test_one_molecule_has_one_energy(model):
     first, again, mirrored = model.predict(["C[C@H](O)CN", "NC[C@@H](C)O", "C[C@@H](O)CN"])
     assert first == pytest.approx(again, abs=1e-5) == pytest.approx(mirrored, abs=1e-5)
-    found, _ = predict(model.members, ConcatDataset([structures_of("C[C@H](O)CN", "x")]))
+    found = predict(model.members, ConcatDataset([structures_of("C[C@H](O)CN", "x")]))
     conformers = found.conformers[0]
     assert conformers.n > 1
     assert conformers.spread > 0
     data = structures_of("C[C@H](O)CN", "x")[0]
-    each, _ = predict(model.members, ListDataset(conformers_of(data)))
+    each = predict(model.members, ListDataset(conformers_of(data)))
     assert len(each.energies) == conformers.n
     assert not each.conformers
     assert conformers.lowest == each.energies.argmin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from dataclasses import replace
 from typing import get_args
 
 import ase.io
@@ -22,7 +23,7 @@ from molflt.prediction.predictor import predict
 @pytest.fixture
 def prediction(loaded, val_set):
     """Of an ensemble, as far as its files can tell, with names of all kinds."""
-    found, _ = predict(loaded, val_set)
+    found = predict(loaded, val_set)
     found.std = np.linspace(0.1, 1.0, len(val_set))
     found.names[:4] = ['a "b", c', "two words", "C[C@H](O)=C", 'with spaces and "quotes"']
     return found
@@ -65,12 +66,12 @@ def test_npz(prediction, val_set, tmp_path):
         np.testing.assert_array_equal(archive["std"], prediction.std)
 
 
-def test_leaderboard_file_of_four_runs(prediction, val_set, tmp_path):
+def test_leaderboard_file_of_four_runs(prediction, loaded, val_set, tmp_path):
     path = tmp_path / "submission.npz"
     splits = get_args(OC20Split)
     for i, split in enumerate(splits):
         check_output(path, split, overwrite=False)
-        shifted = Prediction(prediction.energies + i, prediction.names, Counter())
+        shifted = replace(prediction, energies=prediction.energies + i)
         write_predictions(path, shifted, val_set, "y_relaxed", split)
     with np.load(path, allow_pickle=False) as archive:
         assert set(archive.files) == {f"{split}_{key}" for split in splits for key in ("ids", "energy")}
@@ -84,7 +85,8 @@ def test_leaderboard_file_of_four_runs(prediction, val_set, tmp_path):
     structures = [val_set[i].clone() for i in range(len(val_set))]
     for structure in structures:
         del structure["sid"]
-    write_predictions(path, prediction, ListDataset(structures), "y_relaxed", "ood_cat")
+    found = replace(prediction, ids=predict(loaded, ListDataset(structures)).ids)
+    write_predictions(path, found, None, "y_relaxed", "ood_cat")
     with np.load(path) as archive:
         np.testing.assert_array_equal(archive["ood_cat_energy"], prediction.energies)
         np.testing.assert_array_equal(archive["ood_both_energy"], prediction.energies + 3)

@@ -23,9 +23,9 @@ def many(tiny_data):
 
 def test_order_is_preserved_and_the_model_left_as_it_was(loaded, many):
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
-    forwards, _ = predict(loaded, many)
+    forwards = predict(loaded, many)
     order = np.random.default_rng(0).permutation(len(many))
-    shuffled, _ = predict(loaded, SubsetDataset(many, order))
+    shuffled = predict(loaded, SubsetDataset(many, order))
     assert shuffled.names == [forwards.names[i] for i in order]
     assert forwards.names == [many[i].name for i in range(len(many))]
     np.testing.assert_allclose(shuffled.energies, forwards.energies[order], rtol=1e-5)
@@ -36,25 +36,26 @@ def test_order_is_preserved_and_the_model_left_as_it_was(loaded, many):
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_alone_or_among_64_others(dtype, rtol, loaded, many):
     loaded.model.to(dtype)
-    together, _ = predict(loaded, many, max_atoms=10**6)
+    together = predict(loaded, many, max_atoms=10**6)
     for max_atoms in (1, 40, 2048):
-        energies = predict(loaded, many, max_atoms=max_atoms)[0].energies
+        energies = predict(loaded, many, max_atoms=max_atoms).energies
         np.testing.assert_allclose(energies, together.energies, rtol=rtol)
 
 
 def test_elements_seen_and_unknown(loaded, val_set):
-    _, elements = predict(loaded, val_set)
-    assert elements == {int(z) for i in range(len(val_set)) for z in val_set[i].atomic_numbers}
+    assert predict(loaded, val_set).elements == {
+        int(z) for i in range(len(val_set)) for z in val_set[i].atomic_numbers
+    }
     assert unknown_elements(loaded, {1, 9, 92}) == ["F", "U"]
     assert unknown_elements(loaded, set(loaded.metadata.elements)) == []
 
 
 def test_inputs_with_and_without_labels_mix(loaded, val_set):
-    expected, _ = predict(loaded, val_set)
+    expected = predict(loaded, val_set)
     structures = [val_set[i].clone() for i in range(len(val_set))]
     for i, field in enumerate(("energy", "y_init", "y_relaxed", "positions_relaxed", "sid")):
         del structures[i][field]
-    found, _ = predict(loaded, ListDataset(structures))
+    found = predict(loaded, ListDataset(structures))
     np.testing.assert_array_equal(found.energies, expected.energies)
     # and the data set keeps what it had
     assert "energy" in structures[1]
@@ -71,7 +72,7 @@ def test_overlapping_atoms_are_named(loaded, val_set):
 @pytest.mark.parametrize("forces", [False, True])
 def test_what_does_not_fit_is_computed_in_parts(forces, loaded, val_set, monkeypatch):
     loaded.metadata.target = "energy"
-    expected, _ = predict(loaded, val_set, max_atoms=100, forces=forces)
+    expected = predict(loaded, val_set, max_atoms=100, forces=forces)
     forward, room = EnergyModel.forward, 14
 
     def limited(self, batch):
@@ -80,11 +81,11 @@ def test_what_does_not_fit_is_computed_in_parts(forces, loaded, val_set, monkeyp
         return forward(self, batch)
 
     monkeypatch.setattr(EnergyModel, "forward", limited)
-    found, elements = predict(loaded, val_set, max_atoms=100, forces=forces)
+    found = predict(loaded, val_set, max_atoms=100, forces=forces)
     assert expected.n_in_parts == 0 < found.n_in_parts
     assert found.names == expected.names
     assert found.contractions == expected.contractions
-    assert elements == expected.elements
+    assert found.elements == expected.elements
     np.testing.assert_allclose(found.energies, expected.energies, rtol=1e-5)
     for mine, theirs in zip(found.forces or [], expected.forces or [], strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-4)
@@ -92,7 +93,7 @@ def test_what_does_not_fit_is_computed_in_parts(forces, loaded, val_set, monkeyp
     sizes = np.asarray(val_set.n_atoms)
     with pytest.raises(InputError, match=r"set1-01: out of memory with this structure alone \(9 atoms\)"):
         predict(loaded, val_set)
-    skipped, _ = predict(loaded, val_set, on_error="skip")
+    skipped = predict(loaded, val_set, on_error="skip")
     assert list(skipped.failures) == np.flatnonzero(sizes > room).tolist()
     np.testing.assert_array_equal(np.isnan(skipped.energies), sizes > room)
 
@@ -103,7 +104,7 @@ def test_an_energy_that_is_not_finite(loaded, val_set):
         huge.fill_(float("inf"))
     with pytest.raises(InputError, match="set1-00: the model's energy is not finite; check the structure"):
         predict(loaded, val_set)
-    skipped, _ = predict(loaded, val_set, on_error="skip")
+    skipped = predict(loaded, val_set, on_error="skip")
     assert sorted(skipped.failures) == list(range(len(val_set)))
     assert np.isnan(skipped.energies).all()
 

@@ -32,7 +32,7 @@ def inputs(tiny_data):
 
 @pytest.fixture
 def whole(loaded, inputs):
-    return predict(loaded, resolve_inputs(inputs), max_atoms=MAX_ATOMS)[0]
+    return predict(loaded, resolve_inputs(inputs), max_atoms=MAX_ATOMS)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_an_ensemble(loaded, inputs, tmp_path):
     other = copy.deepcopy(loaded)
     other.model.energy_head.factor.data *= 1.01
     paths = [one([loaded, other], inputs, f"{k}/2", tmp_path / "o.csv") for k in (1, 2)]
-    assert_same(merge(paths)[0], predict([loaded, other], resolve_inputs(inputs), max_atoms=MAX_ATOMS)[0])
+    assert_same(merge(paths)[0], predict([loaded, other], resolve_inputs(inputs), max_atoms=MAX_ATOMS))
 
 
 def test_skipped_structures_keep_their_place(loaded, inputs, tmp_path):
@@ -88,7 +88,7 @@ def test_skipped_structures_keep_their_place(loaded, inputs, tmp_path):
                 raise InputError(f"record {index} is damaged")
             return self.whole[index]
 
-    expected, _ = predict(loaded, Damaged(), max_atoms=MAX_ATOMS, on_error="skip")
+    expected = predict(loaded, Damaged(), max_atoms=MAX_ATOMS, on_error="skip")
     assert sorted(expected.failures) == [3, 4, 30, 43]
     out = tmp_path / "out.csv"
     # With "raise", what was computed before the failure is kept, and "skip" goes on from there.

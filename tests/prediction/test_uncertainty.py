@@ -82,8 +82,8 @@ def path(two: list[LoadedModel], tmp_path: Path) -> Path:
 
 def test_it_comes_with_every_prediction(path: Path, two: list[LoadedModel], val_set: StructureDataset) -> None:
     """Twice the floor plus the standard deviation over the members: in batches, from Python and in the calculator."""
-    raw, _ = predict(two, val_set)
-    found, _ = predict(load_members(path), val_set)
+    raw = predict(two, val_set)
+    found = predict(load_members(path), val_set)
     np.testing.assert_array_equal(found.energies, raw.energies)
     assert raw.std is not None
     np.testing.assert_allclose(found.std, 2.0 * (0.1 + raw.std), rtol=1e-12)
@@ -100,7 +100,7 @@ def test_it_comes_with_every_prediction(path: Path, two: list[LoadedModel], val_
 
 def test_a_single_model_has_one_for_all(path: Path, two: list[LoadedModel], val_set: StructureDataset) -> None:
     one = calibrated(two[:1], KNOWN.model_copy(update={"n_members": 1}))
-    np.testing.assert_allclose(predict(one, val_set)[0].std, 0.2)
+    np.testing.assert_allclose(predict(one, val_set).std, 0.2)
     model = molflt.Model(one)
     assert model.predict("O", return_std=True)[1] == pytest.approx([0.2])
     atoms = molecule("H2O")

@@ -41,7 +41,7 @@ def test_table_and_page(molflt: Run, tiny_run: Path, tiny_data: Path, val_set: A
 def test_json(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedModel, val_set: Any) -> None:
     result = molflt("explain", model_path, tiny_data / "val.lmdb", "--index", 2, "--json")
     content = json.loads(result.out)
-    assert content["energy_eV"] == pytest.approx(predict(loaded, val_set)[0].energies[2], abs=1e-5)
+    assert content["energy_eV"] == pytest.approx(predict(loaded, val_set).energies[2], abs=1e-5)
     total = content["mean_eV"] + sum(atom["contribution_eV"] for atom in content["atoms"])
     assert total == pytest.approx(content["energy_eV"], abs=1e-9)
     assert [atom["index"] for atom in content["atoms"]] == list(range(len(val_set[2].atomic_numbers)))

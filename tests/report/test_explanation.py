@@ -53,7 +53,7 @@ def test_the_parts_add_up(name: str, recycles: int) -> None:
 
 
 def test_the_energy_is_the_predicted_one(loaded: LoadedModel, val_set: Any) -> None:
-    prediction, _ = predict(loaded, val_set)
+    prediction = predict(loaded, val_set)
     for i in range(3):
         found = explain(loaded, val_set[i])
         assert found.energy == pytest.approx(prediction.energies[i], abs=1e-5)

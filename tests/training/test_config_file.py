@@ -106,13 +106,8 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
         ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
         ("model.attention={frequencies: exact, order: linear}", "has no linear form"),
-        ("model.attention={mechanism: sampled}", "mechanism=sampled is now mechanism=undamped"),
-        ("model.attention.l_max=4", "l_max=4 is gone"),
         ("model.attention=fltt", "did you mean flt? choose one of flt, molflt, "),
         ("model.attention.frequencies=exakt", "'auto', 'exact', 'quadrature', 'lattice' or 'mesh', not 'exakt'"),
-        ("model.attention.frequencies=sampled", "frequencies=sampled is now mechanism=undamped"),
-        ("model.attention.combine=concat", "combine=concat is now mechanism=concat"),
-        ("model.attention.far_field=false", "far_field=false is now mechanism=local"),
         ("model.attention={mechanism: kernelised, kernel: posrf}", "unknown kernel 'posrf'"),
         ("model.attention={mechanism: kernelised, kernel: lara, redraw_every: 5}", "redraw_every acts only with"),
         (

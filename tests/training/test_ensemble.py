@@ -42,8 +42,8 @@ def test_mean_and_spread(trained, val_set):
     # The members of the model itself, whose weights need no gradient: where they do torch.matmul rounds otherwise.
     model = molflt.load(ensemble, device="cpu")
     assert [m.metadata.seed for m in model.members] == [3, 4]
-    alone = np.stack([predict(member, val_set)[0].energies for member in model.members])
-    together, _ = predict(model.members, val_set)
+    alone = np.stack([predict(member, val_set).energies for member in model.members])
+    together = predict(model.members, val_set)
     np.testing.assert_allclose(together.energies, alone.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(together.std, alone.std(axis=0, ddof=1), rtol=1e-4)
     mean, std = model.predict(val_set, return_std=True)

@@ -47,7 +47,7 @@ def relabelled(tiny_data, loaded, tmp_path):
 
     def make(label, extra=()):
         structures = open_dataset(tiny_data / "train.lmdb")
-        energies = predict(loaded, structures)[0].energies
+        energies = predict(loaded, structures).energies
         frames = []
         for data, energy in zip(structures, energies, strict=True):
             atoms = to_atoms(data)

@@ -105,7 +105,7 @@ def test_energies_and_forces_are_learnt(crystal_config, tmp_path):
         assert records[-1][metric] < share * records[0][metric]
     data = open_dataset(crystal_config().data.val["val"])
     loaded = load_model(tmp_path / "run" / "last.safetensors")
-    prediction, _ = predict(loaded, data, forces=True)
+    prediction = predict(loaded, data, forces=True)
     error = np.concatenate([f - data[i].forces.numpy() for i, f in enumerate(prediction.forces)])
     assert np.abs(error).mean() == pytest.approx(records[-1]["val/force_mae"], rel=1e-4)
 

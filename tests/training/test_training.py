@@ -56,7 +56,7 @@ def test_what_is_recorded_is_that_of_the_saved_model(tiny_run, tiny_data):
     for split in ("val", "other"):
         data = open_dataset(tiny_data / f"{split}.lmdb")
         expected = labels(Screening(data, LabelSpec(target="y_relaxed"), split))
-        metrics = energy_metrics(predict(last, data)[0].energies, expected)
+        metrics = energy_metrics(predict(last, data).energies, expected)
         assert record[f"{split}/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-5)
         assert record[f"{split}/energy_rmse"] == pytest.approx(metrics.energy_rmse, rel=1e-5)
         assert record[f"{split}/ewt"] == pytest.approx(metrics.ewt)
@@ -137,7 +137,7 @@ def test_double_precision(make_config, tmp_path, val_set):
     loaded = load_model(tmp_path / "run" / "last.safetensors")
     assert loaded.model.dtype == torch.float64
     expected = labels(Screening(val_set, LabelSpec(target="y_relaxed"), "val"))
-    metrics = energy_metrics(predict(loaded, val_set)[0].energies, expected)
+    metrics = energy_metrics(predict(loaded, val_set).energies, expected)
     assert read_records(tmp_path / "run")[-1]["val/energy_mae"] == pytest.approx(metrics.energy_mae, rel=1e-6)
 
 

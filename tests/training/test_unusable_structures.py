@@ -197,7 +197,7 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind in SPOILT if kind != "no label"])
 def test_what_a_prediction_leaves_out(kind, model_path, tmp_path):
     path = extxyz(tmp_path / "some.extxyz", kind)
-    prediction, _ = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
+    prediction = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
     assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == [PLACE]
     assert SPOILT[kind][1] in prediction.failures[PLACE]
     with pytest.raises(InputError, match=rf"#{PLACE}\b"):
@@ -205,7 +205,7 @@ def test_what_a_prediction_leaves_out(kind, model_path, tmp_path):
 
 
 def test_a_prediction_needs_no_label(model_path, tmp_path):
-    prediction, _ = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", "no label")]))
+    prediction = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", "no label")]))
     assert np.isfinite(prediction.energies).all()
     assert len(prediction.energies) == N
 
@@ -243,6 +243,6 @@ def test_an_sdf_block_that_cannot_be_read(model_path, tmp_path):
     path.write_text("".join(blocks), encoding="utf-8")
     with pytest.raises(InputError, match=r"some\.sdf#1\b"):
         predict(load_model(model_path), resolve_inputs([str(path)]))
-    prediction, _ = predict(load_model(model_path), resolve_inputs([str(path)], on_bad="skip"), on_error="skip")
+    prediction = predict(load_model(model_path), resolve_inputs([str(path)], on_bad="skip"), on_error="skip")
     assert np.isfinite(prediction.energies).tolist() == [True, False, True]
     assert "some.sdf#1" in prediction.failures[1]
