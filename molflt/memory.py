@@ -44,5 +44,6 @@ def does_not_fit(name: str, n_atoms: int) -> str:
     """What to say of a structure that is too large by itself."""
     return (
         f"{name}: out of memory with this structure alone ({n_atoms:,} atoms); leave it out, use a smaller model or "
-        "cutoff, or a device with more memory. In training, trainer.checkpoint_recycles=true needs less"
+        "cutoff, or a device with more memory. In training, where model.n_recycles is above 1, "
+        "trainer.checkpoint_recycles=true needs less"
     )

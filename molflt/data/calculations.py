@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -113,13 +114,15 @@ def read_calculations(
     table = _table(folder) if with_table else None
     found: dict[int, InputError] = {} if bad is None else bad
     structures = []
+    # Pairs of two files are read frame by frame.
+    read = lru_cache(maxsize=2)(read_frames)
     for index, calculation in enumerate(track(calculations, f"reading {folder.name}", total=len(calculations))):
         where = str(folder / calculation.name) if calculation.name else str(folder)
         row = None if table is None else table[1].get(_key(calculation.name or folder.name))
         with noting(found, index, where, row or {}):
             if table is not None and row is None:
                 raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
-            atoms = _atoms(calculation, where)
+            atoms = _atoms(calculation, where, read)
             atoms.info.update(row or {})
             structures.append(from_atoms(atoms, where, tags, labels, how))
     if bad is None:
@@ -127,10 +130,10 @@ def read_calculations(
     return structures
 
 
-def _atoms(calculation: _Calculation, where: str) -> Atoms:
-    frames = [] if calculation.output is None else read_frames(calculation.output)
-    initial = frames[0] if calculation.initial is None else _frame(calculation.initial, calculation.frame)
-    relaxed = _frame(calculation.relaxed, calculation.frame) if calculation.relaxed else None
+def _atoms(calculation: _Calculation, where: str, read: Callable[[Path], list[Atoms]]) -> Atoms:
+    frames = [] if calculation.output is None else read(calculation.output)
+    initial = frames[0] if calculation.initial is None else _frame(read(calculation.initial), calculation.frame)
+    relaxed = _frame(read(calculation.relaxed), calculation.frame) if calculation.relaxed else None
     if relaxed is None and (len(frames) > 1 or (frames and calculation.initial)):
         relaxed = frames[-1]
     if relaxed is None:
@@ -155,8 +158,8 @@ def _atoms(calculation: _Calculation, where: str) -> Atoms:
     return atoms
 
 
-def _frame(file: Path, frame: int | None) -> Atoms:
-    atoms: Atoms = read_frames(file)[-1 if frame is None else frame]
+def _frame(frames: list[Atoms], frame: int | None) -> Atoms:
+    atoms = frames[-1 if frame is None else frame]
     # What is computed belongs to the geometry in the file.
     if atoms.calc is not None and not isinstance(atoms.calc, SinglePointCalculator):
         atoms.calc = None
@@ -234,7 +237,8 @@ def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | Non
         text = content(file).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter(text, _KEYS))
         lowered = {column.strip().lower(): column for column in reader.fieldnames or () if column}
-        key = next((lowered[name] for name in _KEYS if name in lowered), next(iter(lowered.values()), None))
+        others = (column for name, column in lowered.items() if name not in ENERGIES)
+        key = next((lowered[name] for name in _KEYS if name in lowered), next(others, None))
         rows: dict[str, dict[str, str | float]] = {}
         for row in reader:
             name = _key(row.pop(key) or "") if key is not None else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import threading
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -226,6 +227,20 @@ def lmdb_file(path: Path) -> Path:
     return path / "data.mdb" if path.is_dir() else path
 
 
+_LOCK = threading.Lock()
+"""LMDB refuses to open a file twice in one process."""
+
+
+def _new_lock() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may hold it.
+    os.register_at_fork(after_in_child=_new_lock)
+
+
 def open_readonly(path: Path) -> Any:
     """Open an LMDB for reading, or return the environment this process has open already.
 
@@ -237,6 +252,11 @@ def open_readonly(path: Path) -> Any:
     Raises:
         InputError: no such file, empty, not an LMDB, or cut short (reading past its end would kill the process).
     """
+    with _LOCK:
+        return _open(path)
+
+
+def _open(path: Path) -> Any:
     file = lmdb_file(path)
     try:
         status = file.stat()
@@ -277,6 +297,7 @@ def open_readonly(path: Path) -> Any:
 
 def close_readonly(path: Path) -> None:
     """Close the environment this process has open for a path, if any; a later read opens it anew."""
-    opened = _OPENED.pop(os.path.realpath(lmdb_file(path)), None)
-    if opened is not None:
-        opened.environment.close()
+    with _LOCK:
+        opened = _OPENED.pop(os.path.realpath(lmdb_file(path)), None)
+        if opened is not None:
+            opened.environment.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import pickle
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -23,7 +25,7 @@ from molflt.data.lmdb_dataset import close_readonly
 from molflt.data.progress import track
 from molflt.data.reading import Reading
 from molflt.data.records import to_record
-from molflt.data.sources import fingerprint, resolve_inputs
+from molflt.data.sources import STANDARD_INPUT, fingerprint, resolve_inputs
 from molflt.errors import InputError
 from molflt.files import sole_writer, sync_folder
 from molflt.printable import holds_text, printable
@@ -144,7 +146,10 @@ def convert(
         InputError: unreadable inputs, or a target that exists.
     """
     reading = [tags, "" if labels is None else labels.model_dump_json()]
-    source = "\n".join([*inputs, *reading, *(fingerprint(path) for path in inputs if Path(path).exists())])
+    found = ([text] if Path(text).exists() else sorted(glob.glob(text, recursive=True)) for text in inputs)
+    # What comes from standard input cannot be asked for again: a file begun from it is never gone on with.
+    once = [str(uuid.uuid4())] if STANDARD_INPUT in inputs else []
+    source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*found)), *once])
     structures = resolve_inputs(inputs, tags, labels, how=Reading(allow_charged, charges=True, slabs=True))
     return write_lmdb(target, _Records(structures), overwrite=overwrite, source=source)
 

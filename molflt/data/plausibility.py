@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 from ase import units
+from ase.geometry import find_mic
 from scipy.spatial.distance import cdist, pdist
 from torch_geometric.data import Data
 
@@ -193,7 +194,7 @@ class ForceCheck:
         """None where the geometries are too far apart."""
         (r_a, f_a), (r_b, f_b) = ((data.positions.numpy(), data.forces.numpy()) for data in (a, b))
         if bool(a.pbc.any()):
-            moved = _nearest_image(a, b)
+            moved = _moved(a, b)
         else:
             r_a, r_b = r_a - r_a.mean(axis=0), r_b - r_b.mean(axis=0)
             turn = _turning(r_b, r_a)
@@ -250,16 +251,14 @@ class ForceCheck:
 def _shape(data: Data, first: Data) -> np.ndarray:
     """Numbers by whose distance geometries of the same atoms are near or far, unchanged when a molecule turns."""
     if bool(data.pbc.any()):
-        return _nearest_image(first, data).ravel()
+        return _moved(first, data).ravel()
     shape: np.ndarray = pdist(data.positions[:_DESCRIBED].numpy())
     return shape
 
 
-def _nearest_image(a: Data, b: Data) -> np.ndarray:
+def _moved(a: Data, b: Data) -> np.ndarray:
     """(n, 3) Å: how far the atoms of ``a`` are moved in ``b``, to the nearest image."""
-    cell = a.cell.numpy().reshape(3, 3)
-    shift = (b.positions - a.positions).numpy() @ np.linalg.pinv(cell)
-    moved: np.ndarray = (shift - np.where(a.pbc.numpy().reshape(3), np.round(shift), 0.0)) @ cell
+    moved: np.ndarray = find_mic((b.positions - a.positions).numpy(), a.cell[0].numpy(), a.pbc[0].numpy())[0]
     return moved
 
 

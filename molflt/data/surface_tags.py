@@ -8,6 +8,7 @@ import numpy as np
 from ase import Atoms
 
 from molflt import vocabulary
+from molflt.data.extents import open_directions
 from molflt.errors import InputError
 
 _NONMETALS = (1, 2, 5, 6, 7, 8, 9, 10, 15, 16, 17, 18, 34, 35, 36, 53, 54)
@@ -54,6 +55,10 @@ def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
     metal = ~np.isin(atoms.numbers, _NONMETALS)
     if not atoms.pbc[:2].all() or not metal.any():
         raise InputError(f"{where}: has no surface (a periodic slab with metal atoms) that --tags layers could tag")
+    try:
+        open_directions(np.asarray(atoms.cell), atoms.pbc)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
     heights = _heights(atoms)
     if heights is None:
         raise InputError(f"{where}: has no surface: there is no vacuum along the third lattice vector; {remedy}")

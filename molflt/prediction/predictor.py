@@ -227,7 +227,7 @@ def _predict_batch(
             found.n_in_parts |= computed is None and len(part) > 1
         except InputError as error:
             # Of one structure of the batch, which the halves will tell.
-            computed, refused = None, error
+            computed, refused = None, error.again()
         if computed is None and len(part) == 1:
             fail(part[0][0], refused)
         elif computed is None:

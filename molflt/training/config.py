@@ -83,14 +83,7 @@ class DataConfig(BaseModel):
 
     def labels(self) -> LabelSpec:
         """Which label is read, and what its numbers mean."""
-        return LabelSpec(
-            target=self.target,
-            label=self.label,
-            unit=self.unit,
-            per=self.per,
-            force_label=self.force_label,
-            force_unit=self.force_unit,
-        )
+        return LabelSpec(**self.model_dump(include=set(LabelSpec.model_fields)))
 
 
 WEIGHT_DECAY = 0.1

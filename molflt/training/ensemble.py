@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.callbacks import Callback
 
+from molflt.data.reading import Reading
 from molflt.errors import InputError
 from molflt.files import alone
 from molflt.prediction.evaluation import evaluate
@@ -15,7 +16,7 @@ from molflt.prediction.members import MEMBER
 from molflt.training.config import TrainConfig
 from molflt.training.initial import each_initial, load_initial, with_architecture
 from molflt.training.run import Run, train
-from molflt.training.run_directory import OCCUPIED, check_run_dir, write_config
+from molflt.training.run_directory import CONFIG, OCCUPIED, check_run_dir, write_config
 
 
 def train_ensemble(
@@ -64,11 +65,19 @@ def _train_members(
         say(f"member {k + 1} of {config.ensemble} ({MEMBER}{k}), seed {config.seed + k}")
         member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
         member.init = config.init.model_copy(update={"model": initial})
-        results.append(train(member, run_dir / f"{MEMBER}{k}", resume, say, callbacks))
+        folder = run_dir / f"{MEMBER}{k}"
+        try:
+            results.append(train(member, folder, resume, say, callbacks))
+        except InputError:
+            if not results and not (folder / CONFIG).exists():
+                # Nothing has begun: a corrected command finds no run in its way.
+                (run_dir / CONFIG).unlink()
+            raise
     name, path = next(iter(config.data.val.items()))
     device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
     data = config.data
-    found = evaluate(run_dir, path, device=device, max_atoms=data.max_atoms, on_bad=data.on_bad, tags=data.tags)
+    how, max_atoms = Reading(data.allow_charged), data.max_atoms
+    found = evaluate(run_dir, path, device=device, max_atoms=max_atoms, on_bad=data.on_bad, tags=data.tags, how=how)
     metrics = found.metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")

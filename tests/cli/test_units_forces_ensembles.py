@@ -119,6 +119,9 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
     content = json.loads(molflt("evaluate", run, val, "--json").out)
     assert content["members"] == 2
     assert content["calibration"]["n"] == 6
+    ase.io.write(tmp_path / "single.extxyz", ase.io.read(val, 0))
+    single = molflt("evaluate", run, tmp_path / "single.extxyz", "--no-report")
+    assert (single.status, "MAE" in single.out, "at least two" in single.err) == (0, True, True)
     molflt("predict", run, val, "-o", out)
     as_it_is = _column(out, "std_eV")
     frames = ase.io.read(folder / "train.extxyz", ":")

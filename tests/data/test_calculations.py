@@ -21,6 +21,7 @@ from ase.build import add_adsorbate, fcc111
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 
+from molflt.data import calculations
 from molflt.data.ase_io import from_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.records import to_data
@@ -91,8 +92,6 @@ def test_an_outcar_gives_the_relaxed_geometry_and_both_energies(tmp_path: Path, 
     (tmp_path / "run" / "CONTCAR").touch()
     first = atoms.copy()
     first.calc = SinglePointCalculator(first, energy=-10.0)
-    from molflt.data import calculations
-
     read = calculations.read_frames
     frames = [first, _relaxed(atoms, -12.0)]
     monkeypatch.setattr(calculations, "read_frames", lambda f: frames if f.name == "OUTCAR" else read(f))
@@ -226,6 +225,24 @@ def test_damaged_rows_of_aselmdb(row: Any, tmp_path: Path, monkeypatch: pytest.M
     assert not Path("exploded").exists()
 
 
+def test_files_of_many_frames_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for end in ("initial", "relaxed"):
+        ase.io.write(tmp_path / f"{end}.traj", [_relaxed(_slab(), -1.0 * k) for k in range(12)])
+    read, asked = calculations.read_frames, []
+    monkeypatch.setattr(calculations, "read_frames", lambda file: asked.append(file) or read(file))
+    assert [float(data.y_relaxed) for data in open_dataset(tmp_path, "layers")] == [-1.0 * k for k in range(12)]
+    # To count them, and to read them.
+    assert len(asked) == 4
+
+
+def test_a_table_of_energies_without_names(tmp_path: Path) -> None:
+    ase.io.write(tmp_path / "0_initial.traj", _slab())
+    ase.io.write(tmp_path / "0_relaxed.traj", _relaxed(_slab()))
+    (tmp_path / "t.csv").write_text("y_relaxed\n-1.0\n", encoding="utf-8")
+    with pytest.raises(InputError, match="has no row named '0'"):
+        open_dataset(tmp_path, "layers")
+
+
 def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
     atoms = _slab()
 
@@ -281,3 +298,6 @@ def test_slabs_without_tags() -> None:
         other.set_tags(0)
         with pytest.raises(InputError, match=message):
             from_atoms(other, "x", "layers")
+    atoms.set_cell([[3, 0, 0], [3, 0, 0], [0, 0, 20]])
+    with pytest.raises(InputError, match=r"x: .*dependent"):
+        from_atoms(atoms, "x", "layers")

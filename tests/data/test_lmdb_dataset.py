@@ -7,6 +7,7 @@ import pickle
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.utils.data import DataLoader
 from molflt import vocabulary
 from molflt.data import lmdb_dataset
 from molflt.data.batching import StructureCollater
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_data
 from molflt.errors import InputError
 
@@ -47,6 +49,16 @@ def _same(a: Any, b: Any) -> None:
 
 
 LENGTHS = {"none": None, "pickle": pickle.dumps(12), "ascii": b"12", "old": pickle.dumps(12, protocol=0)}
+
+
+def test_threads_open_a_file_together(tmp_path: Path, make_record: Any) -> None:
+    path = tmp_path / "d.lmdb"
+    write_lmdb(path, [make_record(k) for k in range(8)], progress=False)
+    for _ in range(10):
+        close_readonly(path)
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda k: LmdbDataset(path)[k].name, range(8)))
+        assert len(set(found)) == 8
 
 
 @pytest.mark.parametrize(("length", "folder"), [*((length, False) for length in LENGTHS.values()), (b"12", True)])

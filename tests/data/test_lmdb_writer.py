@@ -16,6 +16,7 @@ import lmdb
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from ase.build import fcc111, molecule
 from ase.io import write
 
@@ -264,6 +265,32 @@ def test_no_records_are_no_data_set(tmp_path: Path) -> None:
 def test_missing_folder_is_named(tmp_path: Path, make_record: Any) -> None:
     with pytest.raises(InputError, match="no such folder"):
         write_lmdb(os.path.join(tmp_path, "none", "a.lmdb"), [make_record(0)])
+
+
+def test_a_pattern_stands_for_the_files_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted conversion does not go on with files that have changed since."""
+    for name, energies in (("a", (0.0, 1.0)), ("b", (2.0, 3.0, 4.0, 5.0))):
+        _write_energies(tmp_path / f"{name}.xyz", energies)
+    pattern, target, commits = str(tmp_path / "*.xyz"), tmp_path / "out.lmdb", iter(range(9))
+    monkeypatch.setattr(lmdb_writer, "_PER_COMMIT", 2)
+    commit = lmdb_writer._Writer.commit
+
+    def interrupted(self: Any, *args: Any, **options: Any) -> None:
+        if next(commits) == 2:
+            raise KeyboardInterrupt
+        commit(self, *args, **options)
+
+    monkeypatch.setattr(lmdb_writer._Writer, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert([pattern], target)
+    _write_energies(tmp_path / "b.xyz", (12.0, 13.0, 14.0, 15.0))
+    convert([pattern], target)
+    assert [float(data.energy) for data in LmdbDataset(target)] == [0.0, 1.0, 12.0, 13.0, 14.0, 15.0]
+
+
+def _write_energies(path: Path, energies: Sequence[float]) -> None:
+    atoms = [Atoms("CO", [[0, 0, 0], [0, 0, 1.1 + e / 100]], info={"energy": e}) for e in energies]
+    write(path, atoms, format="extxyz")
 
 
 def test_converted_ions_keep_their_charge(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from molflt.data.reading import Reading
 from molflt.data.records import to_data, to_record
 from molflt.errors import InputError
 from molflt.export.scripted import refuse_what_cannot_be_exported
+from molflt.invariance.structures import doubled
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, save_model
@@ -124,6 +125,10 @@ def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
     assert "charge" not in neutral
     assert collate([data, neutral]).charge.tolist() == [-1.0, 0.0]
     assert apart([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
+    crystal = from_atoms(
+        Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], cell=[4, 4, 4], pbc=True, info={"charge": -1}), "c", how=IONS
+    )
+    assert doubled(from_atoms(crystal, "crystal", how=IONS), np.random.default_rng(0)).charge.tolist() == [-2.0]
 
 
 @pytest.mark.parametrize("charge", [float("nan"), 0.4, 101, float("inf"), "much", [1, 2]])

@@ -98,6 +98,22 @@ def test_what_does_not_fit_is_computed_in_parts(forces, loaded, val_set, monkeyp
     np.testing.assert_array_equal(np.isnan(skipped.energies), sizes > room)
 
 
+def test_what_the_model_refuses_is_skipped_alone(loaded, val_set, monkeypatch):
+    forward, expected = EnergyModel.forward, predict(loaded, val_set)
+
+    def choosy(self, batch):
+        if 9 in (batch.ptr[1:] - batch.ptr[:-1]).tolist():
+            raise InputError("no nine atoms")
+        return forward(self, batch)
+
+    monkeypatch.setattr(EnergyModel, "forward", choosy)
+    found, refused = predict(loaded, val_set, on_error="skip"), np.asarray(val_set.n_atoms) == 9
+    assert list(found.failures) == np.flatnonzero(refused).tolist()
+    assert set(found.failures.values()) == {"no nine atoms"}
+    assert found.n_in_parts == 0
+    np.testing.assert_allclose(found.energies[~refused], expected.energies[~refused], rtol=1e-5)
+
+
 def test_an_energy_that_is_not_finite(loaded, val_set):
     huge = next(loaded.model.energy_head.parameters())
     with torch.no_grad():

@@ -186,6 +186,10 @@ def test_shards_of_something_else_are_refused(loaded, inputs, tmp_path, model_pa
     with pytest.raises(InputError, match="another model"):
         one(loaded, inputs, "1/2", out)
     assert first.read_bytes() == before
+    # The other member of the same file.
+    loaded.metadata.seed += 1
+    with pytest.raises(InputError, match="another model"):
+        one(loaded, inputs, "1/2", out)
     # The second half of something else.
     second = one(loaded, inputs, "2/2", out)
     with pytest.raises(InputError, match=r"shard-2-of-2: was made with another model, compared with .*shard-1-of-2"):

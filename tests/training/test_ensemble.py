@@ -12,6 +12,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.screening import Screening, labels
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
+from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import average_models, load_members, member_paths
 from molflt.prediction.predictor import predict
 from molflt.training.ensemble import train_ensemble
@@ -79,8 +80,15 @@ def test_what_makes_no_ensemble(ensemble, make_config, tmp_path):
     go(make_config(**QUICK, **{"data.target": "energy"}), tmp_path / "other")
     with pytest.raises(InputError, match=r"its target is energy, that of .* y_relaxed; they make no ensemble"):
         load_members([ensemble, tmp_path / "other"])
+    one, other = load_model(ensemble / "member-0/best.safetensors"), load_model(tmp_path / "other/best.safetensors")
+    with pytest.raises(InputError, match="make no ensemble"):
+        evaluate([one, other], [])
     with pytest.raises(InputError, match="ensemble=1 seed=3"):
         train_ensemble(make_config(ensemble=2, **{"trainer.devices": 2}), tmp_path / "x", say=quiet)
+    # Data that are not there leave no run in the way of the corrected command.
+    with pytest.raises(InputError, match="no such file"):
+        train_ensemble(make_config(**TWO, **{"data.train": "nowhere.lmdb"}), tmp_path / "y", say=quiet)
+    assert not (tmp_path / "y" / "config.yaml").exists()
 
 
 def test_average_of_the_checkpoints_that_are_kept(ensemble, tmp_path):
