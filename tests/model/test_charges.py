@@ -125,9 +125,7 @@ def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
     assert "charge" not in neutral
     assert collate([data, neutral]).charge.tolist() == [-1.0, 0.0]
     assert apart([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
-    crystal = from_atoms(
-        Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], cell=[4, 4, 4], pbc=True, info={"charge": -1}), "c", how=IONS
-    )
+    crystal = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], cell=[4, 4, 4], pbc=True, info={"charge": -1})
     assert doubled(from_atoms(crystal, "crystal", how=IONS), np.random.default_rng(0)).charge.tolist() == [-2.0]
 
 
