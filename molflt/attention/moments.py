@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from molflt.attention.far.members import REFERENCE_DENSITY
 from molflt.attention.geometry import Geometry
 from molflt.attention.near import Neighbourhood
 from molflt.attention.sparse import SparsePattern, of_columns
@@ -93,7 +94,7 @@ def typical_neighbours(cutoff: float) -> float:
     Sums of so many terms of either sign, divided by its root, are of order one whatever the cutoff in Å, and so are
     their products.
     """
-    return max(1.0, DENSITY * 4 / 3 * math.pi * (ENVELOPE_REACH * cutoff) ** 3)
+    return max(1.0, REFERENCE_DENSITY * 4 / 3 * math.pi * (ENVELOPE_REACH * cutoff) ** 3)
 
 
 def second_power(vectors: Tensor) -> Tensor:
@@ -165,9 +166,6 @@ class LocalMoments(nn.Module):
         products = (first * self.mix_first(first)).sum(dim=1), (second * self.mix_second(second)).sum(dim=1)
         return self.output(torch.cat([zeroth.squeeze(1), *products], dim=1))
 
-
-DENSITY = 0.05
-"""Atoms per Å³, as in the amplitudes of f (DESIGN §2)."""
 
 ENVELOPE_REACH = 0.61
 """Of the cutoff: a ball of this radius has the volume of the envelope squared."""

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from molflt.choices import MethodName, TagConvention
-from molflt.cli.options import TAGS
+from molflt.cli.options import DEVICE, FREQUENCIES, TAGS
 from molflt.cli.terminal import Verbosity, answer, answer_json, output, remark, say, warn
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def check_invariance_command(
     dtype: Literal["both", "float32", "float64"] = typer.Option("both", help="Precision to compute in."),
     draws: int = typer.Option(3, min=1, help="Random transformations of each kind, per structure."),
     limit: int = typer.Option(32, min=1, help="Structures at most, evenly from those given."),
-    device: str = typer.Option("auto", help="auto, cpu or cuda."),
-    frequencies: MethodName = typer.Option(None, help="Evaluate the far field by this method."),
+    device: str = DEVICE,
+    frequencies: MethodName = FREQUENCIES,
     tags: TagConvention = TAGS,
 ) -> None:
     """Measure the invariances of a trained model: rotation, translation, atom order, images, cell, batch.

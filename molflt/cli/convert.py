@@ -7,6 +7,7 @@ from typing import Literal
 import typer
 
 from molflt.choices import EnergyUnit, Per, TagConvention
+from molflt.cli.options import TAGS
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 
@@ -22,7 +23,7 @@ def convert_command(
         None, help="Unit of the forces, as in Hartree/bohr.  [default: that of the energies per Ang]"
     ),
     target: Literal["y_relaxed", "y_init", "energy"] = typer.Option("energy", help="What the energy becomes."),
-    tags: TagConvention = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers."),
+    tags: TagConvention = TAGS,
     allow_charged: bool = typer.Option(False, "--allow-charged", help="Take open shells. Charges are kept anyway."),
 ) -> None:
     """Convert structures to an LMDB in the layout of OC20. An interrupted conversion goes on where it stopped.

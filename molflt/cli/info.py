@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import TagConvention
-from molflt.cli.options import TAGS
+from molflt.cli.options import JSON, TAGS
 from molflt.cli.terminal import answer
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def info_command(
         help="A model file, a run directory, pretrained:NAME, or structures in any readable form.",
         show_default=False,
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+    as_json: bool = JSON,
     tags: TagConvention = TAGS,
 ) -> None:
     """Describe a model or a data set.

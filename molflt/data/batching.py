@@ -194,13 +194,6 @@ def _with_charge(structure: Data) -> Data:
     return structure
 
 
-def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """The first and the second half of a batch of two structures or more, in its order and on its device."""
-    structures = batch.to_data_list()
-    middle = len(structures) // 2
-    return collate(structures[:middle]), collate(structures[middle:])
-
-
 class StructureCollater:
     """``collate_fn`` of a DataLoader: neighbour lists, made in the worker, then one batch.
 

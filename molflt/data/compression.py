@@ -51,3 +51,15 @@ def content(file: Path) -> bytes:
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{file}: cannot be unpacked ({error}); copy or compress it again") from error
     return b"".join(blocks)
+
+
+def text(file: Path) -> str:
+    """Content of a text file in UTF-8.
+
+    Raises:
+        InputError: as of :func:`content`, or it is not text.
+    """
+    try:
+        return content(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not a readable text file: {error}") from error

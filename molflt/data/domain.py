@@ -94,7 +94,7 @@ class Domain(BaseModel):
         found = []
         kind, n_atoms, n_adsorbate = _kind(data)
         if kind not in self.kinds:
-            found.append(Reason("kind", f"{_a(kind)}, and the model knows {' and '.join(map(_plural, self.kinds))}"))
+            found.append(Reason("kind", f"{kind}; the model knows: {', '.join(self.kinds)}"))
         if self.held_out is None:
             return found
         if kind == ISOLATED and self.most_atoms and n_atoms > self.most_atoms:
@@ -340,12 +340,3 @@ def _limits(codes: Iterable[np.ndarray]) -> dict[int, tuple[int, int]]:
 
 def _name(a: int, b: int) -> str:
     return f"{chemical_symbols[a]}-{chemical_symbols[b]}"
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeio' else 'a'} {kind}"
-
-
-def _plural(kind: str) -> str:
-    head, _, rest = kind.partition(" ")
-    return f"{head}s {rest}" if head in ("surface", "cell", "adsorbate") else f"{kind}s"

@@ -9,7 +9,7 @@ from pathlib import Path
 from ase import Atoms
 from rdkit import Chem
 
-from molflt.data.compression import content
+from molflt.data.compression import text as text_of
 from molflt.errors import InputError
 
 _MOL2 = re.compile(r"^@<TRIPOS>MOLECULE", re.MULTILINE)
@@ -26,7 +26,7 @@ def mol2_blocks(file: Path) -> Iterator[Chem.Mol | None]:
     Raises:
         InputError: not text.
     """
-    text = _text(file)
+    text = text_of(file)
     starts = [found.start() for found in _MOL2.finditer(text)]
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         block = text[start:end]
@@ -63,10 +63,3 @@ def pdb_molecules(text: str, where: str) -> Iterator[Atoms]:
         if charge:
             atoms.info["charge"] = charge
         yield atoms
-
-
-def _text(file: Path) -> str:
-    try:
-        return content(file).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not a readable text file: {error}") from error

@@ -22,7 +22,7 @@ from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import RECORD_KEYS, STATES, to_data
 from molflt.data.safe_pickle import load_record, load_value
-from molflt.data.unusable import refuse_unusable
+from molflt.data.screening import refuse_unusable
 from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 

@@ -17,7 +17,7 @@ from molflt.data.likeness import Sketch, sketch
 from molflt.data.neighbours import check_geometry
 from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
-from molflt.errors import AgreedError, InputError, OnBad, refuse
+from molflt.errors import AgreedError, InputError, OnBad, noting, refuse
 from molflt.files import atomic_file
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -143,12 +143,6 @@ class Screening:
         self.doubts: list[str] = []
         self.sketches: list[Sketch] = []
         self._sizes: list[int] = []
-
-    def __iter__(self) -> Iterator[Data]:
-        found = _Found(ForceCheck(self.labels))
-        for _, data in self._read(range(len(self.structures)), found):
-            yield data
-        self._judge([found])
 
     def each(self, look: Callable[[int, Data], T]) -> list[T]:
         """What ``look`` makes of each structure that can be used, given its place in the set; in their order.
@@ -290,3 +284,22 @@ def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> st
         writer.writerows((name, s.index, s.name, s.reason) for name, some in skipped.items() for s in some)
     by_set = ", ".join(f"{name} {n:,}" for name, n in counts.items())
     return f"structures that cannot be used, left out: {by_set}; {run_dir / SKIPPED} says which and why"
+
+
+def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int, InputError]) -> None:
+    """Read a whole set, and refuse at once what cannot be read or makes no sense.
+
+    Args:
+        structures: the set.
+        where: what holds it, for the message.
+        known: what is wrong with some of them, by their places.
+
+    Raises:
+        InputError: names the first ten and counts the others; one that is alone stands for itself.
+    """
+    bad, n = dict(known), len(structures)
+    for index in track(range(n), "looking for all that cannot be used", n):
+        if index not in bad:
+            with noting(bad, index, "", {}):
+                check_geometry(structures[index])
+    refuse(bad, n, where)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from molflt.data.compression import bare_suffix, content
+from molflt.data.compression import bare_suffix
+from molflt.data.compression import text as text_of
 from molflt.data.records import ENERGIES
 from molflt.errors import InputError
 
@@ -50,10 +51,7 @@ def read_rows(file: Path) -> list[Row]:
     Raises:
         InputError: the file cannot be read, no such column, or no rows.
     """
-    try:
-        text = content(file).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not a readable text file: {error}") from error
+    text = text_of(file)
     rows = list(_table_rows(file, text) if bare_suffix(file) in TABLES else _list_rows(text))
     if not rows:
         raise InputError(f"{file}: holds no molecules")

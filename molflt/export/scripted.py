@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.config import FarFieldKeys, FourierConfig, LocalConfig
+from molflt.attention.config import FourierConfig, LocalConfig
 from molflt.attention.context import FourierPositions
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
 from molflt.attention.layer import FourierAttention
@@ -222,7 +222,7 @@ class ScriptedEnergy(nn.Module):
         self.has_far = positions.rpe is not None
         self.contact, self.adsorbate_tag = config.read_out == "contact", TAG_ADSORBATE
         keys = config.attention
-        tolerance = keys.tolerance if isinstance(keys, FarFieldKeys) and isinstance(keys, FourierConfig) else 1e-4
+        tolerance = keys.tolerance if isinstance(keys, FourierConfig) else 1e-4
         self.far: FarField | NoFarField = FarField(positions, tolerance) if self.has_far else NoFarField()
         layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
         self.layers = nn.ModuleList(_Layer(layer) for layer in layers)

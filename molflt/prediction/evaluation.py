@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from ase import Atoms
+from torch_geometric.data import Data
 
 from molflt.bundled import resolve_path
 from molflt.choices import EnergyUnit, OnError, Per, TagConvention
@@ -305,20 +306,22 @@ def _has_forces(dataset: StructureDataset) -> bool:
 
 def _read(screening: Screening, forces: bool, of_element: np.ndarray) -> StructureTable:
     """A pass over the structures that can be used; ``of_element`` are reference energies by atomic number, eV."""
-    names, formulas, elements, sizes, adsorbates, expected, references = [], [], [], [], [], [], []
-    given_forces, fixed = [], []
-    for data in screening:
+
+    def look(_: int, data: Data) -> tuple[Any, ...]:
         numbers = data.atomic_numbers.numpy()
-        names.append(str(data.name))
-        formulas.append(Atoms(numbers=numbers).get_chemical_formula())
-        elements.append(frozenset(numbers.tolist()))
-        sizes.append(len(numbers))
-        adsorbates.append(str(data.adsorbate) if "adsorbate" in data else "")
-        expected.append(float(data[screening.labels.target]))
-        references.append(float(of_element[numbers].sum()))
-        if forces:
-            given_forces.append(data.forces.numpy())
-            fixed.append(data.fixed.numpy())
+        return (
+            str(data.name),
+            Atoms(numbers=numbers).get_chemical_formula(),
+            frozenset(numbers.tolist()),
+            len(numbers),
+            str(data.adsorbate) if "adsorbate" in data else "",
+            float(data[screening.labels.target]),
+            float(of_element[numbers].sum()),
+            *((data.forces.numpy(), data.fixed.numpy()) if forces else (None, None)),
+        )
+
+    found = list(map(list, zip(*screening.each(look), strict=True))) or [[] for _ in range(9)]
+    names, formulas, elements, sizes, adsorbates, expected, references, given_forces, fixed = found
     return StructureTable(
         names=names,
         formulas=formulas,

@@ -18,7 +18,7 @@ from molflt.data.datasets import ListDataset, StructureDataset
 from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
-from molflt.data.unusable import refuse_unusable
+from molflt.data.screening import refuse_unusable
 from molflt.errors import InputError
 from molflt.memory import does_not_fit, fitting
 from molflt.model.derivatives import derivatives

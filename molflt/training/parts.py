@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from molflt.data.batching import halves
+from molflt.data.batching import collate
 from molflt.errors import InputError
 from molflt.memory import does_not_fit, fitting
 
@@ -71,7 +71,9 @@ def split(batch: Batch) -> tuple[Batch, Batch]:
     """
     if batch.num_graphs == 1:
         raise InputError(does_not_fit(batch.name[0], batch.num_nodes))
-    return halves(batch)
+    structures = batch.to_data_list()
+    middle = len(structures) // 2
+    return collate(structures[:middle]), collate(structures[middle:])
 
 
 def _added(first: _Computed, second: _Computed) -> _Computed:

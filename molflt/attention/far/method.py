@@ -116,10 +116,6 @@ class PositionFeatures:
         scaled = summed * (self.coefficients @ weights)[..., None]
         return (self.features @ scaled.flatten(1)).view(n, n_heads, n_channels)
 
-    def pairs(self) -> Tensor:
-        """Q'K'ᵀ for each weight: (n, n, n_weights), O(n²)."""
-        return (self.features[:, None, :] * self.features[None, :, :]) @ self.coefficients
-
 
 @dataclass
 class PairsOperator:
