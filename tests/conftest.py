@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -178,19 +176,5 @@ def molflt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         streams = capsys.readouterr()
         return CommandResult(status, streams.out, streams.err)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def molflt_process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a command in a process of its own."""
-
-    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "molflt.cli.main", *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=180, env=environment, check=False, **options
-        )
 
     return run

@@ -19,12 +19,10 @@ import argparse
 import math
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from scripts import results
@@ -103,25 +101,6 @@ def order_held(runs: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def plot(path: Path, runs: dict[str, list[dict[str, Any]]]) -> None:
-    """Test accuracy against steps, mean and standard deviation, and at the end with the seeds."""
-    figure = Figure(figsize=(8.6, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for k, (name, mine) in enumerate(runs.items()):
-        steps = [step for step, _ in mine[0]["curve"]]
-        curves = 100 * np.array([[value for _, value in run["curve"]] for run in mine])
-        mean, spread = curves.mean(axis=0), curves.std(axis=0, ddof=min(1, len(mine) - 1))
-        left.plot(steps, mean, color=f"C{k}", label=name)
-        left.fill_between(steps, mean - spread, mean + spread, color=f"C{k}", alpha=0.2)
-        right.errorbar(k, mean[-1], spread[-1], fmt="o", color=f"C{k}", capsize=3)
-        right.plot([k + 0.2] * len(mine), curves[:, -1], ".", color=f"C{k}", alpha=0.6)
-    left.set(xlabel="step", ylabel="accuracy on 360 images, %")
-    left.legend(frameon=False, fontsize="small")
-    right.set_xticks(range(len(runs)), list(runs), rotation=25)
-    right.set(ylabel="accuracy after the last step, %")
-    results.save(figure, path)
-
-
 def main() -> None:
     """Command line."""
     parser = results.parser(__doc__, "runs and tables")
@@ -161,7 +140,6 @@ def main() -> None:
         published = PAPER.get(name, (math.nan,) * 3)
         rows.append(row | dict(zip(("imagenet", "places365", "fashion_mnist"), published, strict=True)))
     results.record(options.out / "digits.csv", rows, sizes)
-    plot(options.out / "digits.png", runs)
     print(results.table(rows))
     if set(PAPER) <= set(runs):
         print(order_held(runs))

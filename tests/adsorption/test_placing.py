@@ -11,9 +11,10 @@ from molflt.adsorption import placing
 from molflt.adsorption.molecules import molecule
 from molflt.adsorption.placing import CONTACT, ELEVATION, HIGHEST, IMAGES_APART, LEVELS, ROLL, guesses
 from molflt.adsorption.surfaces import surface
+from molflt.bundled import resolve_path
 from molflt.data.ase_io import to_atoms
+from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.errors import InputError
-from tests.adsorption.fg_set import fg_structures
 
 LONG = "OC[C@H](N)CC(=O)OC"
 """Two functional groups, chiral, many conformers."""
@@ -91,9 +92,9 @@ def test_too_large():
 @pytest.mark.slow
 def test_quantiles_are_those_of_the_set():
     """Of every fourth training structure, and of what is drawn."""
-    structures = [atoms for number in (2, 3, 4) for atoms in fg_structures(number, every=4)]
-    for atoms in structures:
-        atoms.set_tags(atoms.arrays["tags"])
+    train = list(LmdbDataset(resolve_path("bundled:fg/train.lmdb")))
+    slices = [[data for data in train if data.slice == number] for number in "234"]
+    structures = [to_atoms(data) for part in slices for data in part[::4]]
     assert np.quantile([contacts(atoms)[0] for atoms in structures], LEVELS) == pytest.approx(CONTACT, abs=0.02)
     given = np.array([_angles(atoms.positions[atoms.get_tags() == 2]) for atoms in structures])
     random = np.random.default_rng(0)

@@ -5,8 +5,10 @@ import pytest
 from ase.geometry import get_distances
 
 from molflt.adsorption.surfaces import METALS, Surface, surface
+from molflt.bundled import resolve_path
+from molflt.data.ase_io import to_atoms
+from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.errors import InputError
-from tests.adsorption.fg_set import fg_structures
 
 
 def around(one: Surface, place: np.ndarray, layer: int) -> np.ndarray:
@@ -45,10 +47,13 @@ def test_sites(metal):
 
 def test_slabs_are_those_of_the_set():
     """All fourteen: cell, every atom's place, tags, fixed atoms. Translations along the surface do not count."""
-    found = {atoms.info["metal"].capitalize(): atoms for atoms in fg_structures(1, every=20)}
+    val = LmdbDataset(resolve_path("bundled:fg/val.lmdb"))
+    structures = [val[i] for i in range(0, len(val), 20)]
+    found = {data.metal: (to_atoms(data), data.fixed.numpy()) for data in structures}
     assert sorted(found) == list(METALS)
-    for metal, given in found.items():
-        one, bare = surface(metal), given[given.arrays["tags"] < 2]
+    for metal, (given, held) in found.items():
+        clean = given.get_tags() < 2
+        one, bare = surface(metal), given[clean]
         assert np.asarray(one.atoms.cell) == pytest.approx(np.asarray(given.cell), abs=1e-4)
         low = one.atoms.positions[np.argmin(one.atoms.positions[:, 2])]
         first = bare.positions[np.argmin(bare.positions[:, 2])]
@@ -57,8 +62,8 @@ def test_slabs_are_those_of_the_set():
         assert sorted(pairs) == list(range(48))
         # In cobalt's the free layers are relaxed along the surface as well.
         assert distances.min(axis=1).max() < (2e-3 if metal == "Co" else 2e-5)
-        assert np.array_equal(bare.arrays["tags"][pairs], one.atoms.get_tags())
-        assert np.array_equal(bare.arrays["fixed"][pairs].astype(bool), one.fixed)
+        assert np.array_equal(bare.get_tags()[pairs], one.atoms.get_tags())
+        assert np.array_equal(held[clean][pairs], one.fixed)
 
 
 def test_unknown_metal():

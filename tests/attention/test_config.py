@@ -21,7 +21,6 @@ from molflt.attention.registry import (
     mechanisms,
     presets,
 )
-from molflt.model.config import ModelConfig
 from tests.attention.layers import SIZES
 
 READ = TypeAdapter(AttentionConfig).validate_python
@@ -93,10 +92,3 @@ def test_what_is_refused(settings: Any, message: str) -> None:
 def test_what_is_not(settings: Any) -> None:
     """A default that is written out does no harm where it does not act."""
     READ(settings)
-
-
-def test_far_dim_must_fit_the_heads() -> None:
-    for far_dim in (12, 256):
-        with pytest.raises(ValidationError, match=f"attention.far_dim \\({far_dim}\\) must be a multiple of n_heads"):
-            ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": far_dim}})
-    ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": 128}})

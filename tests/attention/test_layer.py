@@ -1,6 +1,5 @@
 """The attention of DESIGN §3 against its formula written out with loops, and its two contraction orders."""
 
-import itertools
 import math
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from molflt.attention.far.costs import DIRECTIONS, THREADS
 from molflt.attention.far.method import PositionFeatures
 from molflt.errors import InputError
 from tests.attention.layers import (
@@ -26,7 +24,6 @@ from tests.attention.structures import STRUCTURES
 
 ISOLATED = ["molecule", "benzene", "linear", "atom"]
 PERIODIC = ["slab", "slab_open", "wire", "triclinic", "tiny_cell"]
-KEYS = list(itertools.product(THREADS, DIRECTIONS))
 METHODS = {
     "lattice": ({"frequencies": "lattice"}, PERIODIC + ISOLATED),
     "mesh": ({"frequencies": "mesh", "tolerance": 5e-3}, ["slab_open", "triclinic", "molecule"]),

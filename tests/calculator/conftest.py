@@ -19,7 +19,8 @@ from molflt.data.batching import StructureCollater
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+from molflt.model.model_file import LoadedModel
+from tests.model.files import metadata_of
 
 ELEMENTS = [1, 6, 7, 8, 13, 28, 29]
 WIDTHS = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
@@ -27,16 +28,8 @@ WIDTHS = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
 
 def loaded(model: EnergyModel, target: str = "energy", elements: list[int] = ELEMENTS) -> LoadedModel:
     """As if from a file."""
-    metadata = ModelMetadata(
-        config=model.config,
-        seed=model.seed,
-        target=target,
-        elements=elements,
-        standardiser={},
-        training_data=TrainingData(path="nowhere", fingerprint="0", n_structures=1),
-        validation={"val/force_mae": 0.1},
-        epoch=0,
-    )
+    changes = {"seed": model.seed, "target": target, "elements": elements, "validation": {"val/force_mae": 0.1}}
+    metadata = metadata_of(model.config, **changes)
     return LoadedModel(model.eval(), metadata, Path("model.safetensors"))
 
 

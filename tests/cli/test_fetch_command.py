@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from molflt.cli.main import app
 from molflt.data.fetch import catalogue, download, obtain
 from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, serving, tar_of
 from tests.training.runs import with_forces
@@ -29,13 +27,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def serve(owner: Server, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Put what the server holds into the catalogue."""
     monkeypatch.setitem(catalogue.ARCHIVES, "oc20-is2re", archive_of(owner.content, owner.url, **changes))
-
-
-def test_help() -> None:
-    result = CliRunner().invoke(app, ["fetch", "--help"], env={"COLUMNS": "80"})
-    assert result.exit_code == 0
-    assert "Example: molflt fetch oc20-is2re --to oc20" in result.output
-    assert max(len(line) for line in result.output.splitlines()) <= 80
 
 
 @pytest.mark.parametrize("arguments", [[], ["--list"], ["oc20-is2re", "--list"]])

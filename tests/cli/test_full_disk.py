@@ -61,7 +61,9 @@ def assert_refused(result: Any, name: str, remedy: str = "raise the limit on the
     assert "Traceback" not in result.out
 
 
-@pytest.mark.parametrize(("file", "more"), [("last.safetensors", -300), ("last.ckpt", 1000)])
+@pytest.mark.parametrize(
+    ("file", "more"), [("last.safetensors", -300), pytest.param("last.ckpt", 1000, marks=pytest.mark.slow)]
+)
 def test_train(
     file: str,
     more: int,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from molflt import __version__
 from molflt.cli.main import app
-from molflt.training.config_file import load_config
+from molflt.training.config_file import MOST_CHARACTERS, load_config
 from molflt.training.presets import PRESETS, preset_config
 
 Run = Callable[..., Any]
@@ -64,6 +64,7 @@ def test_every_preset_is_listed_and_prints_what_train_reads(molflt: Run, tmp_pat
         result = molflt("config", name)
         (tmp_path / "c.yaml").write_text(result.out, encoding="utf-8")
         assert load_config(tmp_path / "c.yaml") == preset_config(name)
+        assert len(result.out) < MOST_CHARACTERS / 10
         assert f"'{name}'" in result.out.splitlines()[0]
     unknown = molflt("config", "huge")
     assert unknown.status == 2
@@ -82,7 +83,10 @@ def test_config_of_a_preset_trains_with_overrides(molflt: Run, tiny_data: Path, 
     assert lines[1].startswith("epoch    1/1  train ")
     assert lines[2].startswith("best: ")
     assert str(run_dir / "best.safetensors") in lines[2]
-    assert "molflt train" in (run_dir / "report.html").read_text(encoding="utf-8")
+    page = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert "molflt train" in page
+    # Of the suite of invariances.
+    assert "comparisons; bound: " in page
     # Another go must not destroy the first, and says how to go on.
     again = molflt("train", path, "--out", run_dir, *data, *small)
     assert again.status == 2

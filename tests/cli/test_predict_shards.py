@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-import ase.io
 import numpy as np
 import pytest
-
-from molflt.data.ase_io import to_atoms
 
 
 @pytest.fixture
@@ -47,33 +44,12 @@ def test_a_submission(molflt, model_path, folder, tmp_path):
     shards = list(tmp_path.glob("merged.npz.shard-*"))
     for split in ("id", "ood_ads"):
         assert molflt("merge", *shards, "-o", merged, "--oc20-split", split).status == 0
+    # What is there already is not written again.
+    for again in (("predict", model_path, folder, "-o", whole), ("merge", *shards, "-o", merged)):
+        assert molflt(*again, "--oc20-split", "id").status == 2
     with np.load(whole) as expected, np.load(merged) as found:
         assert found["id_ids"].tolist() == expected["id_ids"].tolist() == found["ood_ads_ids"].tolist()
         np.testing.assert_array_equal(found["id_energy"], expected["id_energy"])
-
-
-def test_skipped_structures(molflt, model_path, val_set, tmp_path):
-    frames = []
-    for i in range(6):
-        atoms = to_atoms(val_set[i])
-        atoms.calc = None
-        atoms.info.clear()
-        if i == 4:
-            atoms.positions[1] = atoms.positions[0]
-        frames.append(atoms)
-    ase.io.write(tmp_path / "in.extxyz", frames)
-    common = (tmp_path / "in.extxyz", "--on-error", "skip", "--max-atoms", 12)
-    assert molflt("predict", model_path, *common, "-o", tmp_path / "whole.csv").status == 0
-    for k in (1, 2):
-        assert molflt("predict", model_path, *common, "-o", tmp_path / "out.csv", "--shard", f"{k}/2").status == 0
-    shards = list(tmp_path.glob("out.csv.shard-*"))
-    result = molflt("merge", *shards, "-o", tmp_path / "out.csv")
-    assert "5 energies" in result.out
-    assert "1 skipped" in result.out
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    refused = molflt("merge", *shards, "-o", tmp_path / "out.npz", "--oc20-split", "id")
-    assert refused.status == 2
-    assert "a submission needs every structure" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,14 @@ def test_columns_and_names_come_back_also_of_skipped_rows(molflt: Run, model_pat
     for shard in shards:
         command = ("predict", model_path, table, "-o", tmp_path / "m.csv", "--on-error", "skip", "--shard", shard)
         assert molflt(*command).status == 0
-    assert molflt("merge", *sorted(tmp_path.glob("m.csv.shard*")), "-o", tmp_path / "m.csv").status == 0
+    parts = sorted(tmp_path.glob("m.csv.shard*"))
+    merged = molflt("merge", *parts, "-o", tmp_path / "m.csv")
+    assert merged.status == 0
+    assert "1 skipped" in merged.out
     assert _rows(tmp_path / "m.csv") == rows
+    refused = molflt("merge", *parts, "-o", tmp_path / "m.npz", "--oc20-split", "id")
+    assert refused.status == 2
+    assert "a submission needs every structure" in refused.err
 
 
 def test_extxyz_keeps_its_info(molflt: Run, model_path: Path, tmp_path: Path) -> None:

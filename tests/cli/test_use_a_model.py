@@ -155,21 +155,6 @@ def test_predict_to_a_file(suffix: str, molflt: Run, model_path: Path, tiny_data
     assert path.read_bytes() != content
 
 
-def test_leaderboard_file_from_the_command_line(
-    molflt: Run, model_path: Path, tiny_data: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "submission.npz"
-    for split in ("id", "ood_ads", "ood_cat", "ood_both"):
-        arguments = ("predict", model_path, tiny_data / "other.lmdb", "-o", path, "--oc20-split", split)
-        assert molflt(*arguments).status == 0
-    assert molflt(*arguments).status == 2
-    with np.load(path, allow_pickle=False) as archive:
-        assert len(archive.files) == 8
-        assert archive["ood_both_ids"].tolist() == [str(2000 + i) for i in range(6)]
-    wrong = molflt("predict", model_path, "CCO", "-o", tmp_path / "x.csv", "--oc20-split", "id")
-    assert wrong.status == 2
-
-
 def test_structures_that_fail_are_skipped_on_demand(molflt: Run, model_path: Path, tmp_path: Path) -> None:
     ase.io.write(tmp_path / "a.extxyz", [molecule("H2O"), molecule("H2O") + molecule("H2O"), molecule("CO")])
     failed = molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / "a.csv")

@@ -21,9 +21,11 @@ from ase.build import add_adsorbate, fcc111
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 
+from molflt.bundled import resolve_path
 from molflt.data import calculations
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase_io import from_atoms, to_atoms
 from molflt.data.labels import LabelSpec
+from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.records import to_data
 from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError
@@ -263,14 +265,14 @@ def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
         to_data(record, "r")
 
 
-@pytest.mark.skipif("MOLFLT_DATA" not in os.environ, reason="MOLFLT_DATA is not set")
 def test_tags_of_real_slabs_are_found_again() -> None:
     """Those of the FG set, whose authors knew what is adsorbed."""
-    file = Path(os.environ["MOLFLT_DATA"]) / "fg" / "slice1.extxyz.gz"
-    for atoms in ase.io.read(file, "::20"):
-        found = atoms.get_tags().tolist()
+    val = LmdbDataset(resolve_path("bundled:fg/val.lmdb"))
+    for i in range(0, len(val), 20):
+        data = val[i]
+        atoms, found = to_atoms(data), data.tags.tolist()
         atoms.set_tags(0)
-        atoms.set_constraint(FixAtoms(mask=atoms.arrays["fixed"].astype(bool)))
+        atoms.set_constraint(FixAtoms(mask=data.fixed.numpy()))
         assert from_atoms(atoms, "x", "layers").tags.tolist() == found
 
 

@@ -166,7 +166,7 @@ def test_two_data_sets_share_a_file_and_survive_its_replacement(tmp_path: Path, 
     assert first[0].sid == 3
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_read_what_this_process_reads(tmp_path: Path, make_record: Any, method: str) -> None:
     dataset = LmdbDataset(_write(tmp_path / "a.lmdb", _items(_records(make_record, 16))))
     # open in this process first: the children must not use the inherited environment

@@ -181,10 +181,10 @@ import numpy as np
 from molflt.data import lmdb_writer
 lmdb_writer._PER_COMMIT = 10
 def records():
-    for k in range(2000):
-        time.sleep(0.005)
+    for k in range(500):
+        time.sleep(0.02)
         yield {"pos": np.full((4, 3), float(k)), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
-lmdb_writer.write_lmdb(sys.argv[1], records(), total=2000)
+lmdb_writer.write_lmdb(sys.argv[1], records(), total=500)
 """
 
 
@@ -209,19 +209,19 @@ def test_killed_run_leaves_no_file_and_goes_on(tmp_path: Path) -> None:
             self.made: list[int] = []
 
         def __len__(self) -> int:
-            return 2000
+            return 500
 
         def __getitem__(self, k: Any) -> dict[str, Any]:
             self.made.append(k)
             return {"pos": np.full((4, 3), float(k)), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
 
     records = Records()
-    assert write_lmdb(path, records) == 2000
-    done = 2000 - (len(records.made) - 1)
-    assert 0 < done < 2000
+    assert write_lmdb(path, records) == 500
+    done = 500 - (len(records.made) - 1)
+    assert 0 < done < 500
     assert done % 10 == 0
     dataset = LmdbDataset(path)
-    assert [float(d.positions[0, 0]) for d in dataset] == list(range(2000))
+    assert [float(d.positions[0, 0]) for d in dataset] == list(range(500))
     assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
 
 

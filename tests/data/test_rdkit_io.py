@@ -44,10 +44,12 @@ def test_the_seed_fixes_the_conformer() -> None:
 
 @pytest.mark.parametrize("smiles", ["[H][H]", "[Fe]", "OB(O)c1ccccc1", "C12C3C4C1C5C2C3C45", "[C-]#[O+]", "C" * 40])
 def test_unusual_molecules(smiles: str) -> None:
-    data = from_smiles(smiles)
+    data = from_smiles(smiles, how=Reading(conformers=2))
     assert torch.isfinite(data.positions).all()
     if data.num_nodes > 1:
         assert torch.pdist(data.positions).min() > 0.7
+    if smiles == "C" * 40:
+        assert data.remark == "122 atoms: 1 conformer instead of 2"
 
 
 @pytest.mark.parametrize("smiles", ["[Na+].[Cl-]", "CCO.O", "O.O.O.O"])

@@ -23,11 +23,12 @@ from molflt.invariance.harness import CHECKS, Result, run_suite
 from molflt.invariance.structures import builtin_structures
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+from molflt.model.model_file import LoadedModel
 from molflt.model.standardiser import Statistics
 from molflt.prediction.predictor import unlabelled
 from molflt.training.presets import preset_config
 from tests.attention.structures import STRUCTURES, slab
+from tests.model.files import metadata_of
 
 SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8, "cutoff": 4.0}
 NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4, "n_features": 8}
@@ -54,16 +55,7 @@ def load(config: ModelConfig) -> LoadedModel:
     model.standardiser.load_statistics(Statistics("element", 0.0, 1.0, 1.0, references, 0.1))
     with torch.no_grad():
         model.energy_head.factor.fill_(1.0)
-    metadata = ModelMetadata(
-        config=config,
-        seed=0,
-        target="energy",
-        elements=list(range(1, 119)),
-        standardiser={},
-        training_data=TrainingData(path="none", fingerprint="none", n_structures=0),
-        validation={},
-        epoch=0,
-    )
+    metadata = metadata_of(config, target="energy", elements=list(range(1, 119)))
     return LoadedModel(model.eval(), metadata, Path("untrained"))
 
 
@@ -82,7 +74,7 @@ def verdicts(results: list[Result], name: str) -> set[str]:
 
 
 FEW = ("molecule", "linear", "slab_open", "triclinic")
-ALSO_SLOW = ("rank one", "quadrature")
+ALSO_SLOW = ("rank one", "quadrature", "lattice")
 
 
 @pytest.mark.parametrize(

@@ -50,17 +50,17 @@ def tiny(attention: Any) -> ModelConfig:
     return ModelConfig.model_validate({**sizes, "attention": attention})
 
 
-def metadata_of(config: ModelConfig) -> ModelMetadata:
-    return ModelMetadata(
-        config=config,
-        seed=7,
-        target="y_relaxed",
-        elements=[1, 29],
-        standardiser={},
-        training_data=TrainingData(path="x", fingerprint="y", n_structures=1),
-        validation={},
-        epoch=0,
-    )
+def metadata_of(config: ModelConfig, **changes: Any) -> ModelMetadata:
+    values: dict[str, Any] = {
+        "seed": 7,
+        "target": "y_relaxed",
+        "elements": [1, 29],
+        "standardiser": {},
+        "training_data": TrainingData(path="x", fingerprint="y", n_structures=1),
+        "validation": {},
+        "epoch": 0,
+    }
+    return ModelMetadata(config=config, **{**values, **changes})
 
 
 def check_round_trip(config: ModelConfig, structures: StructureDataset, folder: Path) -> None:

@@ -24,8 +24,9 @@ from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.invariance.structures import doubled
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import ModelMetadata, TrainingData, save_model
+from molflt.model.model_file import save_model
 from tests.attention.structures import batch_of, rotated
+from tests.model.files import metadata_of
 from tests.model.models import batch_for, energies, make_model
 
 IONS = Reading(charges=True)
@@ -141,18 +142,7 @@ def test_a_file_a_prediction_a_calculator_and_info(
     model: EnergyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.safetensors"
-    source = TrainingData(path="ions", fingerprint="0", n_structures=1)
-    metadata = ModelMetadata(
-        config=model.config,
-        seed=0,
-        target="energy",
-        elements=[1, 8],
-        standardiser={},
-        training_data=source,
-        validation={},
-        epoch=0,
-    )
-    save_model(path, model, metadata)
+    save_model(path, model, metadata_of(model.config, target="energy", elements=[1, 8]))
     ion = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
     predicted = load(path).predict([ion], per_atom=True)
     atoms = ion.copy()

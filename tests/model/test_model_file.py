@@ -256,7 +256,9 @@ def test_nothing_is_built_that_takes_long(
 )  # fmt: skip
 def test_absurd_values_are_refused(values: dict[str, Any], alter: Alter) -> None:
     # Images of atoms and waves are counted by them.
-    _refuses(alter(lambda t, m: _update(m["config"], values)), "metadata is damaged", "train again")
+    ((name, value),) = values.items()
+    key = [*value][-1] if isinstance(value, dict) else name.rpartition(".")[2]
+    _refuses(alter(lambda t, m: _update(m["config"], values)), "metadata is damaged", key, "train again")
 
 
 def test_metadata_of_megabytes(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(a.std, b.std)
 
 
-@pytest.mark.parametrize("n", [1, 7, 60])
+@pytest.mark.parametrize("n", [1, 7, 20])
 def test_together_they_are_the_undivided_one(n, loaded, inputs, whole, tmp_path):
     """Also where there are more shards than batches; and nothing but shards is left."""
     paths = [one(loaded, inputs, f"{k}/{n}", tmp_path / "new" / "out.csv") for k in range(1, n + 1)]

@@ -182,7 +182,8 @@ def test_the_menu_shows_another_layer(opened: Opened) -> None:
     assert opened.problems == []
 
 
-@pytest.mark.parametrize("attention", ["molflt", pytest.param("softmax", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["molflt", "softmax"])
 def test_an_explanation_draws_and_answers(attention: str, browser: Any, tmp_path: Path) -> None:
     """Every ball has the colour of its atom's weight, letters say what it is, and all rows are there."""
     loaded = make_loaded(attention)

@@ -13,33 +13,24 @@ from ase.build import fcc111, molecule
 
 from molflt.data.ase_io import from_atoms
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+from molflt.model.model_file import LoadedModel
 from molflt.prediction.predictor import predict
 from molflt.report.explanation import Explanation, explain
 from tests.attention.structures import STRUCTURES, rotated
+from tests.model.files import metadata_of
 from tests.model.models import make_model
 
 
 def make_loaded(attention: Any = "molflt", **options: Any) -> LoadedModel:
     model = make_model(attention, **options)
-    metadata = ModelMetadata(
-        config=model.config,
-        seed=0,
-        target="y_relaxed",
-        elements=[1, 6, 8, 29],
-        standardiser={},
-        training_data=TrainingData(path="none", fingerprint="none", n_structures=0),
-        validation={},
-        epoch=0,
-    )
-    return LoadedModel(model, metadata, Path("model.safetensors"))
+    return LoadedModel(model, metadata_of(model.config, elements=[1, 6, 8, 29]), Path("model.safetensors"))
 
 
 def explained(loaded: LoadedModel, atoms: Atoms, atom: int | None = None) -> Explanation:
     return explain(loaded, from_atoms(atoms, "structure", tags="oc20"), atom)
 
 
-@pytest.mark.parametrize(("name", "recycles"), [*((name, 1) for name in STRUCTURES), ("molecule", 3)])
+@pytest.mark.parametrize(("name", "recycles"), [("molecule", 1), ("slab_open", 1), ("molecule", 3)])
 def test_the_parts_add_up(name: str, recycles: int) -> None:
     loaded = make_loaded(n_recycles=recycles)
     found = explained(loaded, STRUCTURES[name]())
@@ -63,8 +54,16 @@ def test_the_energy_is_the_predicted_one(loaded: LoadedModel, val_set: Any) -> N
         assert "y_relaxed" in val_set[i]
 
 
-@pytest.mark.parametrize("attention", ["flt", "softmax", "performer", "ra-rpe"])
-@pytest.mark.parametrize("name", ["molecule", "slab_open", "wire", "triclinic"])
+@pytest.mark.parametrize(
+    ("attention", "name"),
+    [
+        ("flt", "triclinic"),
+        ("flt", "molecule"),
+        ("softmax", "slab_open"),
+        ("performer", "molecule"),
+        ("ra-rpe", "wire"),
+    ],
+)
 def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention: str, name: str) -> None:
     loaded, atoms = make_loaded(attention), STRUCTURES[name]()
     before = explained(loaded, atoms, 1)

@@ -87,6 +87,7 @@ def test_slope_is_bytes_per_item(bench, monkeypatch):
     assert seen.summary("x")["x.anonymous_slope"][0] == pytest.approx(12.0)
 
 
+@pytest.mark.slow
 def test_the_loader_from_the_command_line(bench, monkeypatch, tmp_path):
     out = tmp_path / "out"
     arguments = ["--records", "40", "--reads", "60", "--rounds", "1", "--steps", "1", "--train-atoms", "40"]

@@ -121,6 +121,7 @@ def test_what_is_made_on_demand_is_preparation():
         calls.layer()
 
 
+@pytest.mark.slow
 def test_a_process_that_wants_too_much_fails_dies_or_hangs_is_a_result():
     greedy = (
         "import torch\n"
@@ -204,6 +205,7 @@ def in_this_process(command, threads, limit):
     return {"status": "done", "load_before": 0.0, "rows": rows}
 
 
+@pytest.mark.slow
 def test_quick(tmp_path, monkeypatch):
     """Every layer and the profile, restarted half-way: what is there is not measured again."""
     asked = []

@@ -15,7 +15,7 @@ from molflt.attention.layer import FourierAttention
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
-from molflt.training.presets import PRESETS, preset_config
+from molflt.training.presets import preset_config
 
 
 @pytest.fixture
@@ -29,13 +29,6 @@ def _message(path: Path, *overrides: str) -> str:
     with pytest.raises(InputError) as caught:
         load_config(path, overrides)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_survive_yaml(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "preset.yaml"
-    path.write_text(to_yaml(preset_config(name), "a header\nof two lines"), encoding="utf-8")
-    assert load_config(path) == preset_config(name)
 
 
 def test_yaml_explains_every_key(tiny_yaml: Path) -> None:

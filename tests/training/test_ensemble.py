@@ -47,6 +47,8 @@ def test_mean_and_spread(trained, val_set):
     together = predict(model.members, val_set)
     np.testing.assert_allclose(together.energies, alone.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(together.std, alone.std(axis=0, ddof=1), rtol=1e-4)
+    # Power: another seed is another model.
+    assert (together.std > 0).all()
     mean, std = model.predict(val_set, return_std=True)
     np.testing.assert_array_equal(mean, together.energies)
     np.testing.assert_array_equal(std, together.std)

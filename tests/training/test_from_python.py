@@ -21,10 +21,15 @@ from tests.training.runs import assert_same_run, quiet
 
 
 def test_what_there_is():
-    assert {"load", "train", "evaluate", "Model", "Run", "Evaluation", "Prediction"} <= set(dir(molflt))
+    names = {"load", "train", "evaluate", "Model", "Run", "Evaluation", "Prediction", "InputError", "__version__"}
+    assert names <= set(dir(molflt))
     assert all(getattr(molflt, name) is not None for name in dir(molflt))
-    light = "import molflt, sys; dir(molflt); assert not {'torch', 'ase', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", light], check=True)
+    assert molflt.InputError is InputError
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        _ = molflt.lode
+    heavy = "{'torch', 'numpy', 'ase', 'rdkit', 'pydantic'}"
+    light = f"import molflt, sys; dir(molflt); assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", light], check=True, timeout=120)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from molflt.errors import InputError
-from molflt.training.config_file import MOST_CHARACTERS, check_plain_yaml, load_config, to_yaml
-from molflt.training.presets import PRESETS, preset_config
+from molflt.training.config_file import check_plain_yaml, load_config
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{to}: &{to} [{','.join([f'*{of}'] * 9)}]\n" for of, to in zip("abcdefgh", "bcdefghi", strict=True)
@@ -67,13 +66,6 @@ def test_a_thousand_mistakes_are_not_all_explained(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_config(path)
     assert len(str(caught.value).splitlines()) <= 51
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_honest_files_pass(name: str) -> None:
-    text = to_yaml(preset_config(name))
-    check_plain_yaml(text, "x")
-    assert len(text) < MOST_CHARACTERS / 10
 
 
 def test_modest_aliases_and_interpolations_pass() -> None:

@@ -28,21 +28,6 @@ from molflt.training.run_directory import read_records
 from tests.training.runs import FILES, QUICK, go, quiet
 
 
-def same_weights(a, b):
-    first, second = load_model(a).model.state_dict(), load_model(b).model.state_dict()
-    return all(torch.equal(value, second[name]) for name, value in first.items())
-
-
-def test_same_seed_same_numbers(make_config, tmp_path):
-    overrides = {"model.dropout": 0.2, "model.attention_dropout": 0.1, "loss.noisy_nodes": True}
-    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        go(make_config(seed=seed, **overrides, **{"trainer.max_epochs": 1}), tmp_path / name)
-    logs = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in "abc"]
-    assert logs[0] == logs[1] != logs[2]
-    assert same_weights(tmp_path / "a" / "last.safetensors", tmp_path / "b" / "last.safetensors")
-    assert not same_weights(tmp_path / "a" / "last.safetensors", tmp_path / "c" / "last.safetensors")
-
-
 def test_what_is_recorded_is_that_of_the_saved_model(tiny_run, tiny_data):
     """Sums over batches against NumPy over the whole set; and the saved weights are those that were validated."""
     assert {path.name for path in tiny_run.iterdir()} == FILES

@@ -20,13 +20,17 @@ def test_spectrum_is_the_fourier_transform_of_f():
         torch.testing.assert_close(integral, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_widths_start_as_asked_and_stay_bounded():
-    rpe = GaussianRPE(8, 2.0, 12.0)
-    np.testing.assert_allclose(rpe.widths.detach().numpy(), np.geomspace(2, 12, 8), rtol=1e-5)
-    with torch.no_grad():
-        rpe.raw_widths.copy_(torch.tensor([-1e4, 1e4] * 4))
-    assert float(rpe.widths.detach().min()) >= rpe.sigma_low * (1 - 1e-6) > 0
-    assert float(rpe.widths.detach().max()) <= rpe.sigma_high * (1 + 1e-6)
+@pytest.mark.parametrize("spectrum", ["gaussians", "both"])
+def test_widths_start_as_asked_and_stay_bounded(spectrum):
+    rpe = GaussianRPE(8, 2.0, 12.0, spectrum=spectrum)
+    if spectrum == "gaussians":
+        np.testing.assert_allclose(rpe.widths.detach().numpy(), np.geomspace(2, 12, 8), rtol=1e-5)
+    for most in (60.0, 1e4):
+        with torch.no_grad():
+            rpe.raw_widths.copy_(torch.tensor([-most, most] * 4))
+        assert float(rpe.widths.detach().min()) >= rpe.sigma_low * (1 - 1e-6) > 0
+        assert float(rpe.widths.detach().max()) <= rpe.sigma_high * (1 + 1e-6)
+        assert bool((rpe.scales > 0).all())
 
 
 def test_amplitude_keeps_a_wide_gaussian_from_swamping_the_rest():
