@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from ase.geometry import find_mic
+from ase.geometry import complete_cell, find_mic, minkowski_reduce
 from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
@@ -273,8 +273,24 @@ def nearest_image(
         raise InputError(f"{where}: {error}") from error
     displacements = moved - positions
     if not _are_shortest(displacements, full):
-        displacements, _ = find_mic(displacements, full, pbc)
+        displacements, _ = shortest_images(displacements, full, pbc)
     return positions + displacements
+
+
+def shortest_images(vectors: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The shortest periodic image of each vector, (n, 3) Å, and its length, (n,) Å.
+
+    ASE's ``find_mic`` takes a vector that is shorter than half of every lattice vector for its own shortest image,
+    which is right in a reduced cell alone.
+
+    Args:
+        vectors: (n, 3), Å.
+        cell: (3, 3), Å, lattice vectors as rows; those that are not periodic may be zero.
+        pbc: (3,), bool.
+    """
+    reduced, _ = minkowski_reduce(complete_cell(cell), pbc)
+    images, lengths = find_mic(vectors, reduced, pbc)
+    return images, lengths
 
 
 def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
@@ -309,7 +325,7 @@ def whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarra
     as_given = csr_array((np.linalg.norm(vectors, axis=1), (i, j)), shape=(n, n))
     if minimum_spanning_tree(as_given).data.max() < _BONDED:
         return positions
-    vectors, lengths = find_mic(vectors, cell, pbc)
+    vectors, lengths = shortest_images(vectors, cell, pbc)
     tree = minimum_spanning_tree(csr_array((lengths, (i, j)), shape=(n, n)))
     order, before = breadth_first_order(tree, 0, directed=False)
     step = np.zeros((n, n, 3))

@@ -7,12 +7,12 @@ from typing import get_args
 
 import numpy as np
 from ase import units
-from ase.geometry import find_mic
 from scipy.spatial.distance import cdist, pdist
 from torch_geometric.data import Data
 
 from molflt.choices import Per
 from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, LabelSpec
+from molflt.data.neighbours import shortest_images
 from molflt.errors import InputError
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -258,8 +258,7 @@ def _shape(data: Data, first: Data) -> np.ndarray:
 
 def _moved(a: Data, b: Data) -> np.ndarray:
     """(n, 3) Å: how far the atoms of ``a`` are moved in ``b``, to the nearest image."""
-    moved: np.ndarray = find_mic((b.positions - a.positions).numpy(), a.cell[0].numpy(), a.pbc[0].numpy())[0]
-    return moved
+    return shortest_images((b.positions - a.positions).numpy(), a.cell[0].numpy(), a.pbc[0].numpy())[0]
 
 
 def _turning(positions: np.ndarray, onto: np.ndarray) -> np.ndarray:

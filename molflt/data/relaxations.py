@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from ase.geometry import find_mic
 from scipy.optimize import linear_sum_assignment
 
-from molflt.data.neighbours import nearest_image
+from molflt.data.neighbours import nearest_image, shortest_images
 from molflt.errors import InputError
 
 _SUSPICIOUS = 1.0
@@ -83,7 +82,7 @@ def _best_order(
     for number in np.unique(numbers):
         own = np.flatnonzero(numbers == number)
         between = (moved[own][:, None] - positions[own][None]).reshape(-1, 3)
-        _, lengths = find_mic(between, cell, pbc) if pbc.any() else (between, np.linalg.norm(between, axis=1))
+        _, lengths = shortest_images(between, cell, pbc) if pbc.any() else (between, np.linalg.norm(between, axis=1))
         table = lengths.reshape(len(own), len(own))
         total += float(table[linear_sum_assignment(table)].sum())
     return total / len(numbers)

@@ -388,7 +388,7 @@ def test_what_cannot_be_used(calc, random_model, tmp_path):
         with pytest.raises(InputError, match="float32"):
             MolFLTCalculator(random_model(), dtype=dtype)
     for nonsense in (3, [3], None):
-        with pytest.raises(InputError, match="is no model"):
+        with pytest.raises(InputError, match="is no path of a model"):
             MolFLTCalculator(nonsense)
     with pytest.raises(InputError, match="no such file"):
         MolFLTCalculator(tmp_path / "nothing.safetensors")

@@ -229,7 +229,6 @@ def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"means": True}, "means acts only with directions=random"),
-        ({"l_max": 8}, "l_max=8 is gone"),
         ({"order": "linear"}, "averaged directions have no linear form"),
         ({"frequencies": "mesh"}, "frequencies is no key of mechanism=undamped, but of fourier"),
     ],
