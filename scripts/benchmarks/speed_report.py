@@ -151,10 +151,12 @@ def machine() -> str:
     rows = results.read(PATH)
     if not rows:
         return "Not measured yet.\n"
-    software = list(dict.fromkeys(row["software"] for row in rows))
+    software, days, commits = (
+        "; ".join(sorted({row[name] for row in rows})) for name in ("software", "date", "commit")
+    )
     loads = [float(row["load_before"]) for row in rows if row["load_before"]]
     return (
-        f"{rows[0]['machine']}; {'; '.join(software)}; {rows[0]['date']}, commit {rows[0]['commit']}. "
+        f"{rows[0]['machine']}; {software}; {days}, commits {commits}. "
         f"Conditions: {rows[0]['conditions'].replace('=', ' = ')}. "
         f"The machine's load before a measurement was {max(loads, default=0):.1f} at most.\n"
     )
