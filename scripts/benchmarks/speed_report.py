@@ -151,9 +151,8 @@ def machine() -> str:
     rows = results.read(PATH)
     if not rows:
         return "Not measured yet.\n"
-    software, days, commits = (
-        "; ".join(sorted({row[name] for row in rows})) for name in ("software", "date", "commit")
-    )
+    names = ("software", "date", "commit")
+    software, days, commits = ("; ".join(sorted({row[name] for row in rows})) for name in names)
     loads = [float(row["load_before"]) for row in rows if row["load_before"]]
     return (
         f"{rows[0]['machine']}; {software}; {days}, commits {commits}. "
