@@ -53,7 +53,7 @@ def content(file: Path) -> bytes:
     return b"".join(blocks)
 
 
-def text(file: Path) -> str:
+def read_text(file: Path) -> str:
     """Content of a text file in UTF-8.
 
     Raises:

@@ -94,7 +94,7 @@ class Domain(BaseModel):
         found = []
         kind, n_atoms, n_adsorbate = _kind(data)
         if kind not in self.kinds:
-            found.append(Reason("kind", f"{kind}; the model knows: {', '.join(self.kinds)}"))
+            found.append(Reason("kind", f"{kind}, and only {' and '.join(self.kinds)} in training"))
         if self.held_out is None:
             return found
         if kind == ISOLATED and self.most_atoms and n_atoms > self.most_atoms:

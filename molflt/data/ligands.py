@@ -9,7 +9,7 @@ from pathlib import Path
 from ase import Atoms
 from rdkit import Chem
 
-from molflt.data.compression import text as text_of
+from molflt.data.compression import read_text
 from molflt.errors import InputError
 
 _MOL2 = re.compile(r"^@<TRIPOS>MOLECULE", re.MULTILINE)
@@ -26,7 +26,7 @@ def mol2_blocks(file: Path) -> Iterator[Chem.Mol | None]:
     Raises:
         InputError: not text.
     """
-    text = text_of(file)
+    text = read_text(file)
     starts = [found.start() for found in _MOL2.finditer(text)]
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         block = text[start:end]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import os
 import pickle
@@ -25,7 +24,7 @@ from molflt.data.lmdb_dataset import close_readonly
 from molflt.data.progress import track
 from molflt.data.reading import Reading
 from molflt.data.records import to_record
-from molflt.data.sources import STANDARD_INPUT, fingerprint, resolve_inputs
+from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind, resolve_inputs
 from molflt.errors import InputError
 from molflt.files import sole_writer, sync_folder
 from molflt.printable import holds_text, printable
@@ -146,10 +145,9 @@ def convert(
         InputError: unreadable inputs, or a target that exists.
     """
     reading = [tags, "" if labels is None else labels.model_dump_json()]
-    found = ([text] if Path(text).exists() else sorted(glob.glob(text, recursive=True)) for text in inputs)
     # What comes from standard input cannot be asked for again: a file begun from it is never gone on with.
     once = [str(uuid.uuid4())] if STANDARD_INPUT in inputs else []
-    source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*found)), *once])
+    source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*map(paths_behind, inputs))), *once])
     structures = resolve_inputs(inputs, tags, labels, how=Reading(allow_charged, charges=True, slabs=True))
     return write_lmdb(target, _Records(structures), overwrite=overwrite, source=source)
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from molflt.data.compression import bare_suffix
-from molflt.data.compression import text as text_of
+from molflt.data.compression import bare_suffix, read_text
 from molflt.data.records import ENERGIES
 from molflt.errors import InputError
 
@@ -51,7 +50,7 @@ def read_rows(file: Path) -> list[Row]:
     Raises:
         InputError: the file cannot be read, no such column, or no rows.
     """
-    text = text_of(file)
+    text = read_text(file)
     rows = list(_table_rows(file, text) if bare_suffix(file) in TABLES else _list_rows(text))
     if not rows:
         raise InputError(f"{file}: holds no molecules")

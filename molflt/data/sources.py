@@ -93,6 +93,11 @@ def open_dataset(
     return ListDataset(read_ase(source, tags, labels, bad, how), bad)
 
 
+def paths_behind(text: str) -> list[str]:
+    """The path itself where there is something, else what it finds as a glob pattern; nothing for a SMILES."""
+    return [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
+
+
 def resolve_inputs(
     inputs: Sequence[str],
     tags: TagConvention = "auto",
@@ -127,7 +132,7 @@ def resolve_inputs(
     def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:
             return open_dataset(text, tags, labels, on_bad, how)
-        if matches := sorted(glob.glob(text, recursive=True)):
+        if matches := paths_behind(text):
             return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad, how), text))
         try:
             parse_smiles(text, text)

@@ -221,16 +221,17 @@ def _predict_batch(
         structures = [shapes[position][k] for position, k in part]
         if not structures:
             continue
-        refused = InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes)))
+        refusal: InputError | None = None
         try:
             computed = fitting(lambda structures=structures: _compute(models, structures, device, wanted))  # type: ignore[misc]
-            found.n_in_parts |= computed is None and len(part) > 1
         except InputError as error:
             # Of one structure of the batch, which the halves will tell.
-            computed, refused = None, error.again()
+            computed, refusal = None, error.again()
         if computed is None and len(part) == 1:
-            fail(part[0][0], refused)
+            too_large = does_not_fit(structures[0].name, int(structures[0].num_nodes))
+            fail(part[0][0], refusal or InputError(too_large))
         elif computed is None:
+            found.n_in_parts |= refusal is None
             middle = len(part) // 2
             waiting[:0] = [part[:middle], part[middle:]]
         else:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from molflt.data.batching import AtomBudgetSampler
 from molflt.data.datasets import StructureDataset
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
-from molflt.data.sources import STANDARD_INPUT, fingerprint
+from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.prediction import Prediction, joined
@@ -209,6 +207,6 @@ def _inputs_fingerprint(inputs: Sequence[str], how: str, sizes: np.ndarray) -> s
     digest = hashlib.sha256("\0".join([how, *inputs]).encode("utf-8", "surrogatepass"))
     digest.update(sizes.astype("<i8").tobytes())
     for text in inputs:
-        for path in [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True)):
+        for path in paths_behind(text):
             digest.update(fingerprint(path).encode())
     return digest.hexdigest()

@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class Row:
 
     name: str
     family: str
-    sizes: dict[str, Any] = field(default_factory=dict)
-    cutoff: float = 6.0
+    sizes: dict[str, Any]
+    cutoff: float
     all_pairs: bool = False
     match: int | None = None
 
@@ -45,8 +45,8 @@ def rows() -> list[Row]:
     """``small``, then peers with its cutoff: as wide as it is, and with as many parameters."""
     small = model_config("small", "flt")
     cutoff, reach = small.cutoff, small.neighbour_cutoff
-    sizes = {"preset": "small", "attention": "flt"}
-    ours = Row("molflt small", "molflt", sizes, reach, all_pairs=small.all_pairs_if_isolated)
+    preset = {"preset": "small", "attention": "flt"}
+    ours = Row("molflt small", "molflt", preset, reach, all_pairs=small.all_pairs_if_isolated)
     peers = {
         "DimeNet++": {"num_blocks": 3, "basis_emb_size": 8, "num_spherical": 7, "num_radial": 6},
         "PaiNN": {"n_interactions": 3, "n_rbf": 20},
