@@ -17,16 +17,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.nn import functional
 
 from molflt.attention.kernels.kernel import Kernel
 from molflt.literature.kernels import build_kernel
 from molflt.literature.sequence.layer import SequenceAttention
-from molflt.literature.sequence.relative_bias import (
-    RelativeBias,
-    log_linear_attention,
-    softmax_attention,
-    unit_length,
-)
+from molflt.literature.sequence.relative_bias import RelativeBias, log_linear_attention, softmax_attention
 from scripts import results
 from scripts.literature.byte_text import LENGTH, bits_per_byte, corpus, fit
 from scripts.literature.language_model import DIM, FFN, HEADS, LAYERS
@@ -60,7 +56,7 @@ class ConvertibleAttention(SequenceAttention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :class:`SequenceAttention`."""
         if self.normalise:
-            query, key = unit_length(query), unit_length(key)
+            query, key = functional.normalize(query, dim=-1), functional.normalize(key, dim=-1)
         bias, shape = self.bias(query.shape[-2])
         if self.kernel is None:
             return softmax_attention(query, key, value, bias, shape, causal=True)
@@ -111,7 +107,7 @@ def query_norms(model: SequenceTransformer, text: Tensor) -> dict[str, float]:
     for layer, attend in zip(layers, attends, strict=True):
 
         def watch(q: Tensor, k: Tensor, v: Tensor, layer: Any = layer, attend: Any = attend) -> Tensor:
-            used = unit_length(q) if layer.normalise else q
+            used = functional.normalize(q, dim=-1) if layer.normalise else q
             squares.append(float(used.square().sum(dim=-1).mean()))
             return attend(q, k, v)
 

@@ -29,16 +29,13 @@ class Landscapes:
         shape: h.
         shift: x*, (batch, 1, d).
         transform: diag(λ) Rᵀ, (batch, d, d), to multiply row vectors with from the right.
-        factor: c, (batch, 1).
-        floor: a lower bound of each, (batch, 1); the minimum where ``exact``.
-        exact: whether ``floor`` is the minimum.
+        factor: c, (batch, 1), between 0.01 and 100.
     """
 
     shape: Shape
     shift: Tensor
     transform: Tensor
     factor: Tensor
-    exact: bool = True
 
     def __call__(self, x: Tensor) -> Tensor:
         """(batch, n, d) → (batch, n)."""
@@ -101,7 +98,9 @@ def placed(shape: Shape, n: int, dim: int, condition: float, generator: torch.Ge
     spread = torch.rand(n, 1, generator=generator) * math.log(condition)
     scales = torch.exp((torch.rand(n, dim, generator=generator) - 0.5) * spread)
     transform = rotations(n, dim, generator) * scales[:, None, :]
-    return Landscapes(shape, shift, transform, _factor(n, generator))
+    # An optimiser must not know the unit of a function.
+    factor = 10 ** (4 * torch.rand(n, 1, generator=generator) - 2)
+    return Landscapes(shape, shift, transform, factor)
 
 
 def fourier(n: int, dim: int, generator: torch.Generator, n_waves: int = 24) -> Landscapes:
@@ -121,12 +120,9 @@ def fourier(n: int, dim: int, generator: torch.Generator, n_waves: int = 24) -> 
         waves = (amplitude * (1 + torch.cos(z @ wave + phase))).sum(dim=-1)
         return waves + bowl * z.square().sum(dim=-1)
 
-    made = placed(shape, n, dim, 1.0, generator)
-    made.exact = False
-    return made
+    return placed(shape, n, dim, 1.0, generator)
 
 
-TRAINING = ("quadratic", "rosenbrock", "fourier")
 TESTING = {"Rastrigin": rastrigin, "Ackley": ackley, "Griewank": griewank}
 
 
@@ -153,8 +149,3 @@ def rotations(n: int, dim: int, generator: torch.Generator) -> Tensor:
     """Orthogonal matrices, (n, dim, dim), uniform."""
     q, r = torch.linalg.qr(torch.randn(n, dim, dim, generator=generator))
     return q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[:, None, :]
-
-
-def _factor(n: int, generator: torch.Generator) -> Tensor:
-    """The factor c between 0.01 and 100: an optimiser must not know the unit of a function."""
-    return 10 ** (4 * torch.rand(n, 1, generator=generator) - 2)

@@ -7,9 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from molflt.literature.spectra.spectrum import wave_features
-from molflt.literature.undamped import plane_waves
-
 
 class PositionMask(nn.Module):
     """f_h(Δ) = w_h0 + Σ_t w_ht exp(−|Δ|²/2σ_t²), from the waves ξ = ε/(2πσ_t) with ε ~ N(0, I).
@@ -36,22 +33,6 @@ class PositionMask(nn.Module):
         """ε, (T r_t, d)."""
         return torch.randn(len(self.log_widths) * self.n_frequencies, dim, generator=generator)
 
-    def features(self, positions: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
-        """φ_Q and φ_K with φ_Q(x)·φ_K(y) the estimate of f(x − y).
-
-        Args:
-            positions: (n, d).
-            epsilon: from :meth:`draw`.
-
-        Returns:
-            Two tensors (heads, n, 2 T r_t + 1).
-        """
-        scales = torch.exp(-self.log_widths).repeat_interleave(self.n_frequencies) / (2 * math.pi)
-        waves = plane_waves(positions, scales[:, None] * epsilon).to(positions.dtype)
-        each = self.weights.repeat_interleave(self.n_frequencies, dim=1) / self.n_frequencies
-        query, key = wave_features(waves, each[:, None, :])
-        return _with(query, self.constant), _with(key, torch.ones_like(self.constant))
-
     def forward(self, positions: Tensor, epsilon: Tensor) -> Tensor:
         """The estimate on all pairs, for a population so small that pairs are the cheaper order.
 
@@ -67,15 +48,3 @@ class PositionMask(nn.Module):
         waves = torch.cat([phase.cos(), phase.sin()], dim=-1)[:, None]
         each = self.weights.repeat_interleave(self.n_frequencies, dim=1).repeat(1, 2) / self.n_frequencies
         return (waves * each[:, None]) @ waves.transpose(-1, -2) + self.constant[:, None, None]
-
-    def value(self, displacements: Tensor) -> Tensor:
-        """The closed form of f: Δ (..., d) → (heads, ...)."""
-        squared = displacements.square().sum(dim=-1)[..., None]
-        gaussians = torch.exp(-squared / (2 * torch.exp(2 * self.log_widths)))
-        found = gaussians @ self.weights.transpose(0, 1) + self.constant
-        return found.movedim(-1, 0)
-
-
-def _with(features: Tensor, constant: Tensor) -> Tensor:
-    """Another feature for each head, the same for all points."""
-    return torch.cat([features, constant[:, None, None].expand(-1, features.shape[-2], 1)], dim=-1)

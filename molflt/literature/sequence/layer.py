@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional
 
-from molflt.attention.config import OrderKind
 from molflt.attention.kernels.kernel import Kernel
 from molflt.errors import InputError
 from molflt.literature.sequence.prefix_sums import check_causal, sequence_attention
-from molflt.literature.sequence.relative_bias import (
-    RelativeBias,
-    log_linear_attention,
-    softmax_attention,
-    unit_length,
-)
+from molflt.literature.sequence.relative_bias import RelativeBias, log_linear_attention, softmax_attention
 
 
 class SequenceAttention(nn.Module):
@@ -50,14 +45,7 @@ class SequenceAttention(nn.Module):
 
 
 class SoftmaxSequenceAttention(SequenceAttention):
-    """Dense softmax with a relative bias, quadratic in the tokens.
-
-    Args:
-        dim: see :class:`SequenceAttention`.
-        n_heads: see :class:`SequenceAttention`.
-        bias: b of a sequence or a grid; layers may share it.
-        causal: see :class:`SequenceAttention`.
-    """
+    """Dense softmax with a relative bias, which layers may share; quadratic in the tokens."""
 
     def __init__(self, dim: int, n_heads: int, bias: RelativeBias, causal: bool) -> None:
         super().__init__(dim, n_heads, causal)
@@ -76,11 +64,7 @@ class KernelisedSequenceAttention(SequenceAttention):
     :class:`~molflt.literature.sequence.positioned_kernels.ConcatenatedKernel` this is FLT as published, with a
     :class:`~molflt.literature.sequence.positioned_kernels.CosformerKernel` cosFormer.
 
-    Args:
-        dim: see :class:`SequenceAttention`.
-        n_heads: see :class:`SequenceAttention`.
-        kernel: feature map of vectors of width head_dim.
-        causal: see :class:`SequenceAttention`.
+    The kernel is a feature map of vectors of width head_dim. Other arguments as for :class:`SequenceAttention`.
 
     Raises:
         InputError: the kernel sees the future, and ``causal`` forbids it.
@@ -98,30 +82,16 @@ class KernelisedSequenceAttention(SequenceAttention):
 
 
 class LogLinearAttention(SequenceAttention):
-    """The log-linear Performer; with ``normalise`` queries and keys have unit length (NPRF).
+    """The log-linear Performer; with ``normalise`` queries and keys have unit length (NPRF, Algorithm 1).
 
-    Args:
-        dim: see :class:`SequenceAttention`.
-        n_heads: see :class:`SequenceAttention`.
-        kernel: feature map of vectors of width head_dim.
-        bias: b of a sequence or a grid; layers may share it.
-        causal: see :class:`SequenceAttention`.
-        normalise: whether queries and keys are brought to unit length, as in the paper's Algorithm 1.
-        order: see :func:`~molflt.literature.sequence.relative_bias.log_linear_attention`.
+    That bounds the variance of φ (§3.3). Kernel and bias as for the layers above.
 
     Raises:
         InputError: the kernel sees the future, and ``causal`` forbids it.
     """
 
     def __init__(
-        self,
-        dim: int,
-        n_heads: int,
-        kernel: Kernel,
-        bias: RelativeBias,
-        causal: bool,
-        normalise: bool = True,
-        order: OrderKind = "auto",
+        self, dim: int, n_heads: int, kernel: Kernel, bias: RelativeBias, causal: bool, normalise: bool = True
     ) -> None:
         super().__init__(dim, n_heads, causal)
         if causal:
@@ -129,11 +99,10 @@ class LogLinearAttention(SequenceAttention):
         self.kernel = kernel
         self.bias = bias
         self.normalise = normalise
-        self.order = order
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :class:`SequenceAttention`."""
         if self.normalise:
-            query, key = unit_length(query), unit_length(key)
+            query, key = functional.normalize(query, dim=-1), functional.normalize(key, dim=-1)
         bias, shape = self.bias(query.shape[-2])
-        return log_linear_attention(self.kernel, query, key, value, bias, shape, self.causal, self.order)
+        return log_linear_attention(self.kernel, query, key, value, bias, shape, self.causal)

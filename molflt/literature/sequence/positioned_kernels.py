@@ -13,13 +13,16 @@ from molflt.errors import InputError
 from molflt.literature.sequence.fourier_rpe import FourierRpe
 
 
-class PositionedKernel(Kernel):
-    """A kernel of the content together with an RPE, for a sequence or for a grid in raster order.
+class ConcatenatedKernel(Kernel):
+    """Q̂ = [N₁, q], K̂ = [N₂, k], then φ(Q̂), φ(K̂): κ ≈ exp(f(Δ) + q·k), as published (Eq. 3, Algorithm 1).
+
+    Q̂·K̂ = Σ_k a_k cos(2πξ_k·Δ) + q·k holds exactly; what φ makes of it is up to the kernel. The squared length of a
+    query or key grows by Σ_k|a_k|, and with it the variance of random features.
 
     Args:
-        kernel: feature map of the content.
+        kernel: feature map of vectors of width head_dim + 2r.
         rpe: in R¹ for a sequence, in R² for a grid.
-        grid: (h, w); None for a sequence.
+        grid: (h, w), its tokens in raster order; None for a sequence.
 
     Raises:
         InputError: the RPE is of another dimension than the positions.
@@ -35,71 +38,21 @@ class PositionedKernel(Kernel):
         self.kernel = kernel
         self.rpe = rpe
         self.grid = grid
-
-    def position_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """N₁ and N₂ᵀ for the tokens of x, (batch, heads, n, 2r) each.
-
-        Raises:
-            InputError: more tokens than the grid has.
-        """
-        query, key = self.rpe(token_positions(x.shape[-2], self.grid, x.device))
-        return query.to(x.dtype).expand(len(x), -1, -1, -1), key.to(x.dtype).expand(len(x), -1, -1, -1)
-
-
-class ConcatenatedKernel(PositionedKernel):
-    """Q̂ = [N₁, q], K̂ = [N₂, k], then φ(Q̂), φ(K̂): κ ≈ exp(f(Δ) + q·k), as published (Eq. 3, Algorithm 1).
-
-    Q̂·K̂ = Σ_k a_k cos(2πξ_k·Δ) + q·k holds exactly; what φ makes of it is up to the kernel. The squared length of a
-    query or key grows by Σ_k|a_k|, and with it the variance of random features.
-
-    Args:
-        kernel: feature map of vectors of width head_dim + 2r.
-        rpe: see :class:`PositionedKernel`.
-        grid: see :class:`PositionedKernel`.
-
-    Raises:
-        InputError: the RPE is of another dimension than the positions.
-    """
-
-    def __init__(self, kernel: Kernel, rpe: FourierRpe, grid: tuple[int, int] | None = None) -> None:
-        super().__init__(kernel, rpe, grid)
         self.n_features = kernel.n_features
         self.positive = kernel.positive
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
-        """See :class:`Kernel`."""
-        waves_q, waves_k = self.position_features(query)
+        """See :class:`Kernel`.
+
+        Raises:
+            InputError: more tokens than the grid has.
+        """
+        waves = self.rpe(token_positions(query.shape[-2], self.grid, query.device))
+        waves_q, waves_k = (wave.to(query.dtype).expand(len(query), -1, -1, -1) for wave in waves)
         found: tuple[Features, Features] = self.kernel(
             torch.cat([waves_q, query], dim=-1), torch.cat([waves_k, key], dim=-1), mask
         )
         return found
-
-
-class ProductKernel(PositionedKernel):
-    """κ(q_i, k_j) Σ_k a_k cos(2πξ_k·Δ): the RPE as a mask and not in the exponent, by 2r m features.
-
-    No random features stand between the mask and the weights. The mask may be negative, and so may the weights.
-
-    Args:
-        kernel: feature map of vectors of width head_dim.
-        rpe: see :class:`PositionedKernel`.
-        grid: see :class:`PositionedKernel`.
-
-    Raises:
-        InputError: the RPE is of another dimension than the positions.
-    """
-
-    positive = False
-
-    def __init__(self, kernel: Kernel, rpe: FourierRpe, grid: tuple[int, int] | None = None) -> None:
-        super().__init__(kernel, rpe, grid)
-        self.n_features = kernel.n_features * rpe.width
-
-    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
-        """See :class:`Kernel`."""
-        waves_q, waves_k = self.position_features(query)
-        content_q, content_k = self.kernel(query, key, mask)
-        return _outer(waves_q, content_q), _outer(waves_k, content_k)
 
 
 def token_positions(n: int, grid: tuple[int, int] | None, device: torch.device) -> Tensor:
@@ -115,16 +68,6 @@ def token_positions(n: int, grid: tuple[int, int] | None, device: torch.device) 
     if n > height * width:
         raise InputError(f"got {n} tokens for a grid of {height} by {width}")
     return torch.stack([index // width, index % width], dim=-1).to(torch.float64)
-
-
-def _outer(waves: Tensor, content: Features) -> Features:
-    """The features w_a φ_b for all a and b."""
-    exponent = content.exponent
-    factor = torch.ones_like(exponent) if content.factor is None else content.factor
-    pairs = (waves[..., :, None] * factor[..., None, :]).flatten(-2)
-    if exponent.shape[-1] > 1:
-        exponent = exponent.repeat(*(1,) * (exponent.dim() - 1), waves.shape[-1])
-    return Features(exponent, pairs)
 
 
 class CosformerKernel(Kernel):

@@ -71,11 +71,6 @@ def log_linear_attention(
     return normalised(sums[..., :-1], sums[..., -1:], bound)
 
 
-def unit_length(x: Tensor) -> Tensor:
-    """x/|x| of queries and keys, (..., c): the N of NPRF (Algorithm 1). It bounds the variance of φ (§3.3)."""
-    return functional.normalize(x, dim=-1)
-
-
 def _faster_order(n: int, n_features: int, head_dim: int) -> OrderKind:
     pairs = n * n * (n_features + head_dim)
     transforms = _PRODUCTS_PER_TRANSFORM * n * n_features * head_dim * math.log2(4 * n)

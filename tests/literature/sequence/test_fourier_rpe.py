@@ -7,7 +7,7 @@ import torch
 
 from molflt.errors import InputError
 from molflt.literature.sequence.fourier_rpe import GaussianMixtureRpe, LocalRpe
-from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, ProductKernel, token_positions
+from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, token_positions
 from molflt.literature.sequence.prefix_sums import sequence_attention
 from tests.attention.kernels.checks import standard_errors_off
 from tests.literature.sequence.oracles import (
@@ -71,18 +71,6 @@ def positions_of(shape):
     return token_positions(math.prod(shape), None if len(shape) == 1 else shape, torch.device("cpu"))
 
 
-def wrapped(kind, kernel, rpe, shape):
-    return kind(kernel, rpe, None if len(shape) == 1 else shape)
-
-
-def dense_mask(rpe, shape):
-    """The estimated mask of all pairs, differentiable in the parameters."""
-    x = positions_of(shape) / rpe.unit
-    cosines = torch.cos(2 * math.pi * (x[:, None, :] - x[None, :, :]) @ rpe.xi.T)
-    p = torch.exp(-rpe.xi.square().sum(dim=-1) / 2) / (2 * math.pi) ** (rpe.dim / 2)
-    return torch.einsum("hk,ijk->hij", rpe.transform(rpe.xi) / (len(p) * p), cosines)
-
-
 @either_family
 @either_shape
 def test_products_of_position_features_are_the_sum_of_cosines(family, shape):
@@ -92,7 +80,6 @@ def test_products_of_position_features_are_the_sum_of_cosines(family, shape):
     query, key = rpe(positions_of(shape))
     wanted = estimate(rpe, shape)
     torch.testing.assert_close((query @ key.transpose(-1, -2)).detach(), wanted, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(dense_mask(rpe, shape).detach(), wanted, rtol=1e-10, atol=1e-10)
     a = rpe.coefficients()
     assert (a < 0).any()
     assert (a > 0).any()
@@ -152,7 +139,8 @@ def test_concatenation_equals_dense_formula(name, causal, shape):
     """Features of [√|a| waves, q] and [±√|a| waves, k] written out here, then the sum over all pairs."""
     rpe, content = rpe_of(GaussianMixtureRpe, len(shape)), kernel_of(name, HEAD_DIM + 2 * N_FREQUENCIES)
     q, k, v = tokens(math.prod(shape))
-    found = sequence_attention(wrapped(ConcatenatedKernel, content, rpe, shape), q, k, v, causal)
+    kernel = ConcatenatedKernel(content, rpe, None if len(shape) == 1 else shape)
+    found = sequence_attention(kernel, q, k, v, causal)
     phase = 2 * math.pi * positions_of(shape) / rpe.unit @ rpe.xi.T
     a = rpe.coefficients().repeat(1, 2)[:, None, :]
     waves = (torch.cat([phase.cos(), phase.sin()], dim=-1) * a.abs().sqrt()).expand(2, -1, -1, -1)
@@ -164,24 +152,6 @@ def test_concatenation_equals_dense_formula(name, causal, shape):
     assert_same(found, formula(waves * a.sign(), causal), (q, k, v, *rpe.parameters()), 1e-9)
     assert_differs(found, formula(waves * a.sign(), not causal))
     assert_differs(found, formula(waves, causal))
-
-
-@pytest.mark.parametrize("name", ["posrf-orf", "elu", "trigrf-iid"])
-@either_way
-@either_shape
-def test_product_equals_dense_formula(name, causal, shape):
-    rpe, content = rpe_of(LocalRpe, len(shape)), kernel_of(name)
-    q, k, v = tokens(math.prod(shape))
-    product = wrapped(ProductKernel, content, rpe, shape)
-    found = sequence_attention(product, q, k, v, causal)
-    phi_q, phi_k = product(q, k)
-    assert phi_q.values().shape[-1] == phi_k.values().shape[-1] == product.n_features
-    mask = dense_mask(rpe, shape)
-    weights, _ = kernel_weights(content, q, k)
-    _, bound = kernel_weights(product, q, k)
-    assert_same(found, dense(weights * mask, v, causal, bound), (q, k, v, *rpe.parameters()), 1e-9)
-    assert_differs(found, dense(weights * mask, v, not causal, bound))
-    assert_differs(found, dense(weights, v, causal, bound))
 
 
 @either_family

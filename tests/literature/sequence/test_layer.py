@@ -10,7 +10,7 @@ from molflt.literature.sequence.layer import (
     LogLinearAttention,
     SoftmaxSequenceAttention,
 )
-from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, CosformerKernel, ProductKernel
+from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, CosformerKernel
 from molflt.literature.sequence.relative_bias import RelativeBias
 from tests.literature.sequence.oracles import HEAD_DIM, N_HEADS, assert_differs, dense, generator, kernel_of
 
@@ -50,9 +50,6 @@ LAYERS = {
     ),
     "flt gaussians": lambda causal, grid: flt("posrf-orf", GaussianMixtureRpe, causal, grid),
     "flt local": lambda causal, grid: flt("relu", LocalRpe, causal, grid),
-    "flt product": lambda causal, grid: kernelised(
-        ProductKernel(float_kernel("elu"), rpe_of(LocalRpe, grid), grid), causal
-    ),
     "cosformer": lambda causal, grid: kernelised(CosformerKernel(HEAD_DIM, N), causal),
 }
 
@@ -137,13 +134,6 @@ def test_normalised_queries_do_not_depend_on_their_length():
         found[normalise] = float((layer(x) - before).detach().abs().max())
     assert found[True] < 1e-10
     assert found[False] > 1e-4
-
-
-def test_layers_can_share_an_rpe():
-    rpe = rpe_of(LocalRpe, None)
-    kernels = [ConcatenatedKernel(float_kernel("elu", HEAD_DIM + 8), rpe) for _ in range(2)]
-    layers = torch.nn.Sequential(*(kernelised(kernel, True) for kernel in kernels))
-    assert sum(p is rpe.weights for p in layers.parameters()) == 1
 
 
 def test_refusals():

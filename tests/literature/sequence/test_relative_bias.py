@@ -7,12 +7,7 @@ import torch
 
 from molflt.errors import InputError
 from molflt.literature.sequence import relative_bias
-from molflt.literature.sequence.relative_bias import (
-    RelativeBias,
-    log_linear_attention,
-    softmax_attention,
-    unit_length,
-)
+from molflt.literature.sequence.relative_bias import RelativeBias, log_linear_attention, softmax_attention
 from molflt.literature.sequence.toeplitz import future, toeplitz_matrix, toeplitz_product
 from tests.literature.sequence.oracles import (
     N_HEADS,
@@ -97,12 +92,6 @@ def test_large_biases_do_not_overflow():
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     masked = bias + 1000 * (torch.arange(17) > 8)
     assert torch.equal(log_linear_attention(kernel, q, k, v, masked, (9,), True), wanted)
-
-
-def test_unit_length():
-    (q, _, _) = tokens(5)
-    torch.testing.assert_close(unit_length(q).norm(dim=-1), torch.ones(2, N_HEADS, 5, dtype=torch.float64))
-    assert torch.isfinite(unit_length(torch.zeros(1, 3))).all()
 
 
 @either_way
