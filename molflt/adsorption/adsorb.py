@@ -147,29 +147,14 @@ def adsorb_conformers(
     seed: int = 0,
     max_atoms: int = DEFAULT_MAX_ATOMS,
 ) -> list[Adsorption]:
-    """As :func:`adsorb`, of a molecule whose conformers are known.
-
-    Args:
-        conformers: only numbers and positions are read.
-        surfaces: where to put them.
-        model: see :func:`adsorb`.
-        name: of the molecule.
-        n_guesses: see :func:`adsorb`.
-        seed: of the guesses.
-        max_atoms: see :func:`adsorb`.
-
-    Raises:
-        InputError: as :func:`adsorb`.
-    """
+    """As :func:`adsorb`, of a molecule ``name`` whose conformers are known: their numbers and positions are read."""
     _check(model, conformers[0], surfaces)
     if n_guesses < 1:
         raise InputError(f"{n_guesses} guesses: give at least one")
     placed = [guesses(one, conformers, n_guesses, name, seed) for one in surfaces]
     structures = ListDataset(guess.structure for some in placed for guess in some)
     prediction = predict(model.members, structures, model.device, max_atoms)
-    spread = prediction.std
-    if spread is None:
-        spread = np.full(len(structures), np.nan)
+    spread = np.full(len(structures), np.nan) if prediction.std is None else prediction.std
     found, begin = [], 0
     for one, some in zip(surfaces, placed, strict=True):
         mine = slice(begin, begin + len(some))

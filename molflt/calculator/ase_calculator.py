@@ -246,11 +246,7 @@ def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
 
 
 class HeldMeshMethod(MeshMethod):
-    """A particle mesh that keeps its grid from one structure to the next, as long as it fits.
-
-    Args:
-        tolerance: see :class:`MeshMethod`.
-    """
+    """A particle mesh that keeps its grid from one structure to the next, as long as it fits."""
 
     def __init__(self, tolerance: float) -> None:
         super().__init__(tolerance)

@@ -17,13 +17,7 @@ class DomainWarnings:
         self._said: set[str] = set()
 
     def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> None:
-        """Warn of what is new about a structure.
-
-        Args:
-            loaded: the model.
-            data: the structure.
-            where: which of several it is.
-        """
+        """Warn of what is new about a structure; ``where`` says which of several it is."""
         for reason in outside(loaded, data):
             self.say(f"{where}{reason.text}", reason.text if reason.rule == "elements" else reason.rule, stacklevel=5)
 

@@ -115,15 +115,3 @@ class FarField(nn.Module):
             extent = (torch.logsumexp(4.0 * height, dim=0) + torch.logsumexp(-4.0 * height, dim=0)) / 4.0
             rows.append(((extent + self.padding) * direction)[None])
         return torch.cat(rows)
-
-
-class NoFarField(nn.Module):
-    """Stands where a model has none; never called."""
-
-    def pairs(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """See :class:`FarField`."""
-        return positions.to(dtype)
-
-    def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """See :class:`FarField`."""
-        return positions.to(dtype), cell.to(dtype)

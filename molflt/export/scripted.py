@@ -22,7 +22,7 @@ from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import GAUSSIAN_END, envelope
 from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
-from molflt.export.far_field import FarField, NoFarField
+from molflt.export.far_field import FarField
 from molflt.model.encoder import EncoderLayer
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
@@ -48,6 +48,8 @@ def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
 class _Radial(nn.Module):
     """The Gaussian distance basis."""
 
+    __constants__ = ("pair_types",)
+
     def __init__(self, radial: GaussianDistanceBasis) -> None:
         super().__init__()
         self.cutoff, self.pair_types, self.end = radial.cutoff, radial.pair_types, GAUSSIAN_END
@@ -58,9 +60,9 @@ class _Radial(nn.Module):
         steepness = torch.exp(-radial.log_widths.detach()) / math.sqrt(2)
         self.register_buffer("steepness", steepness)
         self.register_buffer("shift", radial.centres.detach() * steepness)
-        one = torch.ones(1)
-        self.register_buffer("gamma", radial.gamma.detach() if radial.pair_types else one)
-        self.register_buffer("beta", radial.beta.detach() if radial.pair_types else one)
+        if radial.pair_types:
+            self.register_buffer("gamma", radial.gamma.detach())
+            self.register_buffer("beta", radial.beta.detach())
         self.n_types = MAX_ATOMIC_NUMBER + 1
 
     def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
@@ -74,6 +76,9 @@ class _Radial(nn.Module):
 
 class _Layer(nn.Module):
     """One layer of the encoder, see :class:`molflt.attention.layer.FourierAttention`."""
+
+    # TorchScript leaves out the branches of what a model does not have.
+    __constants__ = ("gated", "has_far", "has_moments", "kernelised")
 
     def __init__(self, layer: EncoderLayer) -> None:
         super().__init__()
@@ -93,21 +98,21 @@ class _Layer(nn.Module):
         self.carried = self.far_vectors + attention.far_channels
         self.has_far = len(attention.rpe_weights) > 0
         self.gated = self.has_far and attention.far_rank == 1
-        # What a model does not have is never called.
-        nothing = nn.Identity()
-        self.query_gate = attention.query_gate.linear if self.gated else nothing
-        self.key_gate = attention.key_gate.linear if self.gated else nothing
+        if self.gated:
+            self.query_gate, self.key_gate = attention.query_gate.linear, attention.key_gate.linear
         kernel = attention.kernel
         self.kernelised = isinstance(kernel, RandomFeatureKernel)
-        omega = kernel.weights().detach() if isinstance(kernel, RandomFeatureKernel) else torch.zeros(1)
-        self.register_buffer("omega", omega)
+        if isinstance(kernel, RandomFeatureKernel):
+            self.register_buffer("omega", kernel.weights().detach())
         moments = attention.moments
         self.has_moments = moments is not None
-        self.moment_value = nothing if moments is None else moments.value
-        self.moment_filters = nothing if moments is None else moments.filters
-        self.mix_first = nothing if moments is None else moments.mix_first
-        self.mix_second = nothing if moments is None else moments.mix_second
-        self.moment_output = nothing if moments is None else moments.output
+        if moments is not None:
+            self.moment_value, self.moment_filters = moments.value, moments.filters
+            self.mix_first, self.mix_second, self.moment_output = (
+                moments.mix_first,
+                moments.mix_second,
+                moments.output,
+            )
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x) = exp(ω·x − |x|²/2)/√m: (n, n_heads, c) → (n, n_heads, m)."""
@@ -211,6 +216,8 @@ class ScriptedEnergy(nn.Module):
         InputError: the model cannot be exported.
     """
 
+    __constants__ = ("has_far",)
+
     def __init__(self, model: EnergyModel, differentiable: bool) -> None:
         super().__init__()
         refuse_what_cannot_be_exported(model)
@@ -221,9 +228,8 @@ class ScriptedEnergy(nn.Module):
         self.radial = _Radial(model.radial)
         self.has_far = positions.rpe is not None
         self.contact, self.adsorbate_tag = config.read_out == "contact", TAG_ADSORBATE
-        keys = config.attention
-        tolerance = keys.tolerance if isinstance(keys, FourierConfig) else 1e-4
-        self.far: FarField | NoFarField = FarField(positions, tolerance) if self.has_far else NoFarField()
+        if isinstance(config.attention, FourierConfig):
+            self.far = FarField(positions, config.attention.tolerance)
         layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
         self.layers = nn.ModuleList(_Layer(layer) for layer in layers)
         self.components, self.vector_channels = COMPONENTS, model.encoder.vector_width // COMPONENTS
@@ -333,11 +339,7 @@ class ScriptedEnergy(nn.Module):
 
 
 class ScriptedMean(nn.Module):
-    """Energy, forces and stress of one structure, means over the members of an ensemble.
-
-    Args:
-        members: one or more.
-    """
+    """Energy, forces and stress of one structure, means over the members of an ensemble."""
 
     def __init__(self, members: Sequence[ScriptedEnergy]) -> None:
         super().__init__()

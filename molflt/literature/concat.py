@@ -22,7 +22,7 @@ from molflt.literature.undamped import UndampedMethod, plane_waves
 
 @dataclass
 class ConcatContext(Context):
-    """Waves and coefficients of the sampled frequencies.
+    """Of the sampled frequencies.
 
     Attributes:
         waves: (n_atoms, 2r) [cos 2πξ_k·r_i, sin 2πξ_k·r_i].
@@ -54,14 +54,8 @@ class ConcatPositions(SharedPositions):
 class ConcatAttention(AttentionLayer[ConcatContext, ConcatContext]):
     """Q̂ = [N₁, Q d^{-1/4}], K̂ = [N₂, K d^{-1/4}], then kernelised attention on φ(Q̂), φ(K̂) (Algorithm 1).
 
-    N₁ = √|a_k| [cos, sin] and N₂ the same with sign(a_k), the real form of Theorem 4.1.
-
-    Args:
-        dim: width of the model.
-        n_heads: number of heads.
-        n_basis: T.
-        kernel: feature map of vectors of width dim / n_heads + 2r.
-        dropout: on the values.
+    N₁ = √|a_k| [cos, sin] and N₂ the same with sign(a_k), the real form of Theorem 4.1. The kernel is a feature map
+    of vectors of width dim / n_heads + 2r.
     """
 
     def __init__(self, dim: int, n_heads: int, n_basis: int, kernel: Kernel, dropout: float) -> None:

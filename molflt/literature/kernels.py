@@ -150,11 +150,7 @@ COMPONENT_FUNCTIONS = {"trigrf": trigonometric, "posrf": positive, "oprf": optim
 
 
 class EluKernel(Kernel):
-    """φ(x) = elu(x) + 1, which is positive and estimates no kernel (Katharopoulos et al. 2020, arXiv 2006.16236).
-
-    Args:
-        dim: c, the width of queries and keys.
-    """
+    """φ(x) = elu(x) + 1, which is positive and estimates no kernel (Katharopoulos et al. 2020, arXiv 2006.16236)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -168,12 +164,9 @@ class EluKernel(Kernel):
 
 
 class ReluKernel(Kernel):
-    """φ(x) = ReLU(Wx) + ε with W learned, which estimates no kernel (Performer, arXiv 2009.14794; FLT appendix B.2).
+    """φ(x) = ReLU(Wx) + ε with W (m, c) learned, which estimates no kernel.
 
-    Args:
-        n_features: m.
-        dim: c, the width of queries and keys.
-        generator: of the start of W.
+    See Performer, arXiv 2009.14794, and FLT appendix B.2.
     """
 
     EPSILON = 1e-3

@@ -13,16 +13,10 @@ from molflt.attention.kernels.random_features import log_xi
 class SoftClusters(nn.Module):
     """Landmarks for atoms, which have no order: averages over a soft partition that each head learns.
 
-    Atom i belongs to cluster c by the share softmax_c(e_c·q_i/|q_i|), and a landmark is the average over its
-    cluster. A permutation of the atoms permutes the shares and leaves every average as it is, and an n-fold
-    supercell has the averages of its cell. LARA only needs landmarks that do not depend on the noise of ω: its
+    Each head has C clusters. Atom i belongs to cluster c by the share softmax_c(e_c·q_i/|q_i|), and a landmark is the
+    average over its cluster. A permutation of the atoms permutes the shares and leaves every average as it is, and an
+    n-fold supercell has the averages of its cell. LARA only needs landmarks that do not depend on the noise of ω: its
     weights sum to one for any proposals.
-
-    Args:
-        n_heads: number of heads.
-        n_landmarks: C, the clusters of each head.
-        dim: c, the width of queries and keys.
-        generator: of the start of e.
     """
 
     def __init__(self, n_heads: int, n_landmarks: int, dim: int, generator: torch.Generator) -> None:
@@ -45,12 +39,9 @@ class SoftClusters(nn.Module):
 
 
 class Segments(nn.Module):
-    """Landmarks for sequences: averages over contiguous segments whose lengths differ by at most one token.
+    """Landmarks for sequences: averages over C contiguous segments whose lengths differ by at most one token.
 
     See LARA appendix G.3.1.
-
-    Args:
-        n_landmarks: C.
     """
 
     def __init__(self, n_landmarks: int) -> None:
@@ -92,9 +83,6 @@ class LaraKernel(Kernel):
     both signs, and its normalised sum is off by ten times its own size as soon as ω carries noise.
 
     In training ω is drawn anew in every call. In evaluation it is the mean of its proposal, and nothing is random.
-
-    Args:
-        landmarks: how queries and keys are averaged.
     """
 
     def __init__(self, landmarks: SoftClusters | Segments) -> None:

@@ -112,15 +112,7 @@ def _chosen(shares: Tensor, n_samples: int) -> Tensor:
 
 
 class RandomisedAttention(ContentAttention):
-    """One layer without positions: softmax attention estimated by RA.
-
-    Args:
-        dim: width of the model.
-        n_heads: heads.
-        n_samples: S.
-        sampling: see :func:`randomised_attention`.
-        dropout: on the values.
-    """
+    """One layer without positions: softmax attention estimated by :func:`randomised_attention`."""
 
     def __init__(self, dim: int, n_heads: int, n_samples: int, sampling: Sampling, dropout: float) -> None:
         super().__init__(dim, n_heads, dropout)
@@ -136,14 +128,7 @@ class RandomisedAttention(ContentAttention):
 class MaskedRandomisedAttention(AttentionLayer[FourierContext, Prepared]):
     """One layer with the positional mask of DESIGN §3: exp(b_h)·env on neighbours as near, f̂ as far.
 
-    Args:
-        dim: width of the model.
-        n_heads: heads.
-        n_rbf: size of the radial basis of the local RPE.
-        n_weights: basis functions of f̂.
-        n_samples: S.
-        sampling: see :func:`randomised_attention`.
-        dropout: on the values.
+    The local RPE has ``n_rbf`` radial functions, f̂ ``n_weights`` basis functions; see :func:`randomised_attention`.
     """
 
     def __init__(

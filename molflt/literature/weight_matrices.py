@@ -108,12 +108,8 @@ class FastFood(WeightMatrix):
     """Blocks of S H G Π H B, with the diagonals S, G and B learned.
 
     At the start B holds random signs, G Gaussian numbers, Π a permutation, and S the lengths of Gaussian vectors
-    divided by that of G. Every row is then N(0, I), and the estimate is unbiased until the matrix learns.
-
-    Args:
-        n_features: m.
-        dim: c, the width of queries and keys; padded with zeros to a power of two.
-        generator: of the start.
+    divided by that of G. Every row is then N(0, I), and the estimate is unbiased until the matrix learns. Queries and
+    keys are padded with zeros to a power of two.
     """
 
     def __init__(self, n_features: int, dim: int, generator: torch.Generator) -> None:

@@ -49,14 +49,13 @@ def best_epoch(records: Sequence[dict[str, Any]]) -> int | None:
     return int(records[-1]["best_epoch"]) if records and "best_epoch" in records[-1] else None
 
 
-def best_point(curves: Sequence[Curve], epoch: int | None = None) -> tuple[str, int, float] | None:
-    """Split, epoch and value of the first validation split at an epoch; None: that of the smallest value."""
-    validated = [curve for curve in curves if curve.split != TRAIN]
-    if not validated:
+def best_point(curves: Sequence[Curve], epoch: int | None = None) -> tuple[int, float] | None:
+    """Epoch and value of the first validation split at an epoch; None: that of the smallest value."""
+    first = next((curve for curve in curves if curve.split != TRAIN), None)
+    if first is None:
         return None
-    first = validated[0]
     k = int(np.argmin(first.values) if epoch is None else np.searchsorted(first.epochs, epoch))
-    return first.split, int(first.epochs[k]), float(first.values[k])
+    return int(first.epochs[k]), float(first.values[k])
 
 
 def log_ticks(curves: Sequence[Curve]) -> list[float]:

@@ -53,25 +53,13 @@ def training_report(
 ) -> Path:
     """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path.
 
-    Args:
-        run_dir: of the run.
-        config: of the run.
-        command: by which the model was trained.
-        warnings: of the run, on its data.
+    ``command`` is what the model was trained by; ``warnings`` are those of the run, on its data.
     """
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
     how = Reading(config.data.allow_charged)
     sets = [
-        evaluate(
-            members,
-            path,
-            name=name,
-            device=device,
-            on_bad=config.data.on_bad,
-            how=how,
-            tags=config.data.tags,
-        )
+        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how, tags=config.data.tags)
         for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"
@@ -99,12 +87,11 @@ def evaluation_report(
 
 
 def write_report(
-    path: str | Path,
+    path: Path,
     loaded: LoadedModel,
     sets: Sequence[Evaluation],
     records: Sequence[dict[str, Any]] = (),
     results: Sequence[Result] | None = None,
-    title: str = "molflt report",
     command: str | None = None,
     n_members: int = 1,
     warnings: Sequence[str] = (),
@@ -117,7 +104,6 @@ def write_report(
         sets: evaluations of it; the worst structures are of the first.
         records: of :func:`molflt.training.recorder.read_records`; none leaves out the learning curves.
         results: of :func:`molflt.invariance.harness.run_suite`; None says how to get them.
-        title: of the page.
         command: by which the model was trained or evaluated.
         n_members: of the ensemble.
         warnings: on the data that the model was trained on; those of the evaluations are shown as well.
@@ -126,7 +112,7 @@ def write_report(
     n_structures = sum(map(len, sets))
     best, curves = best_epoch(records), [(learning_curves(records, name), shown) for name, shown in _CURVES.items()]
     content: dict[str, Any] = {
-        "title": title,
+        "title": "molflt report",
         "subtitle": _subtitle(loaded, n_members),
         "summary": summary(loaded, n_members),
         "sets": sets,
@@ -162,7 +148,7 @@ def write_report(
         "provenance": provenance(loaded, command),
         "configuration": configuration(loaded),
     }
-    page.write(Path(path), **content, headings=_headings(content))
+    page.write(path, **content, headings=_headings(content))
 
 
 def _subtitle(loaded: LoadedModel, n_members: int) -> str:

@@ -27,7 +27,7 @@ def page_figure(choices: Sequence[Panel], height: int) -> go.Figure:
     figure, of_choice = go.Figure(), []
     for choice, panel in enumerate(choices):
         for series in panel.series:
-            figure.add_trace(_trace(series, shown=choice == 0, named=series.legend))
+            figure.add_trace(_trace(series, shown=choice == 0))
             of_choice.append(choice)
     figure.update_xaxes(_x_axis(choices[0]))
     figure.update_yaxes(_y_axis(choices[0]))
@@ -50,9 +50,9 @@ def page_figure(choices: Sequence[Panel], height: int) -> go.Figure:
     return figure
 
 
-def _trace(series: Series, shown: bool, named: bool) -> Any:
+def _trace(series: Series, shown: bool) -> Any:
     name = for_plotly(series.name)
-    common: dict[str, Any] = {"name": name, "legendgroup": name, "showlegend": named, "visible": shown}
+    common: dict[str, Any] = {"name": name, "legendgroup": name, "showlegend": series.legend, "visible": shown}
     if series.hover is None:
         common["hoverinfo"] = "skip"
     else:

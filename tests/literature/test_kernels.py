@@ -5,29 +5,18 @@ import torch
 
 from molflt.attention.build import build_kernel as build_by_config
 from molflt.attention.kernels.kernel import FLOOR, kernelised_attention
-from molflt.attention.kernels.random_features import RandomFeatureKernel
 from molflt.attention.registry import attention_config, kernels
 from molflt.errors import InputError
-from molflt.literature.kernels import (
-    COMPONENT_FUNCTIONS,
-    EluKernel,
-    ReluKernel,
-    build_kernel,
-    generalised_features,
-    mean_square_of_sums,
-    optimal_a,
-    optimised_positive,
-)
-from tests.attention.kernels.checks import (
-    WIDTH,
-    batch_mates_and_heads_do_not_see_each_other,
-    check_kernel,
-    generator,
-    tokens,
-)
+from molflt.literature.kernels import COMPONENT_FUNCTIONS, EluKernel, ReluKernel, build_kernel
+from tests.attention.kernels.checks import WIDTH, check_kernel, generator, tokens
 from tests.literature.grid import GRID, dense_attention, kernel_of, pair_terms
 
-COVERING = [*(f"{c}-{m}" for c in COMPONENT_FUNCTIONS for m in ("iid", "fastfood")), "oprf-mm", "saderf-qmc"]
+COVERING = [
+    *(f"{c}-{m}" for c in COMPONENT_FUNCTIONS for m in ("iid", "fastfood")),
+    "oprf-mm",
+    "saderf-qmc",
+    "trigrf-sgq",
+]
 """Each component function with a drawn and the learned matrix; how rows are drawn changes none of the checks."""
 
 
@@ -67,21 +56,6 @@ def test_attention_of_elu_and_relu_is_the_dense_formula(name):
 @pytest.mark.parametrize("name", [*COVERING, "elu", "relu", "lara"])
 def test_what_must_hold_for_every_kernel(name):
     check_kernel(kernel_of(name).eval())
-
-
-@pytest.mark.parametrize("component", ["oprf", "saderf"])
-def test_a_statistic_of_the_batch_is_found_out(component):
-    """Power of the check of batch mates: A, or Ψ, averaged over the batch gives another answer."""
-
-    def averaged(query, key, omega, mask):
-        if component == "saderf":
-            psi = (key.square().mean(dim=(0, 2)) / query.square().mean(dim=(0, 2)))[None, :, None] ** 0.25
-            return optimised_positive(query * psi, key / psi, omega, mask)
-        a = optimal_a(mean_square_of_sums(query, key, mask).mean(dim=0, keepdim=True), query.shape[-1])
-        return generalised_features(query, omega, a), generalised_features(key, omega, a)
-
-    with pytest.raises(AssertionError):
-        batch_mates_and_heads_do_not_see_each_other(RandomFeatureKernel(averaged, kernel_of("oprf-iid").weights))
 
 
 def test_an_estimate_of_either_sign_is_raised_to_the_floor():
@@ -151,8 +125,6 @@ def test_the_matrix_of_relu_starts_orthogonal():
     kernel = ReluKernel(WIDTH, WIDTH, generator(3)).double()
     unit = torch.nn.functional.normalize(kernel.matrix.detach(), dim=1)
     torch.testing.assert_close(unit @ unit.T, torch.eye(WIDTH, dtype=torch.float64), rtol=0, atol=1e-6)
-    assert torch.equal(kernel.matrix, ReluKernel(WIDTH, WIDTH, generator(3)).double().matrix)
-    assert not torch.equal(kernel.matrix, ReluKernel(WIDTH, WIDTH, generator(4)).double().matrix)
 
 
 def test_every_name_of_the_registry_builds_that_kernel():

@@ -11,13 +11,12 @@ import torch
 from ase import Atoms
 from pydantic import ValidationError
 
-from molflt.attention.registry import attention_config, kernels
+from molflt.attention.registry import attention_config
 from molflt.data.datasets import StructureDataset
 from molflt.errors import InputError
-from molflt.literature.names import KERNELS, PRESETS
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model, save_model, set_frequencies
-from tests.attention.structures import STRUCTURES, rotated
+from tests.attention.structures import STRUCTURES
 from tests.golden.values import energies as golden_energies
 from tests.golden.values import structures as golden_structures
 from tests.model.files import (
@@ -30,7 +29,6 @@ from tests.model.files import (
 )
 from tests.model.models import (
     EXTREMES,
-    all_structures,
     change_in_company,
     change_when_moved,
     check_finite,
@@ -38,62 +36,41 @@ from tests.model.models import (
     check_hessian_vector_product,
     check_it_trains_as_it_is_built,
     check_supercells,
-    energies,
     excess,
     forces,
     make_model,
     net_torque,
-    relative,
 )
 
 NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
-FLT = {kernel: {"mechanism": "undamped", "far_rank": "m", "kernel": kernel} for kernel in kernels()}
 ATTENTIONS: dict[str, Any] = {
     "undamped, free": {"mechanism": "undamped", "spectrum": "free"},
     "biased ra": {"mechanism": "randomised", "sampling": "biased"},
-    **{name: name for name in PRESETS if name != "flt-concat"},
-    **{f"flt with {kernel}": FLT[kernel] for kernel in KERNELS},
+    **{name: name for name in ("flt-undamped", "ra", "ra-rpe", "lara-rpe", "elu", "relu", "trigrf-qmc")},
+    **{
+        f"flt with {kernel}": {"mechanism": "undamped", "far_rank": "m", "kernel": kernel}
+        for kernel in ("saderf-mm", "oprf-fastfood")
+    },
 }
-"""All that are invariant; flt-concat is not."""
-QUICK = {
-    "undamped, free",
-    "flt-undamped",
-    "biased ra",
-    "ra",
-    "ra-rpe",
-    "lara-rpe",
-    "elu",
-    "trigrf-qmc",
-    "flt with saderf-mm",
-    "flt with oprf-fastfood",
-}
+"""All mechanisms that are invariant, which flt-concat is not, and a kernel of each kind."""
+invariant_ones = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+all_of_them = pytest.mark.parametrize(
+    "attention", [*ATTENTIONS.values(), "flt-concat"], ids=[*ATTENTIONS, "flt-concat"]
+)
 
 
-def some_of(names: dict[str, Any]) -> list[Any]:
-    """Kernels differ in their features only: one of each kind always, the rest of the grid among the slow tests."""
-    marks = {True: (), False: (pytest.mark.slow,)}
-    return [pytest.param(keys, id=name, marks=marks[name in QUICK]) for name, keys in names.items()]
-
-
-@pytest.mark.parametrize("attention", [*some_of(ATTENTIONS), "flt-concat"])
+@all_of_them
 def test_alone_in_a_batch_padded_and_reordered_agree(attention: Any) -> None:
     assert change_in_company(make_model(attention)) < 1e-10
     assert change_in_company(make_model(attention, torch.float32)) < 1e-5
 
 
-@pytest.mark.parametrize("attention", some_of(ATTENTIONS))
+@invariant_ones
 def test_invariant_to_rotation_reflection_translation_and_image(attention: Any) -> None:
     assert change_when_moved(make_model(attention)) < 1e-10
 
 
-@pytest.mark.parametrize("attention", ["flt-concat", {"mechanism": "undamped", "directions": "random"}], ids=str)
-def test_the_published_form_is_not(attention: Any) -> None:
-    model, structures = make_model(attention), all_structures()
-    turned = energies(model, [rotated(atoms, seed=i) for i, atoms in enumerate(structures)])
-    assert relative(turned, energies(model, structures)) > 1e-5
-
-
-@pytest.mark.parametrize("attention", [*some_of(ATTENTIONS), "flt-concat"])
+@all_of_them
 def test_trains_as_it_is_built(attention: Any) -> None:
     check_it_trains_as_it_is_built(attention)
 
@@ -155,7 +132,7 @@ def test_finite(attention: Any) -> None:
         check_finite(model, [STRUCTURES[name]() for name in ("molecule", "atom", "tiny_cell")])
 
 
-@pytest.mark.parametrize("attention", [*some_of(ATTENTIONS), "flt-concat"])
+@all_of_them
 def test_round_trip_gives_bit_equal_energies(attention: Any, val_set: StructureDataset, tmp_path: Path) -> None:
     check_round_trip(tiny(attention), val_set, tmp_path)
 

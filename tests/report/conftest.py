@@ -82,7 +82,7 @@ def report(model_path: Path, tiny_run: Path, tmp_path_factory: pytest.TempPathFa
     command = f"molflt train '{EVIL}'"
     loaded = load_model(model_path)
     loaded.model = make_model()
-    write_report(path, loaded, sets, read_records(tiny_run), RESULTS, title=EVIL, command=command)
+    write_report(path, loaded, sets, read_records(tiny_run), RESULTS, command=command)
     return path
 
 

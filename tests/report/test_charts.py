@@ -24,11 +24,11 @@ def test_learning_curves() -> None:
     curves = learning_curves(records, "energy_mae")
     assert [curve.split for curve in curves] == ["train", "val", "b"]
     assert curves[1].epochs.tolist() == [1, 3, 5]
-    assert best_point(curves) == ("val", 3, 1.0)
+    assert best_point(curves) == (3, 1.0)
     assert best_point(curves[:1]) is None
     # What is best may be something else than the smallest value.
     assert best_epoch([*records, {"epoch": 7, "best_epoch": 5}]) == 5
-    assert best_point(curves, 5) == ("val", 5, 2.0)
+    assert best_point(curves, 5) == (5, 2.0)
     assert learning_curves(records, "force_mae") == []
     assert len(log_ticks(curves)) >= 3
 

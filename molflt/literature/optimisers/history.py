@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,6 @@ GUARD = 0.03
 One that never had a gradient (the weight of a pixel that is never lit) would otherwise drift with the network's bias,
 without bound, until the pixel is lit once.
 """
-
-State = Tensor
 
 
 class HistoryOptimiser(nn.Module):
@@ -86,7 +84,7 @@ class HistoryOptimiser(nn.Module):
             self.output.weight.mul_(0.1)
             self.output.bias.zero_()
 
-    def begin(self, shape: tuple[int, ...]) -> State:
+    def begin(self, shape: tuple[int, ...]) -> Tensor:
         """The state before the first step, (..., parameters, what is remembered)."""
         each = {"flt": (N_HEADS, 2 * N_FREQUENCIES, HEAD_DIM), "no-rpe": (N_HEADS, 1, HEAD_DIM)}
         return torch.zeros(*shape, *each.get(self.name, (N_HEADS * HEAD_DIM,)))
@@ -196,17 +194,15 @@ def run(
     waves = [position_features(model.rpe, {n: p[k] for n, p in of_rpe.items()}, steps) for k in range(count)]
     query, key, normaliser = (torch.stack(parts) for parts in zip(*waves, strict=True))
 
-    def decide(
-        mine: Parameters, seen: Tensor, past: Tensor, q: Tensor, k: Tensor, n: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return functional_call(model, mine, (seen, past, (q, k, n)))
+    def decide(mine: Parameters, *seen: Any) -> tuple[Tensor, Tensor]:
+        return functional_call(model, mine, seen)
 
     losses = []
     for t in range(steps):
         loss, gradient = shape.loss_and_gradient(theta, *draw(generator))
         square = DECAY * square + (1 - DECAY) * gradient.square()
         seen = scalars(gradient, square, theta, t)
-        step, past = vmap(decide)(own, seen, past, query[:, t], key[:, t], normaliser[:, t])
+        step, past = vmap(decide)(own, seen, past, (query[:, t], key[:, t], normaliser[:, t]))
         size = square.sqrt()
         theta = theta + step * size / (size + GUARD * size.mean(dim=-1, keepdim=True)).clamp(min=1e-30)
         losses.append(loss)

@@ -40,17 +40,10 @@ class Memory(nn.Module):
 
 
 class AttentionMemory(Memory):
-    """A_ij = f̂(Δ_ij) κ(q_i, k_j) / Σ_j κ(q_i, k_j), with f̂ = 1 without a mask.
+    """A_ij = f̂(Δ_ij) κ(q_i, k_j) / Σ_j κ(q_i, k_j), with f̂ = 1 without a mask, as in Performer.
 
     The mask may be negative; the sum that divides knows nothing of it and stays positive. Of so few members all pairs
     are cheaper than the linear order, which has the same numbers.
-
-    Args:
-        width: of the hidden vectors.
-        n_heads: number of heads.
-        mask: f̂; None for Performer.
-        generator: of the random features.
-        n_features: m of κ.
     """
 
     def __init__(
@@ -79,13 +72,7 @@ class AttentionMemory(Memory):
 
 
 class LstmMemory(Memory):
-    """Every member remembers its own past; what it sees of the others is their mean.
-
-    Args:
-        width: of the hidden vectors.
-        n_heads: number of heads whose weights are made.
-        inner: width of the state.
-    """
+    """Every member remembers its own past; what it sees of the others is their mean."""
 
     def __init__(self, width: int, n_heads: int, inner: int) -> None:
         super().__init__()
@@ -106,13 +93,7 @@ class LstmMemory(Memory):
 
 
 class NoMemory(Memory):
-    """A feed-forward layer of the same size; the mean of the others, as for :class:`LstmMemory`.
-
-    Args:
-        width: of the hidden vectors.
-        n_heads: number of heads whose weights are made.
-        inner: width of the layer.
-    """
+    """A feed-forward layer of the same size; the mean of the others, as for :class:`LstmMemory`."""
 
     def __init__(self, width: int, n_heads: int, inner: int) -> None:
         super().__init__()

@@ -137,19 +137,6 @@ def test_tail_of_the_box_proposal_falls_no_faster_than_g(power):
     assert (spectrum.transform(window).abs() / gaussian).max().item() > 1e6
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", FAMILIES)
-def test_positive_whatever_it_learns(name):
-    spectrum = FAMILIES[name](2)
-    for parameter in spectrum.parameters():
-        parameter.fill_(-3.0)
-    for quantity in ("length", "widths", "radii", "scale", "scales", "guard"):
-        if hasattr(spectrum, quantity):
-            assert bool((getattr(spectrum, quantity) > 0).all())
-    xi = spectrum.sample(64, torch.Generator().manual_seed(0))
-    assert bool(spectrum.coefficients(xi).isfinite().all())
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
