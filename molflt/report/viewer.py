@@ -51,24 +51,19 @@ def structure_view(
             greatest; None diverges where both signs occur.
         highlight: index of an atom to mark.
         key: id of the element, for a script that colours anew.
-
-    Raises:
-        ValueError: not one value for each atom.
     """
     numbers = data.atomic_numbers.cpu().numpy()
     symbols = [chemical_symbols[z] for z in numbers]
-    if values is not None and np.shape(values) != numbers.shape:
-        raise ValueError(f"{np.size(values)} values for {len(numbers)} atoms")
     positions = data.positions.detach().cpu().numpy().astype(float)
     cell = _cell(data)
-    tags = data.tags.tolist() if "tags" in data else []
+    tags = data.tags.tolist()
     counts = sorted(Counter(numbers.tolist()).items())
     elements = {chemical_symbols[z]: {"colour": to_hex(jmol_colors[z]), "radius": _radius(z)} for z, _ in counts}
     content: dict[str, Any] = {
         "xyz": _xyz(symbols, positions, cell),
         "elements": elements,
         # Tags that are all 0, as molecules have them, tell nothing.
-        "tags": [TAG_NAMES.get(tag, f"tag {tag}") for tag in tags] if any(tags) else [],
+        "tags": [TAG_NAMES[tag] for tag in tags] if any(tags) else [],
         "corners": [] if cell is None else (np.indices((2, 2, 2)).reshape(3, -1).T @ cell).round(3).tolist(),
         "turn": _turn(positions, periodic=cell is not None).round(5).tolist(),
         "few": len(numbers) <= MOST_WITH_BONDS,

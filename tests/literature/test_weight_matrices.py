@@ -94,12 +94,6 @@ def test_sobol_points_are_rows_and_stratified():
         assert not stratified(quasi_monte_carlo(5, n, generator(seed)).T)
         assert not stratified(iid(n, 5, generator(seed)))
     assert torch.equal(torch.get_rng_state(), before)
-    # Any other number is nearly stratified: Φ of the rows has the mean ½ far better than independent ones.
-    errors = []
-    for draw in (quasi_monte_carlo, iid):
-        means = torch.stack([torch.special.ndtr(draw(50, 6, generator(s))).mean(dim=0) for s in range(40)])
-        errors.append(float((means - 0.5).square().mean()))
-    assert errors[0] < errors[1] / 10
 
 
 @pytest.mark.parametrize(("m", "c"), [(2, 1), (5, 4), (20, 4), (33, 32), (128, 64)])

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from molflt.data.ase_io import from_atoms
 from molflt.data.datasets import ListDataset
 from molflt.invariance.harness import Result
-from molflt.model.model_file import LoadedModel, load_model
+from molflt.model.model_file import load_model
 from molflt.prediction.evaluation import Evaluation, StructureTable
 from molflt.prediction.prediction import Prediction
 from molflt.report.model_report import write_report
@@ -84,8 +84,3 @@ def report(model_path: Path, tiny_run: Path, tmp_path_factory: pytest.TempPathFa
     loaded.model = make_model()
     write_report(path, loaded, sets, read_records(tiny_run), RESULTS, command=command)
     return path
-
-
-@pytest.fixture
-def model(model_path: Path) -> LoadedModel:
-    return load_model(model_path)

@@ -122,11 +122,11 @@ def test_for_plotly() -> None:
     assert for_plotly("<b>%{x}</b> 'q'") == "&lt;b&gt;%&#123;x}&lt;/b&gt; 'q'"
 
 
-def test_a_page_has_the_sections_that_it_has_content_for(model: LoadedModel, tmp_path: Path) -> None:
+def test_a_page_has_the_sections_that_it_has_content_for(loaded: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "r.html"
-    write_report(path, model, [])
+    write_report(path, loaded, [])
     assert Page(path.read_text(encoding="utf-8")).headings == ["overview", "rpe", "invariance", "provenance"]
-    write_report(path, model, [evaluated_set(n=1, adsorbates=False)])
+    write_report(path, loaded, [evaluated_set(n=1, adsorbates=False)])
     page = Page(path.read_text(encoding="utf-8"))
     assert page.headings == ["overview", "residuals", "groups", "worst", "rpe", "invariance", "provenance"]
     assert "molflt check-invariance" in page.text
@@ -134,18 +134,18 @@ def test_a_page_has_the_sections_that_it_has_content_for(model: LoadedModel, tmp
     assert [p.name for p in path.parent.iterdir()] == ["r.html"]
 
 
-def test_what_cannot_be_shown_is_told(model: LoadedModel, tmp_path: Path) -> None:
+def test_what_cannot_be_shown_is_told(loaded: LoadedModel, tmp_path: Path) -> None:
     """Structures left out, members of an ensemble that agree, attention that sees no distances."""
     some = replace(evaluated_set(n=5), skipped=["a: is broken"])
     same = replace(some, prediction=replace(some.prediction, std=np.zeros(5)))
-    model.model = make_model(mechanism="kernelised")
-    write_report(tmp_path / "r.html", model, [same])
+    loaded.model = make_model(mechanism="kernelised")
+    write_report(tmp_path / "r.html", loaded, [same])
     text = Page((tmp_path / "r.html").read_text(encoding="utf-8")).text
     assert "Left out everywhere, because they cannot be used: 1 of val." in text
     assert "their predictions agree exactly" in text
     assert "its heads see no distances" in text
 
 
-def test_a_report_of_many_structures_stays_small(model: LoadedModel, tiny_run: Path, tmp_path: Path) -> None:
-    write_report(tmp_path / "r.html", model, [evaluated_set(n=300)], read_records(tiny_run))
+def test_a_report_of_many_structures_stays_small(loaded: LoadedModel, tiny_run: Path, tmp_path: Path) -> None:
+    write_report(tmp_path / "r.html", loaded, [evaluated_set(n=300)], read_records(tiny_run))
     assert (tmp_path / "r.html").stat().st_size < 15e6

@@ -13,8 +13,14 @@ CHUNK = 64
 """Near the usual m, where the pairs within a chunk cost a token about as much as the state before the chunk."""
 
 
-def sequence_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """Σ_j κ(q_i, k_j) v_j / Σ_j κ(q_i, k_j) over all j, or over j ≤ i (FLT Eq. 2).
+def sequence_attention(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, causal: bool, chunk: int = CHUNK
+) -> Tensor:
+    """Σ_j κ(q_i, k_j) v_j / Σ_j κ(q_i, k_j) over all j (FLT Eq. 2), or over j ≤ i (arXiv 2006.16236, Eqs 8 and 9).
+
+    In the causal sums one number per feature is taken off the exponents of all keys of a sequence and head. It knows
+    of the future, but it goes to the queries and cancels, so no output depends on it as long as nothing underflows:
+    in float32 a term counts as zero if its exponent is 87 below the largest of its feature or query.
 
     Args:
         kernel: the feature map; for ``causal`` one that :func:`check_causal` accepts.
@@ -22,32 +28,13 @@ def sequence_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor
         key: as ``query``.
         value: (batch, heads, n, head_dim).
         causal: whether a token sees only itself and those before it.
-
-    Returns:
-        (batch, heads, n, head_dim).
-    """
-    if causal:
-        return causal_attention(kernel, query, key, value)
-    return kernelised_attention(kernel, query, key, value, None)
-
-
-def causal_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Causal kernelised attention (Katharopoulos et al. 2020, arXiv 2006.16236, Eqs 8 and 9).
-
-    One number per feature is taken off the exponents of all keys of a sequence and head. It knows of the future, but
-    it goes to the queries and cancels, so no output depends on it as long as nothing underflows: in float32 a term
-    counts as zero if its exponent is 87 below the largest of its feature or query.
-
-    Args:
-        kernel: the feature map; one that :func:`check_causal` accepts.
-        query: (batch, heads, n, c).
-        key: as ``query``.
-        value: (batch, heads, n, head_dim).
         chunk: see :func:`prefix_sums`.
 
     Returns:
         (batch, heads, n, head_dim).
     """
+    if not causal:
+        return kernelised_attention(kernel, query, key, value, None)
     query_features, key_features = kernel(query, key)
     phi_q, phi_k = stable_features(query_features, key_features, None)
     ones = torch.ones_like(value[..., :1])

@@ -7,10 +7,7 @@ from torch.nn import functional
 from molflt.errors import InputError
 from molflt.literature.optimisers import history, networks, shipped
 from molflt.literature.sequence.prefix_sums import prefix_sums
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.attention.kernels.checks import generator
 
 
 @pytest.mark.parametrize("name", ["flt", "no-rpe"])

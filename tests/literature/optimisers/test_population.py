@@ -11,10 +11,7 @@ from molflt.literature.optimisers import evolution, landscapes, meta_training, s
 from molflt.literature.optimisers.memories import MEMORIES, build_memory
 from molflt.literature.optimisers.population import OWN_VECTORS, Swarm, scalars, spread, step_of
 from molflt.literature.optimisers.position_mask import PositionMask
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.attention.kernels.checks import generator
 
 
 @pytest.mark.parametrize("dim", [2, 20])

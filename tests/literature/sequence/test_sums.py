@@ -8,7 +8,7 @@ import torch
 from molflt.attention.kernels.kernel import FLOOR, Features, Kernel
 from molflt.errors import InputError
 from molflt.literature.sequence.positioned_kernels import CosformerKernel
-from molflt.literature.sequence.prefix_sums import causal_attention, check_causal, prefix_sums, sequence_attention
+from molflt.literature.sequence.prefix_sums import check_causal, prefix_sums, sequence_attention
 from tests.literature.sequence.oracles import (
     HEAD_DIM,
     KERNELS,
@@ -51,9 +51,11 @@ def test_chunks_change_nothing_and_the_state_before_a_chunk_counts():
     kernel, (q, k, v) = kernel_of("posrf-orf"), tokens(10)
     wanted = dense_kernelised(kernel, q, k, v, True)
     for chunk in (1, 2, 5, 7, 10, 64):
-        assert_same(causal_attention(kernel, q, k, v, chunk), wanted, (q, k, v))
+        assert_same(sequence_attention(kernel, q, k, v, True, chunk), wanted, (q, k, v))
     # Power: what a chunk alone would give differs.
-    assert_differs(causal_attention(kernel, q[..., 5:, :], k[..., 5:, :], v[..., 5:, :], 5), wanted[..., 5:, :])
+    assert_differs(
+        sequence_attention(kernel, q[..., 5:, :], k[..., 5:, :], v[..., 5:, :], True, 5), wanted[..., 5:, :]
+    )
     with pytest.raises(InputError, match="chunk"):
         prefix_sums(*(torch.ones(4, 2) for _ in range(3)), chunk=0)
 
@@ -65,7 +67,7 @@ def test_a_common_factor_of_the_keys_cancels():
     longer[..., -1, :] *= 6
     exponents = [kernel(q, x)[1].exponent.detach().amax() for x in (k, longer)]
     assert float(exponents[1] - exponents[0]) > 5
-    before, after = (causal_attention(kernel, q, x, v)[..., :-1, :] for x in (k, longer))
+    before, after = (sequence_attention(kernel, q, x, v, True)[..., :-1, :] for x in (k, longer))
     torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-10)
     assert_differs(*(sequence_attention(kernel, q, x, v, False)[..., :-1, :] for x in (k, longer)))
 
@@ -114,7 +116,7 @@ def test_kernels_that_average_over_the_sequence_are_refused(name, training):
     q, k, v = tokens(6)
     changed = k.clone()
     changed[..., -1, :] *= 3
-    before, after = (causal_attention(kernel, q, x, v)[..., :-1, :] for x in (k, changed))
+    before, after = (sequence_attention(kernel, q, x, v, True)[..., :-1, :] for x in (k, changed))
     assert float((before - after).detach().abs().max()) > 1e-6
 
 
