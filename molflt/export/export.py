@@ -22,21 +22,6 @@ DESCRIPTION = "molflt.json"
 """The file inside of the archive that says what the model is."""
 
 
-def scripted_energy(members: Sequence[LoadedModel], dtype: torch.dtype | None = None) -> ScriptedMean:
-    """What is to be scripted, on the CPU.
-
-    Args:
-        members: one model, or those of an ensemble, whose mean is exported; they are left as they are.
-        dtype: of the weights; None: as trained.
-
-    Raises:
-        InputError: its attention cannot be exported.
-    """
-    models = [copy.deepcopy(loaded.model).cpu().eval().requires_grad_(False) for loaded in members]
-    differentiable = members[0].metadata.target in DIFFERENTIABLE
-    return ScriptedMean([ScriptedEnergy(model.to(dtype or model.dtype), differentiable) for model in models]).eval()
-
-
 def description(members: Sequence[LoadedModel]) -> dict[str, object]:
     """What a program that uses the exported model has to know."""
     metadata = members[0].metadata
@@ -58,7 +43,7 @@ def export(members: Sequence[LoadedModel], path: str | os.PathLike[str], dtype: 
     """Write a model as a TorchScript file.
 
     Args:
-        members: one model, or those of an ensemble, whose mean is exported.
+        members: one model, or those of an ensemble, whose mean is exported; they are left as they are.
         path: of the file.
         dtype: of the weights; None: as trained.
 
@@ -66,8 +51,10 @@ def export(members: Sequence[LoadedModel], path: str | os.PathLike[str], dtype: 
         InputError: its attention cannot be exported.
         OSError: the system refuses.
     """
-    energy = scripted_energy(members, dtype)
+    models = [copy.deepcopy(loaded.model).cpu().eval().requires_grad_(False) for loaded in members]
+    energies = [ScriptedEnergy(model.to(dtype or model.dtype)) for model in models]
+    scripted = ScriptedMean(energies, members[0].metadata.target in DIFFERENTIABLE).eval()
     about = {DESCRIPTION: json.dumps(description(members), indent=1)}
     with warnings.catch_warnings(), atomic_file(Path(path)) as temporary:
         warnings.filterwarnings("ignore", ".*torch.jit.*deprecated.*")
-        torch.jit.save(torch.jit.script(energy), temporary, _extra_files=about)
+        torch.jit.save(torch.jit.script(scripted), temporary, _extra_files=about)

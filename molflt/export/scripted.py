@@ -206,11 +206,7 @@ class _Layer(nn.Module):
 
 
 class ScriptedEnergy(nn.Module):
-    """Energy, forces and stress of one structure.
-
-    Args:
-        model: to export; its weights are shared.
-        differentiable: whether the derivative of the energy is a force.
+    """The energy of one structure, atom by atom, by a model whose weights are shared.
 
     Raises:
         InputError: the model cannot be exported.
@@ -218,12 +214,12 @@ class ScriptedEnergy(nn.Module):
 
     __constants__ = ("has_far",)
 
-    def __init__(self, model: EnergyModel, differentiable: bool) -> None:
+    def __init__(self, model: EnergyModel) -> None:
         super().__init__()
         refuse_what_cannot_be_exported(model)
         config, positions = model.config, model.positions
         assert isinstance(positions, FourierPositions)
-        self.cutoff, self.n_recycles, self.differentiable = config.cutoff, config.n_recycles, differentiable
+        self.cutoff, self.n_recycles = config.cutoff, config.n_recycles
         self.root_neighbours = math.sqrt(typical_neighbours(config.cutoff))
         self.radial = _Radial(model.radial)
         self.has_far = positions.rpe is not None
@@ -255,7 +251,7 @@ class ScriptedEnergy(nn.Module):
         edge_index: Tensor,
         cell_offsets: Tensor,
     ) -> Tensor:
-        """(n_atoms,) eV, float64: each atom's term of the energy, without the mean. See :meth:`forward`."""
+        """(n_atoms,) eV, float64: each atom's term of the energy, without the mean. See :class:`ScriptedMean`."""
         dtype, n, z = self.factor.dtype, positions.shape[0], atomic_numbers.to(torch.int64)
         positions, cell = positions.to(torch.float64), cell.to(torch.float64)
         positions = positions - positions.mean(dim=0)
@@ -291,6 +287,20 @@ class ScriptedEnergy(nn.Module):
             own = own * torch.where(adsorbate, torch.ones_like(reached), 1 - torch.exp(-2 * reached))
         return self.references[z] + self.std * own
 
+
+class ScriptedMean(nn.Module):
+    """Energy, forces and stress of one structure, means over the members of an ensemble.
+
+    Args:
+        members: one or more.
+        differentiable: whether the derivative of the energy is a force.
+    """
+
+    def __init__(self, members: Sequence[ScriptedEnergy], differentiable: bool) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.differentiable = differentiable
+
     def forward(
         self,
         positions: Tensor,
@@ -316,52 +326,32 @@ class ScriptedEnergy(nn.Module):
             Energy () eV; forces (n_atoms, 3) eV/Å; stress (3, 3) eV/Å³, zero unless the cell has a volume and is
             periodic. Float64. Forces and stress are empty where the model has none.
         """
-        positions = positions.detach().to(torch.float64).requires_grad_(True)
-        strain = torch.zeros((3, 3), dtype=torch.float64, device=positions.device).requires_grad_(True)
-        symmetric = (strain + strain.t()) / 2
         box = cell.detach().to(torch.float64)
-        moved, strained = positions + positions @ symmetric, box + box @ symmetric
-        own = self.atomic_energies(moved, strained, pbc, atomic_numbers, tags, edge_index, cell_offsets)
-        energy = self.mean + own.sum()
-        if not self.differentiable:
-            nothing = torch.zeros((0, 3), dtype=torch.float64, device=positions.device)
-            return energy.detach(), nothing, nothing
-        outgoing: list[Tensor | None] = [torch.ones_like(energy)]
-        gradients = torch.autograd.grad([energy], [positions, strain], outgoing)
-        to_positions, to_strain = gradients[0], gradients[1]
-        assert to_positions is not None
-        assert to_strain is not None
-        volume = torch.linalg.det(box).abs()
-        stress = torch.zeros_like(to_strain)
-        if bool(pbc.any()) and bool(volume > 0):
-            stress = to_strain / volume
-        return energy.detach(), -to_positions, stress
-
-
-class ScriptedMean(nn.Module):
-    """Energy, forces and stress of one structure, means over the members of an ensemble."""
-
-    def __init__(self, members: Sequence[ScriptedEnergy]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-
-    def forward(
-        self,
-        positions: Tensor,
-        cell: Tensor,
-        pbc: Tensor,
-        atomic_numbers: Tensor,
-        tags: Tensor,
-        edge_index: Tensor,
-        cell_offsets: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`ScriptedEnergy.forward`."""
         energies: list[Tensor] = []
         forces: list[Tensor] = []
-        stresses: list[Tensor] = []
+        virials: list[Tensor] = []
+        # Each member by itself, so that one graph at a time is held.
         for member in self.members:
-            energy, force, stress = member(positions, cell, pbc, atomic_numbers, tags, edge_index, cell_offsets)
-            energies.append(energy)
-            forces.append(force)
-            stresses.append(stress)
-        return torch.stack(energies).mean(0), torch.stack(forces).mean(0), torch.stack(stresses).mean(0)
+            at = positions.detach().to(torch.float64).requires_grad_(True)
+            strain = torch.zeros((3, 3), dtype=torch.float64, device=at.device).requires_grad_(True)
+            symmetric = (strain + strain.t()) / 2
+            own = member.atomic_energies(
+                at + at @ symmetric, box + box @ symmetric, pbc, atomic_numbers, tags, edge_index, cell_offsets
+            )
+            energy = member.mean + own.sum()
+            energies.append(energy.detach())
+            if self.differentiable:
+                outgoing: list[Tensor | None] = [torch.ones_like(energy)]
+                gradients = torch.autograd.grad([energy], [at, strain], outgoing)
+                to_positions, to_strain = gradients[0], gradients[1]
+                assert to_positions is not None
+                assert to_strain is not None
+                forces.append(-to_positions)
+                virials.append(to_strain)
+        mean = torch.stack(energies).mean(0)
+        if not self.differentiable:
+            nothing = torch.zeros((0, 3), dtype=torch.float64, device=box.device)
+            return mean, nothing, nothing
+        volume, virial = torch.linalg.det(box).abs(), torch.stack(virials).mean(0)
+        stress = virial / volume if bool(pbc.any()) and bool(volume > 0) else torch.zeros_like(virial)
+        return mean, torch.stack(forces).mean(0), stress
