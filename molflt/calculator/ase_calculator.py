@@ -126,13 +126,7 @@ class MolFLTCalculator(Calculator):
         return self.model.target in DIFFERENTIABLE
 
     def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
-        """A property of atoms; see ASE.
-
-        Args:
-            name: energy, free_energy (the same), forces or stress.
-            atoms: the structure; None: that of the last calculation.
-            allow_calculation: False: None where it is not at hand.
-        """
+        """A property of atoms: energy, free_energy (the same), forces or stress; see ASE."""
         if name in _DERIVATIVES and (reason := why_no_forces(self.model.target)):
             raise PropertyNotImplementedError(f"no {name}: this model {reason}")
         return super().get_property(name, atoms, allow_calculation)
@@ -275,12 +269,7 @@ class HeldMethod:
 
     @contextmanager
     def applied(self, model: EnergyModel, batch: Batch) -> Iterator[None]:
-        """Evaluate ``model`` by the method held, chosen anew when atomic numbers or periodic directions change.
-
-        Args:
-            model: left as it was at the end.
-            batch: of one structure, with a neighbour list.
-        """
+        """Evaluate ``model`` by the method held, chosen anew when atomic numbers or periodic directions change."""
         positions = model.positions
         if not isinstance(positions, FourierPositions) or positions.method is None:
             yield

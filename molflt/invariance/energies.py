@@ -38,13 +38,7 @@ class Energies:
 
 
 def energies(model: EnergyModel, structures: Sequence[Data], padding: int = 0) -> Energies:
-    """Evaluate one batch.
-
-    Args:
-        model: in evaluation mode, on any device.
-        structures: at least one, without neighbour lists.
-        padding: empty places beyond the largest structure.
-    """
+    """Evaluate at least one structure in one batch, with ``padding`` empty places beyond the largest."""
     collate = StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)
     batch = collate(list(structures)).to(model.device)
     n_max = max(len(data.atomic_numbers) for data in structures) + padding

@@ -36,13 +36,8 @@ def build_kernel(
 ) -> Kernel:
     """The kernel called ``name``: "elu", "relu", "lara", or a component function and a weight matrix, "posrf-orf".
 
-    Args:
-        name: of the kernel.
-        dim: c, the width of queries and keys.
-        n_heads: number of heads.
-        n_features: m; not for "elu" and "lara".
-        n_landmarks: C, for "lara".
-        generator: of everything random.
+    ``dim`` is c, the width of queries and keys; "elu" and "lara" need no m, ``n_features``, and "lara" alone needs C,
+    ``n_landmarks``.
 
     Raises:
         InputError: there is no kernel of that name.
@@ -75,7 +70,7 @@ def trigonometric(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None
         query: (batch, heads, n, c).
         key: as ``query``.
         omega: (m, c).
-        mask: not used; part of the interface of component functions.
+        mask: (batch, 1, n, 1) bool, which tokens exist; not used here.
     """
 
     def features(x: Tensor) -> Features:
@@ -92,12 +87,7 @@ def optimised_positive(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor |
     A ≤ 0 minimises the variance at the mean of |q + k|² over all pairs of the structure, which follows from sums over
     queries and over keys. With A = 0 these are the positive features. In the paper's family the exponent
     −(s + 1)/2·|x|² = −|x|² belongs to the Gaussian kernel; the softmax kernel has exp(|x|²/2) more on either side.
-
-    Args:
-        query: (batch, heads, n, c).
-        key: as ``query``.
-        omega: (m, c).
-        mask: (batch, 1, n, 1) bool, which tokens exist.
+    Arguments as for :func:`trigonometric`.
     """
     a = optimal_a(mean_square_of_sums(query, key, mask), query.shape[-1])
     return generalised_features(query, omega, a), generalised_features(key, omega, a)
@@ -107,7 +97,7 @@ def saderf(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None) -> tu
     """Optimised positive features of Ψq and Ψ⁻¹k, Ψ_ll = (Σ_j k_jl² / Σ_i q_il²)^{1/4}: E φ(q)·φ(k) = exp(q·k).
 
     The diagonal Ψ leaves q·k as it is and makes queries and keys equally long along every axis, which minimises the
-    mean of |Ψq|² + |Ψ⁻¹k|². Arguments as for :func:`optimised_positive`.
+    mean of |Ψq|² + |Ψ⁻¹k|². Arguments as for :func:`trigonometric`.
     """
     # If all queries and keys are zero along an axis, any Ψ will do; this one has a derivative.
     tiny = torch.finfo(query.dtype).eps
@@ -133,13 +123,7 @@ def optimal_a(square: Tensor, c: int) -> Tensor:
 
 
 def generalised_features(x: Tensor, omega: Tensor, a: Tensor) -> Features:
-    """Generalised exponential features (GERF) for the softmax kernel, s = +1.
-
-    Args:
-        x: (batch, heads, n, c).
-        omega: (m, c).
-        a: A, (batch, heads, 1, 1), below 1/4.
-    """
+    """Generalised exponential features (GERF) for the softmax kernel, s = +1, of A (batch, heads, 1, 1) below 1/4."""
     growth = 1 - 4 * a
     exponent = a * (omega * omega).sum(dim=-1) + growth.sqrt() * (x @ omega.transpose(-1, -2))
     log_d = x.shape[-1] / 4 * torch.log(growth)

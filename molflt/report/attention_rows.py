@@ -48,12 +48,7 @@ class LayerCall:
 
 
 def recorded_forward(model: EnergyModel, batch: Any) -> tuple[ModelOutput, list[LayerCall]]:
-    """Evaluate a batch and keep the input of every attention layer, in the last pass where the stack is recycled.
-
-    Args:
-        model: in evaluation mode.
-        batch: a collated batch with a neighbour list, on the model's device.
-    """
+    """Evaluate a batch and keep the input of every attention layer, in the last pass where the stack is recycled."""
     calls: dict[int, LayerCall] = {}
 
     def record(module: nn.Module, arguments: tuple[Tensor, Geometry, Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import bulk, fcc111, molecule
+from ase.build import fcc111, molecule
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 from ase.constraints import FixAtoms
@@ -315,16 +315,6 @@ def test_forces_of_a_model_of_minima_come_with_a_warning(random_model):
         warnings.simplefilter("error")
         atoms.rattle(0.1)
         atoms.get_forces()
-
-
-def test_initial_moments_of_a_crystal_play_no_part(calc):
-    """ASE's builders set them."""
-    nickel = bulk("Ni")
-    assert nickel.get_initial_magnetic_moments().any()
-    nickel.calc = calc
-    plain = Atoms(nickel.numbers, nickel.positions, cell=nickel.cell, pbc=True)
-    plain.calc = calc
-    assert nickel.get_potential_energy() == plain.get_potential_energy()
 
 
 def test_layer_tags(random_model):

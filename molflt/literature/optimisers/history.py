@@ -129,10 +129,7 @@ def position_features(rpe: GaussianMixtureRpe | None, own: Parameters, steps: in
     Values of unit variance that know nothing of each other are then read with unit variance, however long the past;
     the sum of f̂, which may be negative, would not do.
 
-    Args:
-        rpe: of the optimiser; with None both features are one.
-        own: parameters to take instead of the module's.
-        steps: how many.
+    Without an RPE both features are one; ``own`` are parameters to take instead of the module's.
     """
     if rpe is None:
         ones = torch.ones(steps, N_HEADS, 1)

@@ -87,12 +87,7 @@ def griewank(z: Tensor) -> Tensor:
 def placed(shape: Shape, n: int, dim: int, condition: float, generator: torch.Generator) -> Landscapes:
     """``n`` functions of one shape, shifted, turned and scaled at random.
 
-    Args:
-        shape: h.
-        n: batch.
-        dim: d.
-        condition: the largest λ over the smallest is exp(u log condition), u uniform in [0, 1].
-        generator: of everything random.
+    The largest λ over the smallest is exp(u log condition), u uniform in [0, 1].
     """
     shift = MAX_SHIFT * (2 * torch.rand(n, 1, dim, generator=generator) - 1)
     spread = torch.rand(n, 1, generator=generator) * math.log(condition)

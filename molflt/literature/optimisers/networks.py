@@ -89,14 +89,7 @@ def training_tasks(tasks: int, generator: torch.Generator, examples: int = 32) -
 
 
 def images(pixels: Tensor, digits: Tensor, tasks: int, examples: int = 64) -> Draw:
-    """Batches of a data set, drawn with replacement.
-
-    Args:
-        pixels: (n, inputs).
-        digits: (n,).
-        tasks: runs side by side, each with batches of its own.
-        examples: in a batch.
-    """
+    """Batches of a data set, (n, inputs) and (n,), drawn with replacement for each of the runs side by side."""
 
     def draw(random: torch.Generator) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(digits), (tasks, examples), generator=random)

@@ -91,12 +91,7 @@ class Swarm:
 
 
 class StepNetwork(nn.Module):
-    """Scalars of a member → its memory → coefficients of its vectors.
-
-    Args:
-        memory: what members remember, or see of each other.
-        width: of the hidden layers.
-    """
+    """Scalars of a member → its memory → coefficients of its vectors."""
 
     def __init__(self, memory: Memory, width: int = 16) -> None:
         super().__init__()

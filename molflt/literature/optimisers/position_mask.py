@@ -34,14 +34,9 @@ class PositionMask(nn.Module):
         return torch.randn(len(self.log_widths) * self.n_frequencies, dim, generator=generator)
 
     def forward(self, positions: Tensor, epsilon: Tensor) -> Tensor:
-        """The estimate on all pairs, for a population so small that pairs are the cheaper order.
+        """The estimate on all pairs: positions (batch, n, d) and ε from :meth:`draw` → (batch, heads, n, n).
 
-        Args:
-            positions: (batch, n, d).
-            epsilon: from :meth:`draw`.
-
-        Returns:
-            (batch, heads, n, n).
+        Of a population so small, pairs are the cheaper order.
         """
         scales = torch.exp(-self.log_widths).repeat_interleave(self.n_frequencies)
         phase = (positions @ epsilon.transpose(0, 1)) * scales

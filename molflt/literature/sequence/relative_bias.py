@@ -152,19 +152,7 @@ def softmax_attention(
 ) -> Tensor:
     """softmax_j(q_i·k_j + b_{j−i}) v_j (arXiv 2106.12566, Eq. 6), the scale being in the queries and keys.
 
-    Args:
-        query: (batch, heads, n, head_dim), scaled so that q·k needs no factor.
-        key: as ``query``.
-        value: as ``query``.
-        bias: b, (heads, 2n − 1), or (heads, 2h − 1, 2w − 1) of a grid in raster order.
-        shape: (n,) or (h, w).
-        causal: whether a token sees only itself and the tokens before it.
-
-    Returns:
-        (batch, heads, n, head_dim).
-
-    Raises:
-        InputError: the bias does not fit ``shape``.
+    Arguments and errors as for :func:`log_linear_attention`.
     """
     if causal:
         bias = bias.masked_fill(future(shape, bias.device), -torch.inf)

@@ -63,15 +63,7 @@ def toeplitz_product(
 
 
 def toeplitz_matrix(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The matrix itself, with rows i and columns j: (..., n, n).
-
-    Args:
-        coefficients: as for :func:`toeplitz_product`.
-        shape: (n,) or (h, w).
-
-    Raises:
-        InputError: coefficients do not fit ``shape``.
-    """
+    """The matrix itself, rows i and columns j: (..., n, n). Arguments and errors as for :func:`toeplitz_product`."""
     _check(coefficients, shape)
     places = torch.cartesian_prod(*(torch.arange(length, device=coefficients.device) for length in shape))
     index = torch.zeros((), dtype=torch.long, device=coefficients.device)

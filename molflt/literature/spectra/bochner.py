@@ -121,14 +121,9 @@ class LaplaceKernel(MaternKernel):
 
 
 def student_noise(n: int, dim: int, degrees: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    """(n, dim) draws of unit scale: z/√(χ²/d) with z ~ N(0, I) in R^dim and χ² of d degrees of freedom.
+    """(n, dim) draws of unit scale: z/√(χ²/d) with z ~ N(0, I) in R^dim and χ² a sum of d = ``degrees`` squares.
 
-    Args:
-        n: number of draws.
-        dim: ℓ.
-        degrees: d, a whole number, so that χ² is a sum of that many squares.
-        generator: of the noise.
-        like: a tensor with the dtype and device wanted.
+    They have the dtype and device of ``like``.
     """
     normal = normal_noise((n, dim + degrees), generator, like)
     chi_squared = (normal[:, dim:] ** 2).sum(dim=1, keepdim=True)
@@ -138,10 +133,7 @@ def student_noise(n: int, dim: int, degrees: int, generator: torch.Generator, li
 def student_log_density(squared: Tensor, degrees: int, dim: int) -> Tensor:
     """Logarithm of Γ((d+ℓ)/2)/(Γ(d/2) (πd)^{ℓ/2}) · (1 + x²/d)^{−(d+ℓ)/2}, d the degrees of freedom, of unit scale.
 
-    Args:
-        squared: x² (...), the squared distance from the centre over the squared scale.
-        degrees: d.
-        dim: ℓ.
+    ``squared`` is x² (...), the squared distance from the centre over the squared scale.
     """
     half = (degrees + dim) / 2
     norm = math.lgamma(half) - math.lgamma(degrees / 2) - dim / 2 * math.log(math.pi * degrees)

@@ -58,10 +58,6 @@ class Spectrum(nn.Module):
 def log_parameter(values: Sequence[float], name: str) -> nn.Parameter:
     """The logarithm of positive numbers as a parameter, whose exponential is positive whatever it learns.
 
-    Args:
-        values: the numbers at the start.
-        name: what an error message calls them.
-
     Raises:
         InputError: a number is not positive and finite, or there are none.
     """
@@ -77,11 +73,7 @@ def normal_noise(shape: tuple[int, ...], generator: torch.Generator, like: Tenso
 
 
 def check_dimension(dim: int) -> None:
-    """Check the dimension of positions.
-
-    Raises:
-        InputError: it is below one.
-    """
+    """Raise an InputError for a dimension of positions below one."""
     if dim < 1:
         raise InputError(f"the dimension of positions must be at least 1, got {dim}")
 
