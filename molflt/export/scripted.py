@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -298,7 +299,7 @@ class ScriptedMean(nn.Module):
 
     def __init__(self, members: Sequence[ScriptedEnergy], differentiable: bool) -> None:
         super().__init__()
-        self.members = nn.ModuleList(members)
+        self.members: Any = nn.ModuleList(members)
         self.differentiable = differentiable
 
     def forward(

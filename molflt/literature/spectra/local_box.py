@@ -27,8 +27,7 @@ class LocalBox(Spectrum):
     For k ≥ 2 frequencies are drawn from Student's t with k − 1 degrees of freedom on every axis, whose tail falls as
     slowly as that of g (for k = 2 it is Cauchy's), so that g/p is bounded. Its scale √(3/k)/(2πv) is that of a
     Gaussian with the curvature of g at zero. For k = 1 the integral of |g| diverges, and no density has a bounded
-    g/p: use
-    :func:`~molflt.literature.spectra.local_box.fourier_series`.
+    g/p: it is not sampled.
 
     Args:
         radii: v_j, one for every axis, Å, at the start.
@@ -98,7 +97,7 @@ class LocalBox(Spectrum):
         if 1 in self.powers:
             raise InputError(
                 "a local RPE of power 1 (the indicator) cannot be sampled: the integral of |g| diverges, and with it"
-                " the variance under any density; take powers of 2 or more, or the deterministic fourier_series"
+                " the variance under any density; take powers of 2 or more"
             )
 
 
@@ -125,39 +124,3 @@ def cardinal_bspline(x: Tensor, order: int) -> Tensor:
         falling = -from_knots[..., m:] * spline[..., 1:]
         spline = (rising + falling) / (m - 1)
     return spline.squeeze(-1)
-
-
-def fourier_series(spectrum: LocalBox, reach: float, xi_max: float) -> tuple[Tensor, Tensor]:
-    """Nodes and coefficients with Σ_k a_k cos(2πξ_k·Δ) → f(Δ) for |Δ_j| ≤ ``reach`` as ξ_max grows.
-
-    This is the trapezoid rule on every axis with the spacing 1/P, P = reach + 2kv. By Poisson's formula it gives f
-    summed over shifts by P. As f has compact support, the spacing costs nothing, and the whole error is that of
-    ending at ξ_max. At a distance d from the knots of f on an axis it falls like 1/(ξ_max^k d). For k = 1 a knot is a
-    jump; near it the error does not fall but moves closer: Gibbs' overshoot of 9 % of the jump.
-
-    Args:
-        spectrum: of any powers.
-        reach: Å, the largest |Δ_j| wanted.
-        xi_max: 1/Å, where the series ends on each axis.
-
-    Returns:
-        ξ (K, ℓ) 1/Å and a (K,), with K about ½ Π_j 2ξ_max P_j. Only one of ξ and −ξ is among the nodes.
-        a is differentiable in the radii; the nodes are constants.
-
-    Raises:
-        InputError: ``reach`` or ``xi_max`` is not positive.
-    """
-    if not (reach > 0 and xi_max > 0):
-        raise InputError(f"reach and xi_max must be positive, got {reach} and {xi_max}")
-    radii = spectrum.radii.detach()
-    # One kv is for the support of the neighbouring image, another keeps the ringing at its edge out of reach.
-    spacing = 1 / (reach + 2 * radii * radii.new_tensor(spectrum.powers))
-    counts = torch.floor(xi_max / spacing).long().tolist()
-    axes = [torch.arange(-n, n + 1, device=radii.device) for n in counts]
-    integers = torch.cartesian_prod(*axes).reshape(-1, spectrum.dim)
-    # g is even: the half space after the origin in lexicographic order counts twice.
-    kept = integers[integers.shape[0] // 2 :]
-    twice = torch.full((kept.shape[0],), 2.0, dtype=radii.dtype, device=radii.device)
-    twice[0] = 1.0
-    xi = kept.to(radii.dtype) * spacing
-    return xi, twice * spacing.prod() * spectrum.transform(xi)

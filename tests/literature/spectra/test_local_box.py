@@ -1,4 +1,4 @@
-"""The local RPE of the paper: B-splines in exact arithmetic, powers, and the series for the indicator."""
+"""The local RPE of the paper: B-splines in exact arithmetic, and powers."""
 
 import math
 from fractions import Fraction
@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from molflt.errors import InputError
-from molflt.literature.spectra.local_box import LocalBox, cardinal_bspline, fourier_series
-from molflt.literature.spectra.spectrum import wave_features
-from molflt.literature.undamped import plane_waves
+from molflt.literature.spectra.local_box import LocalBox, cardinal_bspline
 
 ORDERS = range(1, 7)
 
@@ -74,7 +72,7 @@ def test_power_one_is_the_indicator_and_powers_end_at_k_radii():
 def test_indicator_cannot_be_sampled():
     """∫|g| grows by the same amount with every tenfold ξ_max; with power 2 it has ended."""
     for spectrum in (LocalBox([1.0], [1]), LocalBox([1.0, 1.0], [2, 1])):
-        with pytest.raises(InputError, match="fourier_series"):
+        with pytest.raises(InputError, match=r"cannot be sampled.*powers of 2 or more"):
             spectrum.sample(8, torch.Generator())
         with pytest.raises(InputError, match="diverges"):
             spectrum.coefficients(torch.ones(1, spectrum.dim))
@@ -88,58 +86,6 @@ def test_indicator_cannot_be_sampled():
     assert growth[2][2] < 0.02 * growth[2][0]
 
 
-@torch.no_grad()
-def test_series_gives_the_indicator_away_from_its_jump():
-    """The left-out tail is at most 1/(2π² ξ_max) (1/d₁ + 1/d₂), d the distances from the jumps at ±v; twice that for
-    the images. At the jump itself: one half; beside it Gibbs' overshoot, whatever ξ_max."""
-    spectrum = LocalBox([1.3], [1]).double()
-
-    def series_at(delta: torch.Tensor, xi_max: float) -> torch.Tensor:
-        xi, a = fourier_series(spectrum, 6.0, xi_max)
-        return torch.cos(2 * math.pi * delta @ xi.T) @ a
-
-    v = spectrum.radii.item()
-    grid = torch.linspace(-6, 6, 2401, dtype=torch.float64)[:, None]
-    distances = torch.stack([(grid[:, 0] - v).abs(), (grid[:, 0] + v).abs()])
-    away = distances.amin(dim=0) > 0.1
-    worst = {}
-    for xi_max in (10.0, 100.0):
-        error = (series_at(grid, xi_max) - spectrum.value(grid)).abs()
-        bound = (1 / distances).sum(dim=0) / (math.pi**2 * xi_max)
-        assert bool((error <= bound)[away].all())
-        worst[xi_max] = error[away].max().item()
-        near = v - torch.linspace(0, 3 / xi_max, 601, dtype=torch.float64)[:, None]
-        assert series_at(near, xi_max).max().item() == pytest.approx(1.0895, abs=5e-3)
-        assert series_at(torch.tensor([[v]], dtype=torch.float64), xi_max).item() == pytest.approx(0.5, abs=0.02)
-    assert worst[100.0] < 0.2 * worst[10.0] < 0.02
-    # Power: without the 2π it is another function.
-    wrong = (series_at(grid / (2 * math.pi), 100.0) - spectrum.value(grid)).abs()
-    assert wrong[away].max().item() > 0.9
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("powers", "xi_max", "tolerance"), [((2, 3), 12.0, 5e-3), ((4, 4, 3), 2.0, 1e-3)])
-def test_series_in_more_dimensions_and_through_features(powers, xi_max, tolerance):
-    spectrum = LocalBox([1.3, 0.9, 1.1][: len(powers)], powers).double()
-    x = 2 * torch.rand(6, len(powers), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    xi, a = fourier_series(spectrum, 2.0, xi_max)
-    query, key = wave_features(plane_waves(x, xi), a)
-    expected = spectrum.value(x[:, None, :] - x[None, :, :])
-    assert (query @ key.T - expected).abs().max().item() < tolerance
-    assert expected.std().item() > 30 * tolerance
-    # One of ξ and −ξ only.
-    assert len({tuple(row) for row in torch.cat([xi, -xi]).tolist()}) == 2 * len(xi) - 1
-
-
-def test_series_learns_its_radius():
-    spectrum = LocalBox([1.3], [2]).double()
-    xi, a = fourier_series(spectrum, 4.0, 200.0)
-    value = torch.cos(2 * math.pi * xi[:, 0] * 1.7) @ a
-    (slope,) = torch.autograd.grad(value, spectrum.log_radii)
-    (expected,) = torch.autograd.grad(spectrum.value(torch.tensor([1.7], dtype=torch.float64)), spectrum.log_radii)
-    assert slope.item() == pytest.approx(expected.item(), rel=5e-3)
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -147,7 +93,6 @@ def test_series_learns_its_radius():
         (lambda: LocalBox([1.0], [7]), "between 1 and 6"),
         (lambda: LocalBox([0.0], [2]), "above zero"),
         (lambda: LocalBox([1.0], [2, 2]), "every axis"),
-        (lambda: fourier_series(LocalBox([1.0], [1]), 0.0, 3.0), "must be positive"),
     ],
 )
 def test_what_is_impossible_is_refused(build, message):
