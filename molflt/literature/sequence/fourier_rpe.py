@@ -72,10 +72,6 @@ class FourierRpe(nn.Module):
         """The spectrum g: ξ (r, ℓ) in inverse units → (heads, r)."""
         raise NotImplementedError
 
-    def value(self, displacements: Tensor) -> Tensor:
-        """The closed form of f: Δ (..., ℓ) in tokens → (heads, ...)."""
-        raise NotImplementedError
-
     def coefficients(self) -> Tensor:
         """a_k of the drawn frequencies, (heads, r), p the standard Gaussian."""
         wide = self.xi.to(torch.float64)
@@ -111,16 +107,6 @@ class GaussianMixtureRpe(FourierRpe):
         squared = (xi[:, None, :] - self.means[:, None]).square().sum(dim=-1)
         return (self.weights[:, None] * torch.exp(-0.5 * squared * torch.exp(-2 * self.log_widths)[:, None])).sum(-1)
 
-    def value(self, displacements: Tensor) -> Tensor:
-        """See :class:`FourierRpe`."""
-        x = displacements.to(self.means.dtype).reshape(-1, self.dim) / self.unit
-        variance = torch.exp(2 * self.log_widths)
-        amplitude = self.weights * (2 * math.pi * variance) ** (self.dim / 2)
-        envelope = torch.exp(-2 * math.pi**2 * variance[:, None] * x.square().sum(dim=-1)[:, None])
-        phase = 2 * math.pi * x @ self.means.transpose(-1, -2)
-        found = (amplitude[:, None] * envelope * phase.cos()).sum(dim=-1)
-        return found.reshape(-1, *displacements.shape[:-1])
-
 
 class LocalRpe(FourierRpe):
     """g(ξ) = Σ_t w_t Π_a sin(2πv_ta ξ_a)/(πξ_a), f(Δ) = Σ_t w_t Π_a 1[|Δ_a| ≤ v_ta] (appendix B.1, Eqs 20 and 21).
@@ -140,13 +126,6 @@ class LocalRpe(FourierRpe):
         side = 2 * self.log_radii.exp()[:, None]
         # torch.sinc(x) = sin(πx)/(πx), with value and slope right at zero.
         return (self.weights[:, None] * (side * torch.sinc(side * xi[:, None, :])).prod(dim=-1)).sum(dim=-1)
-
-    def value(self, displacements: Tensor) -> Tensor:
-        """See :class:`FourierRpe`. It has no derivative with respect to the radii; the estimate has one."""
-        x = displacements.to(self.weights.dtype).reshape(-1, 1, self.dim) / self.unit
-        inside = (x.abs() <= self.log_radii.exp()[:, None]).all(dim=-1)
-        found = (self.weights[:, None] * inside).sum(dim=-1)
-        return found.reshape(-1, *displacements.shape[:-1])
 
 
 def _start(scale: float, shape: tuple[int, ...], generator: torch.Generator) -> nn.Parameter:
