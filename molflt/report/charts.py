@@ -209,12 +209,13 @@ def groups_panel(found: GroupErrors, group: str) -> Panel:
 
 
 def adsorption_panel(results: Sequence[Adsorption]) -> Panel:
-    """Bars of the adsorption energies of one molecule, with their uncertainties."""
+    """Bars of the adsorption energies of one molecule, with their uncertainties where these are known."""
     spread = np.array([one.uncertainty for one in results])
+    style: dict[str, Any] = {"hover": "%{x}: %{y:.3f} eV"}
+    if np.isfinite(spread).all():
+        style = {"hover": "%{x}: %{y:.3f} ± %{customdata[0]:.3f} eV", "numbers": spread[:, None], "spread": spread}
     series = Series([f"{one.metal}{one.face[3:]}" for one in results], np.array([one.energy for one in results]),
-                    results[0].molecule, OKABE_ITO[0], mark="bars", numbers=spread[:, None], legend=False,
-                    spread=spread if np.isfinite(spread).all() else None,
-                    hover="%{x}: %{y:.3f} ± %{customdata[0]:.3f} eV")  # fmt: skip
+                    results[0].molecule, OKABE_ITO[0], mark="bars", legend=False, **style)  # fmt: skip
     return Panel([series], "surface", "adsorption energy / eV", zero=True)
 
 

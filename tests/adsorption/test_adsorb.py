@@ -14,6 +14,7 @@ from molflt.adsorption.surfaces import METALS, surface
 from molflt.data.domain import DomainFit
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model, save_model
+from molflt.report.charts import adsorption_panel
 
 ELEMENTS = sorted({1, 6, 7, 8, *(int(surface(metal).atoms.numbers[0]) for metal in METALS)})
 
@@ -55,6 +56,8 @@ def test_the_lowest_of_all_guesses(untrained):
         assert (one.doubt, one.inside.all()) == (None, True)
         assert {int(guess.structure.tags.max()) for guess in one.guesses} == {2}
         assert np.isnan(one.uncertainty)
+    (bars,) = adsorption_panel(results).series
+    assert (bars.spread, bars.numbers, bars.hover) == (None, None, "%{x}: %{y:.3f} eV")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,7 @@ def test_the_spread_of_an_ensemble(make_untrained):
     each = np.stack([molflt.load(member).predict(structures) for member in members])
     assert one.energies == pytest.approx(each.mean(axis=0), abs=1e-5)
     assert one.uncertainty == pytest.approx(each[:, one.best].std(ddof=1), abs=1e-5)
+    assert adsorption_panel([one]).series[0].spread == pytest.approx([one.uncertainty])
 
 
 @pytest.mark.parametrize(
