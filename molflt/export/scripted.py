@@ -109,11 +109,8 @@ class _Layer(nn.Module):
         self.has_moments = moments is not None
         if moments is not None:
             self.moment_value, self.moment_filters = moments.value, moments.filters
-            self.mix_first, self.mix_second, self.moment_output = (
-                moments.mix_first,
-                moments.mix_second,
-                moments.output,
-            )
+            self.mix_first, self.mix_second = moments.mix_first, moments.mix_second
+            self.moment_output = moments.output
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x) = exp(ω·x − |x|²/2)/√m: (n, n_heads, c) → (n, n_heads, m)."""

@@ -22,7 +22,7 @@ from molflt.literature.undamped import UndampedMethod, plane_waves
 
 @dataclass
 class ConcatContext(Context):
-    """Of the sampled frequencies.
+    """Waves and coefficients of the sampled frequencies.
 
     Attributes:
         waves: (n_atoms, 2r) [cos 2πξ_k·r_i, sin 2πξ_k·r_i].

@@ -121,9 +121,9 @@ def curves_panel(curves: Sequence[Curve], quantity: str, epoch: int | None = Non
     ]
     best = best_point(curves, epoch)
     if best is not None:
-        x, y = np.array(best)[:, None]
-        name, hover = f"best: epoch {best[0]}, {best[1]:.4g}", "epoch %{x}: %{y:.4g}"
-        series.append(Series(x, y, name, "#D55E00", mark="star", hover=hover))
+        epoch, value = best
+        name, hover = f"best: epoch {epoch}, {value:.4g}", "epoch %{x}: %{y:.4g}"
+        series.append(Series(np.array([epoch]), np.array([value]), name, "#D55E00", mark="star", hover=hover))
     return Panel(series, "epoch", quantity, log=True, ticks=log_ticks(curves), whole=True)
 
 

@@ -33,11 +33,3 @@ def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) 
             np.testing.assert_allclose(
                 np.sinc(found.distances[:, None] * b) @ a, found.values[layer, head], atol=1e-6
             )
-
-
-def test_concat_has_nodes() -> None:
-    found = far_curves(make_model(mechanism="concat"))
-    assert found is not None
-    assert found.nodes is not None
-    assert np.isfinite(found.values).all()
-    assert found.intended is not None
