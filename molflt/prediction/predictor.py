@@ -76,7 +76,7 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
 def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
     """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.domain`.
 
-    Empty: it is inside. Files from before schema 9 state the elements alone.
+    Empty: it is inside. A file that states no domain states the elements all the same.
     """
     domain, unknown = loaded.metadata.domain, unknown_elements(loaded, set(data.atomic_numbers.tolist()))
     if unknown:

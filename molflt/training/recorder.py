@@ -103,7 +103,6 @@ class RunRecorder(Callback):
         """What a checkpoint keeps."""
         return {
             "best": self.best,
-            "best_by": self.score.kind,
             "best_epoch": self.best_epoch,
             "without_improvement": self.without_improvement,
             # Not read back from metrics.jsonl, which may have been written since, or damaged.
@@ -120,9 +119,6 @@ class RunRecorder(Callback):
         """Continue from a checkpoint."""
         self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
         self.without_improvement = int(state_dict["without_improvement"])
-        if state_dict.get("best_by", "energy") != self.score.kind:
-            # An earlier version judged by energies alone.
-            self.best = math.inf
         self._records = list(state_dict["records"])
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:

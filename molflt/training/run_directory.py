@@ -18,7 +18,7 @@ from torch_geometric.data import Batch
 from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
 from molflt.files import atomic_file, is_leftover, remove_leftovers
-from molflt.model.model_file import SCHEMA_VERSION, ModelMetadata, read_metadata
+from molflt.model.model_file import ModelMetadata, read_metadata
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 
@@ -101,12 +101,6 @@ def check_same_beginning(run_dir: Path, metadata: ModelMetadata) -> None:
     except InputError:
         # It will be written again; a damaged file that would not be is refused later.
         return
-    if begun.schema_version != SCHEMA_VERSION:
-        raise InputError(
-            f"{last}: the run was started by a molflt whose models have schema {begun.schema_version}, those of this "
-            f"one have {SCHEMA_VERSION}, so its checkpoint does not fit. The model can be used as it is; to go on "
-            "training, take that version, or start again with another '--out'"
-        )
     then, now = begun.fine_tuned_from, metadata.fine_tuned_from
     for path, same in (
         (metadata.training_data.path, begun.training_data.fingerprint == metadata.training_data.fingerprint),
