@@ -182,21 +182,6 @@ def test_a_file_in_place_of_a_folder(
     assert blocked.read_text(encoding="utf-8") == "my work"
 
 
-def test_a_read_only_folder(
-    molflt: Run, model_path: Path, tiny_data: Path, make_config: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root writes to read-only folders")
-    (tmp_path / "c.yaml").write_text(to_yaml(make_config()), encoding="utf-8")
-    folder = tmp_path / "locked"
-    folder.mkdir(mode=0o555)
-    data, remedy = tiny_data / "other.lmdb", "choose a place where you may read and write"
-    assert_refused(molflt("train", tmp_path / "c.yaml", "--out", folder / "run"), "locked", remedy)
-    assert_refused(molflt("convert", data, folder / "o.lmdb"), "locked", remedy)
-    assert_refused(molflt("predict", model_path, data, "-o", folder / "o.csv"), "locked", remedy)
-    assert_refused(molflt("evaluate", model_path, data, "--report", folder / "o.html"), "locked", remedy)
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_standard_output_on_a_full_disk() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:

@@ -150,6 +150,10 @@ def test_all_bad_records_are_named_or_skipped(suffix: str, molflt: Run, model_pa
     assert done.status == 0
     assert "13 of 15 structures were skipped" in done.err
     assert [k for k, row in enumerate(_rows(out)) if row["error"]] == bad
+    # A file of structures has no place for those that failed.
+    left = tmp_path / "left.extxyz"
+    assert molflt("predict", model_path, source, "-o", left, "--on-error", "skip").status == 0
+    assert len(ase.io.read(left, ":")) == 2
 
 
 @pytest.mark.parametrize(

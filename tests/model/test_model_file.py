@@ -321,30 +321,6 @@ def test_loading_never_unpickles(model_path: Path, monkeypatch: pytest.MonkeyPat
     read_metadata(model_path)
 
 
-def test_interrupted_write_leaves_the_old_file(
-    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.safetensors"
-    save_model(path, loaded.model, loaded.metadata)
-    before = path.read_bytes()
-
-    class InterruptedWriteError(Exception):
-        pass
-
-    def half(self: Path, content: bytes) -> int:
-        with open(self, "wb") as handle:
-            handle.write(content[: len(content) // 2])
-        raise InterruptedWriteError
-
-    monkeypatch.setattr(Path, "write_bytes", half)
-    changed = copy.deepcopy(loaded.model)
-    changed.standardiser.mean.fill_(99.0)
-    with pytest.raises(InterruptedWriteError):
-        save_model(path, changed, loaded.metadata)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
-
-
 @pytest.mark.parametrize("frequencies", ["auto", "exact", "lattice", "quadrature", "mesh"])
 def test_methods_agree_on_a_trained_model(
     frequencies: Any, model_path: Path, val_set: StructureDataset, tiny_data: Path

@@ -180,14 +180,6 @@ def test_without_relaxed_positions_the_displacement_head_is_left_out(make_config
         EnergyDataModule(make_config(**{"data.train": path, "loss.noisy_nodes": True}))
 
 
-def test_target_energy_uses_element_references(make_config, tmp_path):
-    go(make_config(**QUICK, **{"data.target": "energy"}), tmp_path / "run")
-    loaded = load_model(tmp_path / "run" / "best.safetensors")
-    assert loaded.metadata.standardiser["kind"] == "element"
-    assert loaded.metadata.target == "energy"
-    assert int((loaded.model.standardiser.references != 0).sum()) == len(loaded.metadata.elements)
-
-
 def test_splits_are_recorded_by_name_in_order(make_config, tiny_data, tmp_path):
     """The first split decides what is best, whatever its name."""
     val, lines = {"z-far": str(tiny_data / "other.lmdb"), "a_near": str(tiny_data / "val.lmdb")}, []
