@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import typer
 
 from molflt.choices import TagConvention
 from molflt.cli.options import JSON, TAGS
-from molflt.cli.terminal import answer
+from molflt.cli.terminal import answer, answer_json
 
 if TYPE_CHECKING:
     from molflt.data.domain import Domain
@@ -40,7 +39,7 @@ def info_command(
     else:
         content = _data_info(path, tags)
     if as_json:
-        typer.echo(json.dumps(content))
+        answer_json(content)
         return
     _print(content, 0)
 

@@ -22,8 +22,13 @@ from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.evaluation import evaluate
+from tests.model.files import altered
 
 Run = Callable[..., Any]
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
 
 
 @pytest.fixture
@@ -65,10 +70,7 @@ def test_evaluate_one_structure_of_several(
     write_lmdb(tmp_path / "two.lmdb", records, progress=False)
     arguments = ("evaluate", model_path, tmp_path / "two.lmdb", "--on-error", "skip")
 
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    content = json.loads(molflt(*arguments, "--json").out, parse_constant=refuse)
+    content = json.loads(molflt(*arguments, "--json").out, parse_constant=_no_constant)
     assert (content["n"], content["mae_over_mad"], len(content["skipped"])) == (1, None, 1)
     result = molflt(*arguments, "--report", tmp_path / "r.html")
     assert "nan" not in result.out
@@ -174,6 +176,13 @@ def test_info_on_a_model(molflt: Run, tiny_run: Path, loaded: LoadedModel) -> No
         assert content["widest_member"] == f"{float(loaded.model.positions.rpe.widths.detach().max()):.3g} Å"
         assert "Cu" in content["elements"]
         assert content["config"]["dim"] == 16
+
+
+def test_info_of_a_file_with_nan_is_json(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    """A file from elsewhere may hold such a number where molflt writes none."""
+    path = altered(model_path, tmp_path, lambda tensors, metadata: metadata["validation"].update(mae=math.nan))
+    content = json.loads(molflt("info", path, "--json").out, parse_constant=_no_constant)
+    assert content["validation"]["mae"] is None
 
 
 def test_info_on_data(molflt: Run, tiny_data: Path) -> None:
