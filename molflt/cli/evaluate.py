@@ -70,7 +70,7 @@ def evaluate_command(
     from molflt.data.reading import Reading
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
-    from molflt.prediction.predictor import in_parts, unknown_elements
+    from molflt.prediction.predictor import unknown_elements
     from molflt.report.model_report import evaluation_report
 
     if report is not None:
@@ -95,12 +95,8 @@ def evaluate_command(
     unknown = unknown_elements(members[0], found.prediction.elements)
     if line := found.prediction.of_conformers():
         remark(line)
-    if lines := found.prediction.of_warnings():
+    for lines in (*found.prediction.doubts(), *found.warnings):
         warn(lines)
-    for warning in found.warnings:
-        warn(warning)
-    if found.prediction.n_in_parts:
-        warn(in_parts(found.prediction.n_in_parts))
     if report is not None:
         evaluation_report(report, members, [found], command_line())
     calibration = _calibration(found)

@@ -70,10 +70,9 @@ class RunRecorder(Callback):
         run_dir: where to write.
         metadata: of the model; validation metrics and epoch are filled in here.
         mad: mean absolute deviation of the labels of each split, eV.
-        score: what an epoch is judged by, as a function of its metrics: the smaller the better.
+        score: what an epoch is judged by: the smaller the better.
         say: prints a line.
-        patience: validations without improvement after which to stop; 0 goes on.
-        keep_last: how many model files of the latest validations to keep besides.
+        patience, keep_last: as in the configuration.
     """
 
     def __init__(

@@ -102,20 +102,10 @@ def train(
     say: Callable[[str], None] = print,
     callbacks: list[Callback] | None = None,
 ) -> Run:
-    """Train one model; :func:`molflt.train` is the way in for users.
-
-    Args:
-        config: everything about the run.
-        run_dir: gets config.yaml, metrics.csv, metrics.jsonl, best.safetensors, last.safetensors, last.ckpt
-            and previous.ckpt.
-        resume: continue the run in ``run_dir`` from its last finished epoch, as if it had never stopped; start it
-            if there is none.
-        say: prints a line.
-        callbacks: further Lightning callbacks.
+    """Train one model; :func:`molflt.train` is the way in for users, and says what the arguments are.
 
     Raises:
-        InputError: unusable data, a run directory that holds another run, a loss that is not a number any more, or
-            another number of processes than is configured.
+        InputError: as :func:`molflt.train`; or another number of processes than is configured.
         ConnectionError: another process of the run has ended; the run can be resumed.
         ChildProcessError: a loader process was killed; the run can be resumed.
         KeyboardInterrupt: Ctrl-C; the run can be resumed.

@@ -186,16 +186,8 @@ def write_records(run_dir: Path, records: list[dict[str, Any]]) -> None:
 def record_bad_batch(run_dir: Path, batch: Batch, energy: Tensor, label: Tensor, **about: int | str) -> Path:
     """Append a line on a batch whose loss or gradient is not a number: enough to look at it again.
 
-    Args:
-        run_dir: of the run.
-        batch: its structures.
-        energy: (n_structures,) eV, predicted.
-        label: (n_structures,) eV.
-        about: what else to write down: ``epoch``, counted from one as on the terminal, by which the line is found
-            again, and why the batch is bad.
-
-    Returns:
-        The file.
+    Predicted energies and labels are (n_structures,) eV. ``about`` holds ``epoch``, counted from one as on the
+    terminal, by which the line is found again, and why the batch is bad. Gives the file.
     """
     sizes = (batch.ptr[1:] - batch.ptr[:-1]).tolist()
     names = batch.name if "name" in batch else [None] * len(sizes)
@@ -213,12 +205,7 @@ def record_bad_batch(run_dir: Path, batch: Batch, energy: Tensor, label: Tensor,
 
 
 def forget_bad_batches(run_dir: Path, epoch: int) -> None:
-    """Drop the lines on epochs that are about to be repeated, and a line that was cut short.
-
-    Args:
-        run_dir: of the run.
-        epoch: the first to be repeated, counted from one.
-    """
+    """Drop the lines on epochs to be repeated, from ``epoch`` on, counted from one; and a line that was cut short."""
     path = run_dir / BAD_BATCHES
     if not path.exists():
         return

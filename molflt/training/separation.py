@@ -38,10 +38,6 @@ class SeparatedDataset(Dataset[Data]):
         share: compositions for each structure.
         seed: of the compositions.
         epoch: of training.
-
-    Attributes:
-        n_atoms: of structures and compositions.
-        cached: as that of ``prepared``.
     """
 
     def __init__(self, prepared: PreparedDataset, share: float, seed: int, epoch: int) -> None:
