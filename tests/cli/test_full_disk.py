@@ -22,9 +22,8 @@ from molflt.data.fetch import catalogue
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.prediction.shard_file import read_shard
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import to_yaml
 from tests.data.fetch_server import archive_of, good_tar
-from tests.training.runs import assert_same_run
+from tests.training.runs import QUICK, assert_same_run, written
 
 resource = pytest.importorskip("resource", reason="no limits on the size of files")
 Run = Callable[..., Any]
@@ -73,8 +72,7 @@ def test_train(
     tiny_run: Path,
     tmp_path: Path,
 ) -> None:
-    config, run_dir = tmp_path / "c.yaml", tmp_path / "run"
-    config.write_text(to_yaml(make_config()), encoding="utf-8")
+    config, run_dir = written(make_config(), tmp_path), tmp_path / "run"
     command = ("train", config, "--out", run_dir, "--no-report")
     with room((tiny_run / "last.safetensors").stat().st_size + more):
         result = molflt(*command)
@@ -161,13 +159,12 @@ def test_a_file_in_place_of_a_folder(
     tmp_path: Path,
 ) -> None:
     """As root every folder can be written to; a path through a file leads nowhere for root as well."""
-    blocked, config, data = tmp_path / "blocked", tmp_path / "c.yaml", tiny_data / "other.lmdb"
+    blocked, data = tmp_path / "blocked", tiny_data / "other.lmdb"
     blocked.write_text("my work", encoding="utf-8")
-    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1})), encoding="utf-8")
     if command == "merge":
         assert molflt("predict", model_path, data, "-o", tmp_path / "o.csv", "--shard", "1/1").status == 0
     arguments: dict[str, tuple[Any, ...]] = {
-        "train": (config, "--out", blocked / "run", "--no-report"),
+        "train": (written(make_config(**QUICK), tmp_path), "--out", blocked / "run", "--no-report"),
         "convert": (data, blocked / "o.lmdb"),
         "predict": (model_path, data, "-o", blocked / "o.csv"),
         "merge": (tmp_path / "o.csv.shard-1-of-1", "-o", blocked / "o.csv"),

@@ -17,7 +17,7 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import open_dataset
 from molflt.prediction.evaluation import evaluate
 from molflt.report.model_report import evaluation_report
-from molflt.training.config_file import to_yaml
+from tests.training.runs import written
 
 Run = Callable[..., Any]
 
@@ -111,8 +111,7 @@ def test_layers_in_every_command_that_reads_data(
         assert read.status == 0 or command[0] == "check-invariance", read
         assert "--tags layers" not in read.err
     config = make_config(**{"data.train": str(layers), "data.val": {"val": str(layers)}, "trainer.max_epochs": 1})
-    (tmp_path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    command = ("train", tmp_path / "config.yaml", "--out", tmp_path / "run", "--no-report")
+    command = ("train", written(config, tmp_path), "--out", tmp_path / "run", "--no-report")
     refused = molflt(*command)
     assert (refused.status, "data.tags=layers" in refused.err) == (2, True)
     assert molflt(*command, "data.tags=layers").status == 0

@@ -17,11 +17,11 @@ from molflt.model.model_file import load_model, save_models
 from molflt.prediction.model import load
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import load_config, to_yaml
+from molflt.training.config_file import load_config
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_directory import read_records
-from tests.training.runs import Stop, assert_same_run, go
+from tests.training.runs import Stop, assert_same_run, go, written
 
 ASLEEP = {"optimiser.lr": 1e-12, "optimiser.weight_decay": 0.0, "trainer.max_epochs": 1}
 """Weights stay where they start, so that the first validation is of the start."""
@@ -231,8 +231,7 @@ def test_a_resumed_run_may_be_longer_but_not_shorter(make_config, tiny_run, tmp_
 
 def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
     """Short form and long form together; the model says what it started from."""
-    file, run = tmp_path / "c.yaml", tmp_path / "run"
-    file.write_text(to_yaml(make_config()), encoding="utf-8")
+    file, run = written(make_config(), tmp_path), tmp_path / "run"
     done = molflt("train", file, f"init={model_path}", "init.freeze=[embedding]", "--out", run, "--no-report")
     assert done.status == 0, done
     assert "tensors taken over" in done.out

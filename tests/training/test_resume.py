@@ -21,7 +21,6 @@ from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.report.model_report import training_report
 from molflt.training import run as run_module
-from molflt.training.config_file import to_yaml
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_directory import find_checkpoint, read_records
@@ -34,6 +33,7 @@ from tests.training.runs import (
     environment,
     go,
     quiet,
+    written,
 )
 
 EVERYTHING_RANDOM = {
@@ -99,8 +99,8 @@ def test_attention_that_draws_while_training(attention, make_config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_to_the_command(number, status, make_config, tmp_path):
-    file, run_dir = tmp_path / "config.yaml", tmp_path / "run"
-    file.write_text(to_yaml(make_config(**{"trainer.max_epochs": 5000, "optimiser.lr": 1e-5})), encoding="utf-8")
+    file = written(make_config(**{"trainer.max_epochs": 5000, "optimiser.lr": 1e-5}), tmp_path)
+    run_dir = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-m", "molflt.cli.main", "train", file, "--out", run_dir],
         stdout=subprocess.PIPE,
@@ -132,8 +132,7 @@ def test_a_stopped_command_says_how_to_go_on(stop, status, molflt, make_config, 
         raise stop
 
     monkeypatch.setattr("molflt.training.run.train", stopped)
-    (tmp_path / "config.yaml").write_text(to_yaml(make_config()), encoding="utf-8")
-    result = molflt("train", tmp_path / "config.yaml", "--out", tmp_path / "run")
+    result = molflt("train", written(make_config(), tmp_path), "--out", tmp_path / "run")
     assert result.status == status
     assert f"--resume auto (run directory {tmp_path}" in "".join(result.err.splitlines())
 

@@ -18,9 +18,8 @@ from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.predictor import predict
-from molflt.training.config_file import to_yaml
 from molflt.training.data_module import EnergyDataModule
-from tests.training.runs import QUICK
+from tests.training.runs import QUICK, written
 
 N, PLACE = 6, 2
 
@@ -167,8 +166,7 @@ def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
 def test_from_training_to_prediction(molflt, configure, tmp_path):
     """The commands, on a file with one bad frame: refused without, listed with skipping."""
     path, run = extxyz(tmp_path / "some.extxyz", "NaN position"), tmp_path / "run"
-    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **QUICK)), encoding="utf-8")
-    command = ["train", tmp_path / "config.yaml", "--out", run, "--no-report"]
+    command = ["train", written(configure(path, "stop", **QUICK), tmp_path), "--out", run, "--no-report"]
     refused = molflt(*command)
     assert (refused.status, run.exists()) == (2, False)
     assert f"{path}#{PLACE}" in refused.err
