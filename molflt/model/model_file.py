@@ -181,12 +181,7 @@ def load_model(path: str | Path, frequencies: MethodName | None = None) -> Loade
 
 
 def load_models(path: str | Path, frequencies: MethodName | None = None) -> list[LoadedModel]:
-    """Load the models of a file, in evaluation mode, on the CPU.
-
-    Args:
-        path: a file written by :func:`save_model` or :func:`save_models`.
-        frequencies: evaluates the far field by this method instead of the recorded one, see
-            :func:`set_frequencies`.
+    """Load the models of a file, in evaluation mode, on the CPU; for ``frequencies`` see :func:`set_frequencies`.
 
     Raises:
         InputError: the file cannot be used, or its far field cannot be evaluated by another method.
@@ -309,8 +304,8 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMeta
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']}); {_REMEDY}") from error
-    except (TypeError, AttributeError, UnicodeEncodeError) as error:
-        # Something else where a word is expected, or a word with half of a surrogate pair.
+    except UnicodeEncodeError as error:
+        # A word with half of a surrogate pair.
         raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
 
 

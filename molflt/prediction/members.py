@@ -144,10 +144,8 @@ def _split(path: ModelPath) -> tuple[ModelPath, int | None]:
 def load_member(path: ModelPath, say: Callable[[str], None], frequencies: MethodName | None = None) -> LoadedModel:
     """Load one model: a model file, the best of a run directory, or a member of an ensemble, by default the first.
 
-    Args:
-        path: where it is, see :func:`load_members`.
-        say: is told which member of an ensemble this is, where the path does not say.
-        frequencies: see :func:`molflt.model.model_file.load_model`.
+    Arguments are those of :func:`load_members`; ``say`` is told which member of an ensemble this is, where the path
+    does not say.
 
     Raises:
         InputError: the file cannot be used.

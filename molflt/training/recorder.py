@@ -67,7 +67,6 @@ class RunRecorder(Callback):
     and lines printed by others end up on its row. Elsewhere there is a line now and then.
 
     Args:
-        run_dir: where to write.
         metadata: of the model; validation metrics and epoch are filled in here.
         mad: mean absolute deviation of the labels of each split, eV.
         score: what an epoch is judged by: the smaller the better.
