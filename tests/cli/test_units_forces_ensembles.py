@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import shutil
 
@@ -18,6 +17,7 @@ from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import save_model
 from molflt.prediction.members import average_models
+from tests.conftest import rows_of
 
 KCAL = 23.060547830619
 SMALL = (
@@ -154,8 +154,7 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
 
 
 def _column(path, name):
-    with open(path, encoding="utf-8", newline="") as handle:
-        return np.array([float(row[name]) for row in csv.DictReader(handle)])
+    return np.array([float(row[name]) for row in rows_of(path)])
 
 
 def test_average_of_what_is_not_of_one_run(model_path, loaded, tmp_path):

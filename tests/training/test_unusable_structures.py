@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.predictor import predict
 from molflt.training.data_module import EnergyDataModule
+from tests.conftest import rows_of
 from tests.training.runs import QUICK, written
 
 N, PLACE = 6, 2
@@ -173,7 +173,7 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
     trained = molflt(*command, "data.on_bad=skip")
     assert trained.status == 0, trained
     assert "left out: train 1;" in trained.out
-    (row,) = csv.DictReader((run / "skipped.csv").open(encoding="utf-8"))
+    (row,) = rows_of(run / "skipped.csv")
     assert (row["set"], row["index"]) == ("train", str(PLACE))
     assert f"{path}#{PLACE}" in row["reason"]
 
@@ -187,7 +187,7 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
     predicted = molflt("predict", run, path, "--on-error", "skip", "-o", tmp_path / "out.csv")
     assert predicted.status == 0, predicted
     assert "1 of 6 structures were skipped" in predicted.err
-    rows = list(csv.DictReader((tmp_path / "out.csv").open(encoding="utf-8")))
+    rows = rows_of(tmp_path / "out.csv")
     assert [k for k, row in enumerate(rows) if row["error"]] == [PLACE]
     assert np.isnan(float(rows[PLACE]["energy_eV"]))
 
