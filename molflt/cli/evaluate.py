@@ -20,8 +20,8 @@ from molflt.cli.options import (
     TAGS,
     claim_new_file,
 )
-from molflt.cli.terminal import answer, answer_json, command_line, remark, say, warn, warn_skipped
-from molflt.errors import InputError
+from molflt.cli.terminal import answer, answer_json, command_line, remark, say, warn
+from molflt.errors import InputError, listed
 
 if TYPE_CHECKING:
     from molflt.prediction.calibration import Calibration
@@ -91,7 +91,7 @@ def evaluate_command(
         tags=tags,
     )
     if found.skipped:
-        warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)
+        warn(listed(f"{len(found.skipped)} structures were skipped", found.skipped))
     unknown = unknown_elements(members[0], found.prediction.elements)
     if line := found.prediction.of_conformers():
         remark(line)

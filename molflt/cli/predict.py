@@ -9,8 +9,8 @@ import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
 from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
-from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn, warn_skipped
-from molflt.errors import InputError
+from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn
+from molflt.errors import InputError, listed
 from molflt.printable import printable
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def predict_command(
         warn(lines)
     if prediction.failures:
         counted = f"{len(prediction.failures)} of {len(prediction.names)} structures were skipped"
-        warn_skipped(counted, list(prediction.failures.values()))
+        warn(listed(counted, list(prediction.failures.values())))
     if shard_result is not None:
         say(_shard_line(shard_result))
         return

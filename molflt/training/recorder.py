@@ -86,7 +86,6 @@ class RunRecorder(Callback):
     ) -> None:
         self.run_dir, self.metadata, self.mad, self.score, self.say = run_dir, metadata, mad, score, say
         self.patience, self.keep_last = patience, keep_last
-        self.split = next(iter(mad))
         self.best = math.inf
         self.best_epoch = -1
         self.without_improvement = 0
@@ -313,9 +312,9 @@ class RunRecorder(Callback):
         for name, mad in self.mad.items():
             mae = metrics[f"{name}/energy_mae"]
             # Other splits may hold nearly equal labels, whose deviation says nothing.
-            share = f" ({mae / mad:.3f} of MAD)" if mad > 0 and name == self.split else ""
+            share = f" ({mae / mad:.3f} of MAD)" if mad > 0 and name == self.score.split else ""
             parts.append(f"{name} {mae:.4f} eV{share}")
             if f"{name}/force_mae" in metrics:
                 parts.append(f"forces {metrics[f'{name}/force_mae']:.4f} eV/Å")
-        parts.append(f"EwT {100 * metrics[f'{self.split}/ewt']:.1f} %")
+        parts.append(f"EwT {100 * metrics[f'{self.score.split}/ewt']:.1f} %")
         return "  ".join(parts) + ("  *" if improved else "")

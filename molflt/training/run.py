@@ -270,10 +270,13 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
     if settings.devices > available:
         kind = "GPUs" if accelerator == "cuda" else "cores"
         raise InputError(f"trainer.devices={settings.devices}: this machine has {available} {kind}")
+    several = settings.devices * settings.num_nodes > 1
     loggers = _loggers(settings.loggers, run_dir)
     try:
         return lightning.Trainer(
-            strategy=_strategy(settings.devices * settings.num_nodes),
+            # Buffers (statistics, frequencies) are the same everywhere and never change. Broadcasting them at every
+            # forward pass would need as many validation batches on every rank.
+            strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
             plugins=[*cluster_plugins(), DurableCheckpoints()],
             default_root_dir=run_dir,
             accelerator=accelerator,
@@ -305,12 +308,6 @@ def _accelerator(name: str) -> str:
     if name == "gpu" and not torch.cuda.is_available():
         raise InputError("trainer.accelerator=gpu: this machine has no usable CUDA GPU; use auto or cpu")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def _strategy(n_processes: int) -> str | DDPStrategy:
-    # Buffers (statistics, frequencies) are the same everywhere and never change. Broadcasting them at every forward
-    # pass would need as many validation batches on every rank.
-    return DDPStrategy(broadcast_buffers=False) if n_processes > 1 else "auto"
 
 
 def _loggers(names: Sequence[str], run_dir: Path) -> list[Logger] | bool:

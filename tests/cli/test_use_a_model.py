@@ -20,7 +20,7 @@ from molflt.data.datasets import StructureDataset
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
-from molflt.model.model_file import LoadedModel
+from molflt.model.model_file import LoadedModel, save_models
 from molflt.prediction.evaluation import evaluate
 from tests.model.files import altered
 
@@ -176,6 +176,17 @@ def test_info_on_a_model(molflt: Run, tiny_run: Path, loaded: LoadedModel) -> No
         assert content["widest_member"] == f"{float(loaded.model.positions.rpe.widths.detach().max()):.3g} Å"
         assert "Cu" in content["elements"]
         assert content["config"]["dim"] == 16
+
+
+def test_info_on_one_member(molflt: Run, two: list[LoadedModel], tmp_path: Path) -> None:
+    """By the name under which an ensemble lists it."""
+    path = tmp_path / "two.safetensors"
+    save_models(path, two)
+    *_, listed = json.loads(molflt("info", path, "--json").out)["members"]
+    content = json.loads(molflt("info", listed, "--json").out)
+    assert (listed, content["model"], content["seed"]) == (f"{path}#1", f"{path}#1", 8)
+    assert "members" not in content
+    assert "has 2 members, counted from 0" in molflt("info", f"{path}#2").err
 
 
 def test_info_of_a_file_with_nan_is_json(molflt: Run, model_path: Path, tmp_path: Path) -> None:
