@@ -189,12 +189,10 @@ run.train(load_config(config), out + "/run", say=quiet)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
-def test_before_the_first_step_every_record_is_read_by_one_process_only(launcher, make_config, tmp_path):
+def test_before_the_first_step_every_record_is_read_by_one_process_only(make_config, tmp_path):
     (tmp_path / "script.py").write_text(READING, encoding="utf-8")
     path = written(make_config(**{"trainer.devices": N_RANKS}), tmp_path)
-    arguments = (str(tmp_path / "script.py"), str(path), str(tmp_path))
-    done = run([sys.executable, *arguments] if launcher == "lightning" else torchrun(N_RANKS, *arguments))
+    done = run([sys.executable, str(tmp_path / "script.py"), str(path), str(tmp_path)])
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"read-{k}.json").read_text(encoding="utf-8")) for k in range(N_RANKS))
     alone = EnergyDataModule(make_config())

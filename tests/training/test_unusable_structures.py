@@ -98,7 +98,8 @@ def configure(make_config, tmp_path):
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_refused_by_name_or_left_out(kind, configure, tmp_path):
+def test_refused_by_name_or_left_out(kind, configure, model_path, tmp_path):
+    """In training and in a prediction, which needs no label."""
     path = extxyz(tmp_path / "some.extxyz", kind)
     with pytest.raises(InputError) as error:
         EnergyDataModule(configure(path, "stop"))
@@ -114,6 +115,13 @@ def test_refused_by_name_or_left_out(kind, configure, tmp_path):
     assert SPOILT[kind][1] in skipped.reason
     assert f"{path}#{PLACE}" in skipped.reason
     assert data.skipped["val"] == []
+    prediction = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
+    left_out = [] if kind == "no label" else [PLACE]
+    assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == list(prediction.failures) == left_out
+    if left_out:
+        assert SPOILT[kind][1] in prediction.failures[PLACE]
+        with pytest.raises(InputError, match=rf"#{PLACE}\b"):
+            predict(load_model(model_path), resolve_inputs([path]))
 
 
 def test_validation_sets_too(configure, tmp_path):
@@ -190,22 +198,6 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
     rows = rows_of(tmp_path / "out.csv")
     assert [k for k, row in enumerate(rows) if row["error"]] == [PLACE]
     assert np.isnan(float(rows[PLACE]["energy_eV"]))
-
-
-@pytest.mark.parametrize("kind", [kind for kind in SPOILT if kind != "no label"])
-def test_what_a_prediction_leaves_out(kind, model_path, tmp_path):
-    path = extxyz(tmp_path / "some.extxyz", kind)
-    prediction = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
-    assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == [PLACE]
-    assert SPOILT[kind][1] in prediction.failures[PLACE]
-    with pytest.raises(InputError, match=rf"#{PLACE}\b"):
-        predict(load_model(model_path), resolve_inputs([path]))
-
-
-def test_a_prediction_needs_no_label(model_path, tmp_path):
-    prediction = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", "no label")]))
-    assert np.isfinite(prediction.energies).all()
-    assert len(prediction.energies) == N
 
 
 def test_no_forces_where_they_are_learnt(configure, tmp_path):
