@@ -119,7 +119,10 @@ def evaluate_command(
 
 def _default_report(model: Path, data: str, overwrite: bool) -> Path:
     """Beside the model, named after the data; with a number, where an earlier report has the name."""
-    folder = model if model.is_dir() else model.parent
+    from molflt.prediction.members import split_member
+
+    whole = Path(split_member(model)[0])
+    folder = whole if whole.is_dir() else whole.parent
     path = Path(data)
     # OC20 calls every split data.lmdb.
     name = f"report-{path.parent.name if path.stem == 'data' else path.stem}"

@@ -136,6 +136,8 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
     assert slope > 0
     assert floor > 0
     assert len(json.loads(molflt("info", run, "--json").out)["members"]) == 2
+    # The report of one member stands beside the model that it is of.
+    assert f"report: {run / 'report-val.html'}" in molflt("evaluate", f"{run}#1", val).out
     first, default = (molflt("explain", model, "O", "--json") for model in (f"{run}#0", run))
     assert first.out == default.out
     assert f"an ensemble of 2 models; this is the first, {run}#0" in default.err
