@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import csv
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import add_adsorbate, fcc100, fcc111, molecule
 from ase.calculators.emt import EMT
@@ -137,6 +140,16 @@ def loaded(model_path: Path) -> LoadedModel:
 
 
 @pytest.fixture
+def two(loaded: LoadedModel) -> list[LoadedModel]:
+    """The members of an ensemble: the tiny model, and it with another seed and 1.5 times what it has learnt."""
+    other = copy.deepcopy(loaded)
+    with torch.no_grad():
+        other.model.energy_head.factor.mul_(1.5)
+    other.metadata = other.metadata.model_copy(update={"seed": 8})
+    return [loaded, other]
+
+
+@pytest.fixture
 def performer_path(loaded: LoadedModel, tmp_path: Path) -> Path:
     """An untrained model without a far field, of carbon and oxygen, alone in ``tmp_path``."""
     config = loaded.model.config.model_copy(update={"attention": attention_config("performer")})
@@ -150,6 +163,12 @@ def performer_path(loaded: LoadedModel, tmp_path: Path) -> Path:
 def val_set(tiny_data: Path) -> StructureDataset:
     """The ten structures of val.lmdb."""
     return open_dataset(tiny_data / "val.lmdb")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by the names of its columns."""
+    with open(path, encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
 
 
 class CommandResult:

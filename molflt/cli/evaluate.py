@@ -20,8 +20,8 @@ from molflt.cli.options import (
     TAGS,
     claim_new_file,
 )
-from molflt.cli.terminal import answer, answer_json, command_line, remark, say, warn, warn_skipped
-from molflt.errors import InputError
+from molflt.cli.terminal import answer, answer_json, command_line, remark, say, warn
+from molflt.errors import InputError, listed
 
 if TYPE_CHECKING:
     from molflt.prediction.calibration import Calibration
@@ -70,7 +70,7 @@ def evaluate_command(
     from molflt.data.reading import Reading
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
-    from molflt.prediction.predictor import in_parts, unknown_elements
+    from molflt.prediction.predictor import unknown_elements
     from molflt.report.model_report import evaluation_report
 
     if report is not None:
@@ -91,16 +91,12 @@ def evaluate_command(
         tags=tags,
     )
     if found.skipped:
-        warn_skipped(f"{len(found.skipped)} structures were skipped", found.skipped)
+        warn(listed(f"{len(found.skipped)} structures were skipped", found.skipped))
     unknown = unknown_elements(members[0], found.prediction.elements)
     if line := found.prediction.of_conformers():
         remark(line)
-    if lines := found.prediction.of_warnings():
+    for lines in (*found.prediction.doubts(), *found.warnings):
         warn(lines)
-    for warning in found.warnings:
-        warn(warning)
-    if found.prediction.n_in_parts:
-        warn(in_parts(found.prediction.n_in_parts))
     if report is not None:
         evaluation_report(report, members, [found], command_line())
     calibration = _calibration(found)
@@ -123,7 +119,10 @@ def evaluate_command(
 
 def _default_report(model: Path, data: str, overwrite: bool) -> Path:
     """Beside the model, named after the data; with a number, where an earlier report has the name."""
-    folder = model if model.is_dir() else model.parent
+    from molflt.prediction.members import split_member
+
+    whole = Path(split_member(model)[0])
+    folder = whole if whole.is_dir() else whole.parent
     path = Path(data)
     # OC20 calls every split data.lmdb.
     name = f"report-{path.parent.name if path.stem == 'data' else path.stem}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,11 @@ import typer
 
 from molflt.choices import TagConvention
 from molflt.cli.options import JSON, TAGS
-from molflt.cli.terminal import answer
+from molflt.cli.terminal import answer, answer_json
 
 if TYPE_CHECKING:
     from molflt.data.domain import Domain
+    from molflt.model.model_file import LoadedModel
 
 
 def info_command(
@@ -30,29 +30,32 @@ def info_command(
 
     Example: molflt info runs/tiny/best.safetensors
     """
-    from molflt.prediction.members import BEST, MEMBER, PRETRAINED_PREFIX, member_paths
+    from molflt.prediction.members import BEST, MEMBER, PRETRAINED_PREFIX, load_members, member_paths, split_member
 
-    folder = Path(path)
+    whole, k = split_member(path)
+    folder = Path(whole)
     is_run = folder.is_dir() and ((folder / BEST).exists() or any(folder.glob(f"{MEMBER}*")))
     if is_run or folder.suffix == ".safetensors" or path.startswith(PRETRAINED_PREFIX):
-        members = [_model_info(member) for member in member_paths(path)]
+        from molflt.model.model_file import load_models
+
+        files = [load_models(file) for file in member_paths(path)] if k is None else [load_members(path)]
+        members = [_model_info(file, str(file[0].path) if k is None else path) for file in files]
         content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
     else:
         content = _data_info(path, tags)
     if as_json:
-        typer.echo(json.dumps(content))
+        answer_json(content)
         return
     _print(content, 0)
 
 
-def _model_info(path: Path) -> dict[str, Any]:
+def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
     from ase.data import chemical_symbols
 
-    from molflt.model.model_file import load_models
     from molflt.model.uncertainty import LEVELS
 
-    members = load_models(path)
     loaded = members[0]
+    card_file = loaded.path.with_suffix(".md")
     metadata = loaded.metadata.model_dump(mode="json")
     metadata.pop("domain")
     if (known := loaded.metadata.uncertainty) is not None:
@@ -61,21 +64,21 @@ def _model_info(path: Path) -> dict[str, Any]:
         # What differs between them.
         of_member = ("seed", "epoch", "validation")
         metadata["members"] = {
-            f"{path}#{k}": {name: getattr(member.metadata, name) for name in of_member}
+            f"{name}#{k}": {field: getattr(member.metadata, field) for field in of_member}
             for k, member in enumerate(members)
         }
     # A file counts from zero, people from one.
     for counted in (metadata, *metadata.get("members", {}).values()):
         counted["epoch"] += 1
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
-    card = {"card": str(path.with_suffix(".md"))} if path.with_suffix(".md").exists() else {}
+    card = {"card": str(card_file)} if card_file.exists() else {}
     rpe = getattr(loaded.model.positions, "rpe", None)
     reach = {} if rpe is None else {"widest_member": f"{float(rpe.widths.detach().max()):.3g} Å"}
     n_charges = loaded.model.config.charges
     charges = {"charges": f"{n_charges} channel{'s' * (n_charges > 1)}, 1/r to any distance"} if n_charges else {}
     sizes = {"parameters": loaded.model.n_parameters(), **reach, **charges}
     return {
-        "model": str(path),
+        "model": name,
         **card,
         **sizes,
         "elements": symbols,

@@ -25,11 +25,7 @@ JSON = typer.Option(False, "--json", help="Print one JSON object instead of text
 def claim(context: typer.Context, path: Path, check: Callable[[], None], part: str = "") -> None:
     """Refuse a file to write, before anything is computed for it, or keep it for this command until its end.
 
-    Args:
-        context: of the command.
-        path: of the file.
-        check: raises an error where the file cannot be written.
-        part: what of it the command writes, where several may share it.
+    ``part`` is what of it the command writes, where several may share it.
 
     Raises:
         InputError: as ``check`` does; or another process is writing the file.

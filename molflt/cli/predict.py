@@ -9,8 +9,8 @@ import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
 from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
-from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn, warn_skipped
-from molflt.errors import InputError
+from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn
+from molflt.errors import InputError, listed
 from molflt.printable import printable
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def predict_command(
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import calibrated, load_members, meaning_of_uncertainty
     from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, doubt_of_forces, in_parts, predict
+    from molflt.prediction.predictor import choose_device, doubt_of_forces, predict
 
     if as_json and out is not None:
         raise InputError("--json: prints; leave out -o")
@@ -106,13 +106,11 @@ def predict_command(
         warn(doubt)
     if line := prediction.of_conformers():
         remark(line)
-    if lines := prediction.of_warnings():
+    for lines in prediction.doubts():
         warn(lines)
-    if prediction.n_in_parts:
-        warn(in_parts(prediction.n_in_parts))
     if prediction.failures:
         counted = f"{len(prediction.failures)} of {len(prediction.names)} structures were skipped"
-        warn_skipped(counted, list(prediction.failures.values()))
+        warn(listed(counted, list(prediction.failures.values())))
     if shard_result is not None:
         say(_shard_line(shard_result))
         return

@@ -9,7 +9,6 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from rich.text import Text
 
 from molflt import __version__
 from molflt.data import progress
-from molflt.errors import listed
 from molflt.printable import printable
 
 
@@ -98,11 +96,6 @@ class Verbosity:
 def warn(message: str) -> None:
     """A warning on standard error."""
     errors.print("Warning:", message, style="yellow", markup=False)
-
-
-def warn_skipped(what: str, reasons: Sequence[str]) -> None:
-    """A warning that structures could not be used, with the first few reasons."""
-    warn(listed(what, reasons))
 
 
 def answer(message: str) -> None:

@@ -17,10 +17,6 @@ class ChargeHead(nn.Module):
 
     With that factor a product of outputs of one, 1 Å apart, is one standardised energy. The first channel of a
     structure adds up to its charge Q, all others to zero.
-
-    Args:
-        dim: width of the model.
-        n_channels: charges of every atom.
     """
 
     def __init__(self, dim: int, n_channels: int) -> None:

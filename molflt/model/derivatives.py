@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,8 @@ def derivatives(model: EnergyModel, batch: Any, stress: bool = False, create_gra
         stress: whether to differentiate with respect to strain as well.
         create_graph: whether a loss on the derivatives is to be differentiated in turn.
     """
-    with torch.enable_grad(), _twice_differentiable(create_graph):
+    # The fused kernels of dense attention have a first derivative only.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH) if create_graph else nullcontext():
         positions = batch.positions.detach().requires_grad_()
         moved = copy.copy(batch)
         wanted = [positions]
@@ -61,8 +62,3 @@ def derivatives(model: EnergyModel, batch: Any, stress: bool = False, create_gra
     periodic = batch.pbc.any(dim=1) & (volume > 0)
     per_volume = torch.where(periodic, 1 / torch.where(periodic, volume, 1.0), 0.0)
     return Derivatives(output, -gradients[0], gradients[1] * per_volume[:, None, None])
-
-
-def _twice_differentiable(wanted: bool) -> AbstractContextManager[None]:
-    """The fused kernels of dense attention have a first derivative only."""
-    return sdpa_kernel(SDPBackend.MATH) if wanted else nullcontext()

@@ -58,12 +58,7 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """A stack of layers applied ``n_recycles`` times with the same weights, its output fed back.
 
-    Args:
-        layers: one attention per layer.
-        dim: width of the model.
-        ffn_dim: width of the feed-forward block.
-        dropout: after attention and feed-forward.
-        n_recycles: passes through the stack (iterative refinement; 4 in FLT appendix B.3).
+    This is the iterative refinement of FLT, appendix B.3, where there are 4 recycles.
 
     Attributes:
         checkpoint_recycles: a backward pass computes each recycle again instead of keeping what is inside it: the

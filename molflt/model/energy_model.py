@@ -29,10 +29,6 @@ class AtomEmbedding(nn.Module):
     Centrality is the sum over the neighbour list of the Gaussian basis (3D-Graphormer, arXiv 2203.04810, Eq. 4),
     here weighted by the neighbour's element, so that four oxygen atoms and four gold atoms at the same distances
     differ from the first layer on.
-
-    Args:
-        dim: width of the model.
-        n_rbf: size of the distance basis.
     """
 
     def __init__(self, dim: int, n_rbf: int) -> None:
@@ -57,12 +53,10 @@ class AtomEmbedding(nn.Module):
 class EnergyHead(nn.Module):
     """MLP(h_i, q_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer, arXiv 2203.04810).
 
-    Args:
-        dim: width of the model.
-        n_charges: charges of every atom, by which ions differ from what is neutral where no other ion is near.
+    By its charges q_i an ion differs from what is neutral where no other ion is near.
     """
 
-    def __init__(self, dim: int, n_charges: int = 0) -> None:
+    def __init__(self, dim: int, n_charges: int) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(dim + n_charges, dim), nn.GELU(), nn.Linear(dim, 1))
         # The energy is a sum over many atoms: small factors keep the first predictions near the mean. The few atoms
@@ -95,12 +89,8 @@ def contact(tags: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> T
 class DisplacementHead(nn.Module):
     """How far each atom moves when the structure relaxes: Σ_j w_ij Δ̂_ij over its neighbours, which turns with it.
 
-    The weight w_ij depends on both atoms and on their distance. The head is a training signal only.
-
-    Args:
-        dim: width of the model.
-        n_heads: scalar products of the two atoms, whose sum with radial weights is w_ij.
-        n_rbf: size of the distance basis.
+    The weight w_ij is a sum of ``n_heads`` scalar products of the two atoms, each times a function of their distance.
+    The head is a training signal only.
     """
 
     def __init__(self, dim: int, n_heads: int, n_rbf: int) -> None:

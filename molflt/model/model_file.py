@@ -29,12 +29,11 @@ from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.model.schema_6 import WIDTHS, by_mechanism, has_idle_widths, renamed, uncut
 from molflt.model.uncertainty import Uncertainty
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SCHEMA_VERSION = 10
-OLDEST_SCHEMA = 6
+OLDEST_SCHEMA = 10
 METADATA_KEY = "molflt"
 MOST_MEMBERS = 32
 """In one file."""
@@ -162,8 +161,6 @@ def save_models(path: str | Path, members: Sequence[LoadedModel]) -> None:
 def read_metadata(path: str | Path) -> ModelMetadata:
     """Read what a model file says of itself, without loading weights; of an ensemble, the first member.
 
-    The schema in it is the one that the file was written with; the configuration is of the present schema.
-
     Raises:
         InputError: the file is missing, truncated, no model file, or of a schema that this molflt does not read.
     """
@@ -184,12 +181,7 @@ def load_model(path: str | Path, frequencies: MethodName | None = None) -> Loade
 
 
 def load_models(path: str | Path, frequencies: MethodName | None = None) -> list[LoadedModel]:
-    """Load the models of a file, in evaluation mode, on the CPU.
-
-    Args:
-        path: a file written by :func:`save_model` or :func:`save_models`.
-        frequencies: evaluates the far field by this method instead of the recorded one, see
-            :func:`set_frequencies`.
+    """Load the models of a file, in evaluation mode, on the CPU; for ``frequencies`` see :func:`set_frequencies`.
 
     Raises:
         InputError: the file cannot be used, or its far field cannot be evaluated by another method.
@@ -205,8 +197,6 @@ def _load(path: Path, member: _Member, metadata: ModelMetadata, frequencies: Met
     expected = _expected_tensors(path, metadata, member)
     weights = {name: _checked_tensor(path, name, tensor, member) for name, tensor in expected.items()}
     model = EnergyModel(metadata.config, metadata.seed)
-    if _widths_of_schema_6(metadata):
-        weights[WIDTHS] = model.state_dict()[WIDTHS]
     # A model trained in double precision stays in double precision; the constructor makes single precision.
     model.to(weights["energy_head.factor"].dtype)
     model.load_state_dict(weights)
@@ -309,18 +299,13 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMeta
             f"{OLDEST_SCHEMA} on: train again"
         )
     try:
-        uncut(path, content.get("config"))
-        if schema < 7:
-            by_mechanism(path, content.get("config"))
-        if schema < 8:
-            renamed(content.get("config"))
         return ModelMetadata.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']}); {_REMEDY}") from error
-    except (TypeError, AttributeError, UnicodeEncodeError) as error:
-        # Something else where a word is expected, or a word with half of a surrogate pair.
+    except UnicodeEncodeError as error:
+        # A word with half of a surrogate pair.
         raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
 
 
@@ -346,7 +331,7 @@ def _expected_tensors(path: Path, metadata: ModelMetadata, member: _Member) -> d
         )
     for name, tensor in expected.items():
         shape = member.shape(name)
-        if shape != tuple(tensor.shape) and not (name == WIDTHS and _widths_of_schema_6(metadata)):
+        if shape != tuple(tensor.shape):
             raise InputError(f"{path}: tensor '{name}' has shape {shape}, expected {tuple(tensor.shape)}; {_REMEDY}")
     return expected
 
@@ -358,10 +343,6 @@ def _values_drawn(config: ModelConfig) -> int:
         return 0
     width = config.dim // config.n_heads + 2 * int(getattr(attention, "n_frequencies", 0))
     return config.n_layers * width * (width + attention.n_features)
-
-
-def _widths_of_schema_6(metadata: ModelMetadata) -> bool:
-    return metadata.schema_version < 7 and has_idle_widths(metadata.config.attention)
 
 
 def _checked_tensor(path: Path, name: str, expected: torch.Tensor, member: _Member) -> torch.Tensor:

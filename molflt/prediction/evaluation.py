@@ -263,10 +263,7 @@ def evaluate(
 def measured(members: Sequence[LoadedModel], data: str, **how: Any) -> tuple[Uncertainty, Evaluation]:
     """Measure the uncertainty of a model, or of an ensemble, on labelled structures that it was not trained on.
 
-    Args:
-        members: what their files know of their errors is left aside.
-        data: see :func:`evaluate`.
-        how: see :func:`evaluate`.
+    What the members' files know of their errors is left aside. ``data`` and ``how`` are for :func:`evaluate`.
 
     Returns:
         How wide errors are, and the evaluation.

@@ -35,7 +35,7 @@ def member_paths(path: ModelPath) -> list[Path]:
         InputError: no such pretrained model, a folder that is no finished run, or an ensemble of which members are
             missing.
     """
-    path, _ = _split(path)
+    path, _ = split_member(path)
     if str(path).startswith(PRETRAINED_PREFIX):
         return [_pretrained_model(str(path).removeprefix(PRETRAINED_PREFIX))]
     path = Path(path)
@@ -123,7 +123,7 @@ def calibrated(members: Sequence[LoadedModel], known: Uncertainty | None) -> lis
 
 def _load(path: ModelPath, frequencies: MethodName | None) -> list[LoadedModel]:
     """The members behind one path, under the name that it was given."""
-    whole, k = _split(path)
+    whole, k = split_member(path)
     files = member_paths(whole)
     members = [replace(member, name=str(path)) for file in files for member in load_models(file, frequencies)]
     if k is None:
@@ -133,8 +133,8 @@ def _load(path: ModelPath, frequencies: MethodName | None) -> list[LoadedModel]:
     return calibrated(members[k : k + 1], None)
 
 
-def _split(path: ModelPath) -> tuple[ModelPath, int | None]:
-    """A path, and which of its members is meant: ``pretrained:fg#0``."""
+def split_member(path: ModelPath) -> tuple[ModelPath, int | None]:
+    """A path, and which of its members is meant, as in ``pretrained:fg#0``; None: all of them."""
     whole, _, number = str(path).rpartition("#")
     if not whole or not (number.isascii() and number.isdigit()) or os.path.exists(path):
         return path, None
@@ -144,10 +144,8 @@ def _split(path: ModelPath) -> tuple[ModelPath, int | None]:
 def load_member(path: ModelPath, say: Callable[[str], None], frequencies: MethodName | None = None) -> LoadedModel:
     """Load one model: a model file, the best of a run directory, or a member of an ensemble, by default the first.
 
-    Args:
-        path: where it is, see :func:`load_members`.
-        say: is told which member of an ensemble this is, where the path does not say.
-        frequencies: see :func:`molflt.model.model_file.load_model`.
+    Arguments are those of :func:`load_members`; ``say`` is told which member of an ensemble this is, where the path
+    does not say.
 
     Raises:
         InputError: the file cannot be used.

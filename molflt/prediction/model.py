@@ -23,7 +23,7 @@ from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.members import ModelPath, load_members, meaning_of_uncertainty, uncertainty_of
 from molflt.prediction.prediction import BY_ATOM, Prediction
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, choose_device, doubt_of_forces, in_parts, predict
+from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, choose_device, doubt_of_forces, predict
 
 
 class Model:
@@ -196,10 +196,8 @@ class Model:
                 found.by_atom[name][place] = np.empty(0)
         if forces and (doubt := doubt_of_forces(self.members[0].metadata)):
             warnings.warn(doubt, stacklevel=2)
-        if doubtful := found.of_warnings():
+        for doubtful in found.doubts():
             warnings.warn(doubtful, stacklevel=2)
-        if found.n_in_parts:
-            warnings.warn(in_parts(found.n_in_parts), stacklevel=2)
         if reasons:
             _report({index: "; ".join(some) for index, some in reasons.items()}, len(entries), on_error)
         if wanted:

@@ -114,6 +114,14 @@ class Prediction:
         verb = "are" if n != 1 else "is"
         return listed(f"{n:,} {of} {verb} doubtful; the energies may mean little", lines, most=5)
 
+    def doubts(self) -> list[str]:
+        """What is to be said of the prediction: of energies not to be trusted, and of memory that did not suffice."""
+        found = [] if (doubtful := self.of_warnings()) is None else [doubtful]
+        if n := self.n_in_parts:
+            batches = f"{n} whole batch{'es' * (n != 1)}"
+            found.append(f"out of memory with {batches}: computed in parts; a smaller max_atoms is faster")
+        return found
+
 
 def joined(parts: Iterable[Prediction]) -> Prediction:
     """Predictions of several sets, one after the other, as one."""

@@ -76,18 +76,13 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
 def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
     """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.domain`.
 
-    Empty: it is inside. Files from before schema 9 state the elements alone.
+    Empty: it is inside. A file that states no domain states the elements all the same.
     """
     domain, unknown = loaded.metadata.domain, unknown_elements(loaded, set(data.atomic_numbers.tolist()))
     if unknown:
         # Nothing else is known of them.
         return [Reason("elements", f"the model was not trained on {', '.join(unknown)}")]
     return [] if domain is None else domain.reasons(data)
-
-
-def in_parts(n: int) -> str:
-    """The warning about batches that did not fit into memory as a whole."""
-    return f"out of memory with {n} whole batch{'es' * (n != 1)}: computed in parts; a smaller max_atoms is faster"
 
 
 def predict(
@@ -133,18 +128,10 @@ def predict_batches(
     per_atom: bool = False,
     embeddings: bool = False,
 ) -> Iterator[Prediction]:
-    """Predict the energy of every structure, batch by batch.
+    """Predict the energy of every structure, batch by batch; arguments are as of :func:`predict`.
 
-    Args:
-        loaded: see :func:`predict`.
-        dataset: see :func:`predict`.
-        batches: indices of the structures that are computed together; company changes no more than the last digits
-            of an energy.
-        device: see :func:`predict`.
-        on_error: see :func:`predict`.
-        forces: see :func:`predict`.
-        per_atom: see :func:`predict`.
-        embeddings: see :func:`predict`.
+    ``batches`` are indices of the structures that are computed together. Company changes no more than the last digits
+    of an energy.
 
     Yields:
         For every batch, the predictions in its order; ``failures`` are counted in it.

@@ -272,11 +272,7 @@ def _known_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def check_plain_yaml(text: str, where: str) -> None:
-    """Refuse YAML that is too large, once unfolded too, too deep, or that names types.
-
-    Args:
-        text: the content.
-        where: file, for messages.
+    """Refuse YAML that is too large, once unfolded too, too deep, or that names types; ``where`` is for messages.
 
     Raises:
         InputError: a limit is exceeded, or there is a tag such as ``!!python/object``.

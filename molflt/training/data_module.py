@@ -45,9 +45,7 @@ class EnergyDataModule(lightning.LightningDataModule):
     The training loader is made anew every epoch. Batches, noise and order follow from seed and epoch, so a resumed
     run needs to restore nothing to see what it would have seen.
 
-    Args:
-        config: of the run.
-        crew: the processes of the run, which share the pass over the records before the first epoch.
+    The processes of a run, its crew, share the pass over the records before the first epoch.
 
     Attributes:
         training_set: what the training structures and their labels are like.

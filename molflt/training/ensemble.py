@@ -29,14 +29,8 @@ def train_ensemble(
     """Train ``config.ensemble`` models one after another (deep ensembles, arXiv 1612.01474).
 
     Member k is a run of its own in ``run_dir/member-k``, with seed ``config.seed + k`` for weights, random features
-    and the order of batches.
-
-    Args:
-        config: what the members have in common, and the seed of the first.
-        run_dir: gets config.yaml and the members' run directories.
-        resume: go on with members that are not finished.
-        say: prints a line.
-        callbacks: further Lightning callbacks for every member.
+    and the order of batches. Arguments are those of :func:`molflt.train`; resuming goes on with members that are
+    not finished.
 
     Returns:
         As :func:`molflt.training.run.train`, of the members' mean; its model is ``run_dir``.

@@ -96,17 +96,8 @@ def take_over(
     left out where energies are read off the contact of an adsorbate. If they do not,
     the labels are another quantity: statistics are those of the training set, and the energy head starts anew.
 
-    Args:
-        model: as it begins; changed in place.
-        initial: the trained model.
-        config: of the run.
-        found: what the training set is like.
-        structures: the training set.
-        device: where to predict it.
-        say: prints a line.
-
     Returns:
-        The statistics, and what the new model file says of where it comes from.
+        The statistics, and what the new model file says of where it comes from; ``model`` is changed in place.
 
     Raises:
         InputError: hardly anything fits, or a name in ``init.freeze`` is that of no part.

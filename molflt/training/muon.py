@@ -19,10 +19,7 @@ class Muon(torch.optim.AdamW):
     makes an element move as far as with AdamW, so that rates and decays mean the same (Liu et al. 2025, arXiv
     2502.16982). UVᵀ is approximate: five steps of a Newton–Schulz iteration bring all singular values near one.
 
-    Args:
-        groups: as for AdamW; those with ``orthogonal=True`` hold matrices.
-        momentum: μ.
-        options: of AdamW, for the other groups; its ``lr`` and ``weight_decay`` are for all.
+    The options are those of AdamW, for the other groups; its ``lr`` and ``weight_decay`` are for all.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], momentum: float = 0.95, **options: Any) -> None:

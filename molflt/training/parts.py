@@ -37,10 +37,8 @@ _Computed = tuple[StepLoss, list[Tensor | None]]
 def loss_in_parts(batch: Batch, evaluate: Callable[[Batch], StepLoss], parameters: Sequence[Tensor]) -> StepLoss:
     """Compute the loss of a batch from its parts, which are halved until each fits into memory.
 
-    Args:
-        batch: does not fit as a whole.
-        evaluate: gives the loss of a part; the loss of a batch must be the sum of those of its parts.
-        parameters: all that the loss depends on.
+    The loss that ``evaluate`` gives of a batch must be the sum of those of its parts. ``parameters`` are all that it
+    depends on.
 
     Returns:
         What ``evaluate(batch)`` would give, with gradients for ``parameters`` that are computed already: no graph is

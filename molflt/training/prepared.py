@@ -77,15 +77,7 @@ class NoisyDataset(PreparedDataset):
     the others have a point between given and relaxed. Then the adsorbate is shifted and turned as a whole a little,
     and every atom gets Gaussian noise. The displacement left to the relaxed positions stays the target of the
     auxiliary head, and the energy stays that of the relaxed structure. The noise of a structure depends on seed,
-    epoch and index alone. Fixed atoms stay where they are.
-
-    Args:
-        structures: with relaxed positions.
-        model: see :class:`PreparedDataset`.
-        kept: see :class:`PreparedDataset`; the relaxed positions are kept as well.
-        noise_std: Å.
-        seed: of the noise.
-        epoch: of training.
+    epoch and index alone. Fixed atoms stay where they are, and the relaxed positions are kept. ``noise_std`` is in Å.
     """
 
     def __init__(

@@ -67,13 +67,11 @@ class RunRecorder(Callback):
     and lines printed by others end up on its row. Elsewhere there is a line now and then.
 
     Args:
-        run_dir: where to write.
         metadata: of the model; validation metrics and epoch are filled in here.
         mad: mean absolute deviation of the labels of each split, eV.
-        score: what an epoch is judged by, as a function of its metrics: the smaller the better.
+        score: what an epoch is judged by: the smaller the better.
         say: prints a line.
-        patience: validations without improvement after which to stop; 0 goes on.
-        keep_last: how many model files of the latest validations to keep besides.
+        patience, keep_last: as in the configuration.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class RunRecorder(Callback):
     ) -> None:
         self.run_dir, self.metadata, self.mad, self.score, self.say = run_dir, metadata, mad, score, say
         self.patience, self.keep_last = patience, keep_last
-        self.split = next(iter(mad))
         self.best = math.inf
         self.best_epoch = -1
         self.without_improvement = 0
@@ -103,7 +100,6 @@ class RunRecorder(Callback):
         """What a checkpoint keeps."""
         return {
             "best": self.best,
-            "best_by": self.score.kind,
             "best_epoch": self.best_epoch,
             "without_improvement": self.without_improvement,
             # Not read back from metrics.jsonl, which may have been written since, or damaged.
@@ -120,9 +116,6 @@ class RunRecorder(Callback):
         """Continue from a checkpoint."""
         self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
         self.without_improvement = int(state_dict["without_improvement"])
-        if state_dict.get("best_by", "energy") != self.score.kind:
-            # An earlier version judged by energies alone.
-            self.best = math.inf
         self._records = list(state_dict["records"])
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -319,9 +312,9 @@ class RunRecorder(Callback):
         for name, mad in self.mad.items():
             mae = metrics[f"{name}/energy_mae"]
             # Other splits may hold nearly equal labels, whose deviation says nothing.
-            share = f" ({mae / mad:.3f} of MAD)" if mad > 0 and name == self.split else ""
+            share = f" ({mae / mad:.3f} of MAD)" if mad > 0 and name == self.score.split else ""
             parts.append(f"{name} {mae:.4f} eV{share}")
             if f"{name}/force_mae" in metrics:
                 parts.append(f"forces {metrics[f'{name}/force_mae']:.4f} eV/Å")
-        parts.append(f"EwT {100 * metrics[f'{self.split}/ewt']:.1f} %")
+        parts.append(f"EwT {100 * metrics[f'{self.score.split}/ewt']:.1f} %")
         return "  ".join(parts) + ("  *" if improved else "")

@@ -102,20 +102,10 @@ def train(
     say: Callable[[str], None] = print,
     callbacks: list[Callback] | None = None,
 ) -> Run:
-    """Train one model; :func:`molflt.train` is the way in for users.
-
-    Args:
-        config: everything about the run.
-        run_dir: gets config.yaml, metrics.csv, metrics.jsonl, best.safetensors, last.safetensors, last.ckpt
-            and previous.ckpt.
-        resume: continue the run in ``run_dir`` from its last finished epoch, as if it had never stopped; start it
-            if there is none.
-        say: prints a line.
-        callbacks: further Lightning callbacks.
+    """Train one model; :func:`molflt.train` is the way in for users, and says what the arguments are.
 
     Raises:
-        InputError: unusable data, a run directory that holds another run, a loss that is not a number any more, or
-            another number of processes than is configured.
+        InputError: as :func:`molflt.train`; or another number of processes than is configured.
         ConnectionError: another process of the run has ended; the run can be resumed.
         ChildProcessError: a loader process was killed; the run can be resumed.
         KeyboardInterrupt: Ctrl-C; the run can be resumed.
@@ -280,10 +270,13 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
     if settings.devices > available:
         kind = "GPUs" if accelerator == "cuda" else "cores"
         raise InputError(f"trainer.devices={settings.devices}: this machine has {available} {kind}")
+    several = settings.devices * settings.num_nodes > 1
     loggers = _loggers(settings.loggers, run_dir)
     try:
         return lightning.Trainer(
-            strategy=_strategy(settings.devices * settings.num_nodes),
+            # Buffers (statistics, frequencies) are the same everywhere and never change. Broadcasting them at every
+            # forward pass would need as many validation batches on every rank.
+            strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
             plugins=[*cluster_plugins(), DurableCheckpoints()],
             default_root_dir=run_dir,
             accelerator=accelerator,
@@ -315,12 +308,6 @@ def _accelerator(name: str) -> str:
     if name == "gpu" and not torch.cuda.is_available():
         raise InputError("trainer.accelerator=gpu: this machine has no usable CUDA GPU; use auto or cpu")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def _strategy(n_processes: int) -> str | DDPStrategy:
-    # Buffers (statistics, frequencies) are the same everywhere and never change. Broadcasting them at every forward
-    # pass would need as many validation batches on every rank.
-    return DDPStrategy(broadcast_buffers=False) if n_processes > 1 else "auto"
 
 
 def _loggers(names: Sequence[str], run_dir: Path) -> list[Logger] | bool:

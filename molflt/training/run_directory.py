@@ -18,7 +18,7 @@ from torch_geometric.data import Batch
 from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
 from molflt.files import atomic_file, is_leftover, remove_leftovers
-from molflt.model.model_file import SCHEMA_VERSION, ModelMetadata, read_metadata
+from molflt.model.model_file import ModelMetadata, read_metadata
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config, to_yaml
 
@@ -101,12 +101,6 @@ def check_same_beginning(run_dir: Path, metadata: ModelMetadata) -> None:
     except InputError:
         # It will be written again; a damaged file that would not be is refused later.
         return
-    if begun.schema_version != SCHEMA_VERSION:
-        raise InputError(
-            f"{last}: the run was started by a molflt whose models have schema {begun.schema_version}, those of this "
-            f"one have {SCHEMA_VERSION}, so its checkpoint does not fit. The model can be used as it is; to go on "
-            "training, take that version, or start again with another '--out'"
-        )
     then, now = begun.fine_tuned_from, metadata.fine_tuned_from
     for path, same in (
         (metadata.training_data.path, begun.training_data.fingerprint == metadata.training_data.fingerprint),
@@ -192,16 +186,8 @@ def write_records(run_dir: Path, records: list[dict[str, Any]]) -> None:
 def record_bad_batch(run_dir: Path, batch: Batch, energy: Tensor, label: Tensor, **about: int | str) -> Path:
     """Append a line on a batch whose loss or gradient is not a number: enough to look at it again.
 
-    Args:
-        run_dir: of the run.
-        batch: its structures.
-        energy: (n_structures,) eV, predicted.
-        label: (n_structures,) eV.
-        about: what else to write down: ``epoch``, counted from one as on the terminal, by which the line is found
-            again, and why the batch is bad.
-
-    Returns:
-        The file.
+    Predicted energies and labels are (n_structures,) eV. ``about`` holds ``epoch``, counted from one as on the
+    terminal, by which the line is found again, and why the batch is bad. Gives the file.
     """
     sizes = (batch.ptr[1:] - batch.ptr[:-1]).tolist()
     names = batch.name if "name" in batch else [None] * len(sizes)
@@ -219,12 +205,7 @@ def record_bad_batch(run_dir: Path, batch: Batch, energy: Tensor, label: Tensor,
 
 
 def forget_bad_batches(run_dir: Path, epoch: int) -> None:
-    """Drop the lines on epochs that are about to be repeated, and a line that was cut short.
-
-    Args:
-        run_dir: of the run.
-        epoch: the first to be repeated, counted from one.
-    """
+    """Drop the lines on epochs to be repeated, from ``epoch`` on, counted from one; and a line that was cut short."""
     path = run_dir / BAD_BATCHES
     if not path.exists():
         return

@@ -36,12 +36,7 @@ class SeparatedDataset(Dataset[Data]):
     Args:
         prepared: structures that are not periodic.
         share: compositions for each structure.
-        seed: of the compositions.
-        epoch: of training.
-
-    Attributes:
-        n_atoms: of structures and compositions.
-        cached: as that of ``prepared``.
+        seed, epoch: on which the compositions depend.
     """
 
     def __init__(self, prepared: PreparedDataset, share: float, seed: int, epoch: int) -> None:

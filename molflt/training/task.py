@@ -34,13 +34,7 @@ MOST_IN_A_ROW = 20
 
 
 class EnergyTask(lightning.LightningModule):
-    """Learns ``config.data.target``.
-
-    Args:
-        config: of the run.
-        model: with its statistics loaded.
-        split_names: validation splits in the order of their loaders.
-        training_set: gives the scales of the losses.
+    """Learns ``config.data.target``; the scales of the losses are those of the training set.
 
     Attributes:
         validated: metrics of the last validation in double precision, which loggers do not keep.

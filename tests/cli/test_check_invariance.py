@@ -70,15 +70,6 @@ def test_a_failure_is_status_one(molflt, model_path, monkeypatch):
     assert "translation" in result.out.split("FAILED")[1]
 
 
-def test_user_mistakes(molflt, model_path, tmp_path):
-    wrong = tmp_path / "wrong.cif"
-    wrong.write_text("not a crystal", encoding="utf-8")
-    result = molflt("check-invariance", model_path, wrong)
-    assert result.status == 2
-    assert "wrong.cif" in result.err
-    assert molflt("check-invariance", tmp_path / "absent.safetensors").status == 2
-
-
 def test_a_model_without_a_far_field(molflt, performer_path):
     arguments = ("check-invariance", performer_path, "--draws", 1, "--dtype", "float64")
     result = molflt(*arguments, "CCO", "O")

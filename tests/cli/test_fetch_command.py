@@ -159,15 +159,6 @@ def test_mistakes(server: Server, molflt: Run, tmp_path: Path) -> None:
         assert "Traceback" not in result.err
 
 
-def test_a_mirror(server: Server, molflt: Run, tmp_path: Path) -> None:
-    result = molflt(
-        "fetch", "oc20-is2re", "--to", tmp_path, "--url", f"{server.address}/mirror/x.tgz", "--keep-archive"
-    )
-    assert result.status == 0
-    assert server.paths == ["/mirror/x.tgz"]
-    assert (tmp_path / "data.tar.gz").read_bytes() == server.content
-
-
 def test_interruption(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -194,7 +185,10 @@ def test_the_network_fails(server: Server, molflt: Run, tmp_path: Path, monkeypa
 
 
 def test_an_emoji_in_a_path_is_a_path(server: Server, molflt: Run, tmp_path: Path) -> None:
-    folder = tmp_path / ":smile:"
-    result = molflt("fetch", "oc20-is2re", "--to", folder)
+    """Here of an archive from a mirror, that is kept."""
+    folder, mirror = tmp_path / ":smile:", f"{server.address}/mirror/x.tgz"
+    result = molflt("fetch", "oc20-is2re", "--to", folder, "--url", mirror, "--keep-archive")
     assert result.status == 0
     assert result.out.count(":smile:") >= 8
+    assert server.paths == ["/mirror/x.tgz"]
+    assert (folder / "data.tar.gz").read_bytes() == server.content

@@ -22,9 +22,8 @@ from molflt.data.fetch import catalogue
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.prediction.shard_file import read_shard
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import to_yaml
 from tests.data.fetch_server import archive_of, good_tar
-from tests.training.runs import assert_same_run
+from tests.training.runs import QUICK, assert_same_run, written
 
 resource = pytest.importorskip("resource", reason="no limits on the size of files")
 Run = Callable[..., Any]
@@ -73,8 +72,7 @@ def test_train(
     tiny_run: Path,
     tmp_path: Path,
 ) -> None:
-    config, run_dir = tmp_path / "c.yaml", tmp_path / "run"
-    config.write_text(to_yaml(make_config()), encoding="utf-8")
+    config, run_dir = written(make_config(), tmp_path), tmp_path / "run"
     command = ("train", config, "--out", run_dir, "--no-report")
     with room((tiny_run / "last.safetensors").stat().st_size + more):
         result = molflt(*command)
@@ -161,13 +159,12 @@ def test_a_file_in_place_of_a_folder(
     tmp_path: Path,
 ) -> None:
     """As root every folder can be written to; a path through a file leads nowhere for root as well."""
-    blocked, config, data = tmp_path / "blocked", tmp_path / "c.yaml", tiny_data / "other.lmdb"
+    blocked, data = tmp_path / "blocked", tiny_data / "other.lmdb"
     blocked.write_text("my work", encoding="utf-8")
-    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1})), encoding="utf-8")
     if command == "merge":
         assert molflt("predict", model_path, data, "-o", tmp_path / "o.csv", "--shard", "1/1").status == 0
     arguments: dict[str, tuple[Any, ...]] = {
-        "train": (config, "--out", blocked / "run", "--no-report"),
+        "train": (written(make_config(**QUICK), tmp_path), "--out", blocked / "run", "--no-report"),
         "convert": (data, blocked / "o.lmdb"),
         "predict": (model_path, data, "-o", blocked / "o.csv"),
         "merge": (tmp_path / "o.csv.shard-1-of-1", "-o", blocked / "o.csv"),
@@ -180,21 +177,6 @@ def test_a_file_in_place_of_a_folder(
     assert len(result.err.strip().splitlines()) == 1
     assert any(word in result.err for word in ("choose another", "no such folder", "give a folder"))
     assert blocked.read_text(encoding="utf-8") == "my work"
-
-
-def test_a_read_only_folder(
-    molflt: Run, model_path: Path, tiny_data: Path, make_config: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root writes to read-only folders")
-    (tmp_path / "c.yaml").write_text(to_yaml(make_config()), encoding="utf-8")
-    folder = tmp_path / "locked"
-    folder.mkdir(mode=0o555)
-    data, remedy = tiny_data / "other.lmdb", "choose a place where you may read and write"
-    assert_refused(molflt("train", tmp_path / "c.yaml", "--out", folder / "run"), "locked", remedy)
-    assert_refused(molflt("convert", data, folder / "o.lmdb"), "locked", remedy)
-    assert_refused(molflt("predict", model_path, data, "-o", folder / "o.csv"), "locked", remedy)
-    assert_refused(molflt("evaluate", model_path, data, "--report", folder / "o.html"), "locked", remedy)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

@@ -138,14 +138,6 @@ def test_what_the_help_says_of_all_commands(molflt: Run) -> None:
     assert done.stdout.split() == ["evaluate"]
 
 
-@pytest.mark.slow
-def test_a_reader_that_has_enough_is_no_failure(tiny_data: Path) -> None:
-    command = f"'{sys.executable}' -m molflt.cli.main info '{tiny_data / 'other.lmdb'}' | head -1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=300)
-    assert done.stdout.startswith("data: ")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("command", [pytest.param("predict", marks=pytest.mark.slow), "config"])
 def test_broken_pipe(command: str, model_path: Path, val_set: StructureDataset, tmp_path: Path) -> None:
     # Enough output that the pipe is closed while it is being written.
@@ -162,5 +154,6 @@ def test_broken_pipe(command: str, model_path: Path, val_set: StructureDataset, 
         writer.stdout.close()
         err = writer.stderr.read()
         writer.wait(timeout=120)
+    assert writer.returncode == 0
     assert "Traceback" not in err
     assert "Exception ignored" not in err

@@ -21,6 +21,17 @@ Run = Callable[..., Any]
             ("predict", "MODEL", "CCO", "--calibrate", "DATA"),
             "10 labelled structures are too few",
         ),
+        (("predict", "MODEL", "CCO", "--shard", "3/2", "-o", "NEW.csv"), "I from 1 to N"),
+        (("predict", "MODEL", "CCO", "--shard", "1/2"), "give -o NAME.csv or NAME.npz"),
+        (("predict", "MODEL", "CCO", "--shard", "1/2", "-o", "NEW.extxyz"), "give -o NAME.csv or NAME.npz"),
+        (
+            ("predict", "MODEL", "CCO", "--shard", "1/2", "-o", "NEW.csv", "--calibrate", "DATA"),
+            "leave out --forces, --per-atom and --calibrate",
+        ),
+        (
+            ("predict", "MODEL", "CCO", "--shard", "1/2", "-o", "NEW.npz", "--oc20-split", "id"),
+            "give it to 'molflt merge'",
+        ),
         (("predict", "FOLDER", "CCO"), "is a folder without best.safetensors"),
         (("convert", "DATA", "NEW.lmdb", "--force-unit", "eV/nm"), "unit of forces 'eV/nm': choose one of"),
         (("convert", "DATA", "NEW.extxyz"), "the last argument must be the LMDB to write"),

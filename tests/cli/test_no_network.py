@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import to_yaml
+from tests.training.runs import QUICK, written
 
 BLOCK = """
 import socket
@@ -44,10 +44,9 @@ def test_train_evaluate_predict_without_a_network(
     offline: dict[str, str], make_config: Callable[..., TrainConfig], tiny_data: Path, tmp_path: Path
 ) -> None:
     """With reports, which hold all they show."""
-    data, out, config = tiny_data / "val.lmdb", tmp_path / "run", tmp_path / "config.yaml"
-    config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1}), "A test."), encoding="utf-8")
+    data, out = tiny_data / "val.lmdb", tmp_path / "run"
     jobs = [
-        ("train", config, "--out", out),
+        ("train", written(make_config(**QUICK), tmp_path), "--out", out),
         ("evaluate", out, data, "--report", tmp_path / "report.html", "--json"),
         ("predict", out, data, "--out", tmp_path / "energies.csv"),
         ("info", out),

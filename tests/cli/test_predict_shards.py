@@ -52,22 +52,6 @@ def test_a_submission(molflt, model_path, folder, tmp_path):
         np.testing.assert_array_equal(found["id_energy"], expected["id_energy"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--shard", "3/2", "-o", "out.csv"], "I from 1 to N"),
-        (["--shard", "1/2"], "give -o NAME.csv or NAME.npz"),
-        (["--shard", "1/2", "-o", "out.extxyz"], "give -o NAME.csv or NAME.npz"),
-        (["--shard", "1/2", "-o", "out.csv", "--calibrate", "x"], "leave out --forces, --per-atom and --calibrate"),
-        (["--shard", "1/2", "-o", "out.npz", "--oc20-split", "id"], "give it to 'molflt merge'"),
-    ],
-)
-def test_options_that_do_not_go_together(options, message, molflt, model_path):
-    result = molflt("predict", model_path, "CO", *options)
-    assert result.status == 2
-    assert message in result.err
-
-
 def test_merge_checks_its_output(molflt, model_path, tmp_path):
     molflt("predict", model_path, "CO", "-o", tmp_path / "out.csv", "--shard", "1/1")
     shard = tmp_path / "out.csv.shard-1-of-1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,21 +16,17 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import open_dataset
 from molflt.prediction.evaluation import evaluate
 from molflt.report.model_report import evaluation_report
-from molflt.training.config_file import to_yaml
+from tests.conftest import rows_of
+from tests.training.runs import written
 
 Run = Callable[..., Any]
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as handle:
-        return list(csv.DictReader(handle))
-
-
-def test_columns_and_names_come_back_also_of_skipped_rows(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+def test_columns_and_names_come_back_also_of_skippedrows_of(molflt: Run, model_path: Path, tmp_path: Path) -> None:
     table, out = tmp_path / "in.csv", tmp_path / "out.csv"
     table.write_text("name;smiles;Exp;error\nethanol;CCO;-2.5;=1+1\nwrong;C(;3;\n;O;;x\n", encoding="utf-8")
     assert molflt("predict", model_path, table, "-o", out, "--on-error", "skip").status == 0
-    rows = _rows(out)
+    rows = rows_of(out)
     assert [row["name"] for row in rows] == ["ethanol", "wrong", f"{table}#2 (O)"]
     assert [row["smiles"] for row in rows] == ["CCO", "C(", "O"]
     assert [row["Exp"] for row in rows] == ["-2.5", "3", ""]
@@ -47,7 +42,7 @@ def test_columns_and_names_come_back_also_of_skipped_rows(molflt: Run, model_pat
     merged = molflt("merge", *parts, "-o", tmp_path / "m.csv")
     assert merged.status == 0
     assert "1 skipped" in merged.out
-    assert _rows(tmp_path / "m.csv") == rows
+    assert rows_of(tmp_path / "m.csv") == rows
     refused = molflt("merge", *parts, "-o", tmp_path / "m.npz", "--oc20-split", "id")
     assert refused.status == 2
     assert "a submission needs every structure" in refused.err
@@ -62,7 +57,7 @@ def test_extxyz_keeps_its_info(molflt: Run, model_path: Path, tmp_path: Path) ->
         assert molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / f"o.{ending}").status == 0
     info = ase.io.read(tmp_path / "o.extxyz").info
     assert (info["doi"], info["trial"], list(info["vector"])) == ("10.1/x", 3, [1.0, 2.0, 3.0])
-    (row,) = _rows(tmp_path / "o.csv")
+    (row,) = rows_of(tmp_path / "o.csv")
     assert (row["doi"], row["trial"], row["vector"]) == ("10.1/x", "3", "")
 
 
@@ -111,8 +106,7 @@ def test_layers_in_every_command_that_reads_data(
         assert read.status == 0 or command[0] == "check-invariance", read
         assert "--tags layers" not in read.err
     config = make_config(**{"data.train": str(layers), "data.val": {"val": str(layers)}, "trainer.max_epochs": 1})
-    (tmp_path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    command = ("train", tmp_path / "config.yaml", "--out", tmp_path / "run", "--no-report")
+    command = ("train", written(config, tmp_path), "--out", tmp_path / "run", "--no-report")
     refused = molflt(*command)
     assert (refused.status, "data.tags=layers" in refused.err) == (2, True)
     assert molflt(*command, "data.tags=layers").status == 0
@@ -149,7 +143,11 @@ def test_all_bad_records_are_named_or_skipped(suffix: str, molflt: Run, model_pa
     done = molflt("predict", model_path, source, "-o", out, "--on-error", "skip")
     assert done.status == 0
     assert "13 of 15 structures were skipped" in done.err
-    assert [k for k, row in enumerate(_rows(out)) if row["error"]] == bad
+    assert [k for k, row in enumerate(rows_of(out)) if row["error"]] == bad
+    # A file of structures has no place for those that failed.
+    left = tmp_path / "left.extxyz"
+    assert molflt("predict", model_path, source, "-o", left, "--on-error", "skip").status == 0
+    assert len(ase.io.read(left, ":")) == 2
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from ase import Atoms
 from ase.build import molecule
 
 from molflt.data.plausibility import free_atoms
-from molflt.training.config_file import to_yaml
-from tests.training.runs import QUICK
+from tests.training.runs import QUICK, written
 
 Run = Callable[..., Any]
 HARTREE = 27.211386
@@ -51,8 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(molflt: Run, make_config: Any, folder: Path, tmp_path: Path) -> Run:
     sets = {"data.train": str(folder / "train.extxyz"), "data.val": str(folder / "val.extxyz")}
     config = make_config(**QUICK, **sets, **{"optimiser.warmup_steps": 1})
-    (tmp_path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    return lambda *more: molflt("train", tmp_path / "config.yaml", "--out", tmp_path / "run", "--no-report", *more)
+    path = written(config, tmp_path)
+    return lambda *more: molflt("train", path, "--out", tmp_path / "run", "--no-report", *more)
 
 
 def test_totals_in_hartree(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:

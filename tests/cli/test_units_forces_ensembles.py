@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import shutil
 
@@ -18,6 +17,7 @@ from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import save_model
 from molflt.prediction.members import average_models
+from tests.conftest import rows_of
 
 KCAL = 23.060547830619
 SMALL = (
@@ -136,6 +136,8 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
     assert slope > 0
     assert floor > 0
     assert len(json.loads(molflt("info", run, "--json").out)["members"]) == 2
+    # The report of one member stands beside the model that it is of.
+    assert f"report: {run / 'report-val.html'}" in molflt("evaluate", f"{run}#1", val).out
     first, default = (molflt("explain", model, "O", "--json") for model in (f"{run}#0", run))
     assert first.out == default.out
     assert f"an ensemble of 2 models; this is the first, {run}#0" in default.err
@@ -154,8 +156,7 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
 
 
 def _column(path, name):
-    with open(path, encoding="utf-8", newline="") as handle:
-        return np.array([float(row[name]) for row in csv.DictReader(handle)])
+    return np.array([float(row[name]) for row in rows_of(path)])
 
 
 def test_average_of_what_is_not_of_one_run(model_path, loaded, tmp_path):

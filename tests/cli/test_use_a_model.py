@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -15,17 +14,21 @@ from typing import Any
 import ase.io
 import numpy as np
 import pytest
-from ase.build import molecule
 
 from molflt.data.ase_io import to_atoms
 from molflt.data.datasets import StructureDataset
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
-from molflt.model.model_file import LoadedModel
+from molflt.model.model_file import LoadedModel, save_models
 from molflt.prediction.evaluation import evaluate
+from tests.model.files import altered
 
 Run = Callable[..., Any]
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
 
 
 @pytest.fixture
@@ -67,10 +70,7 @@ def test_evaluate_one_structure_of_several(
     write_lmdb(tmp_path / "two.lmdb", records, progress=False)
     arguments = ("evaluate", model_path, tmp_path / "two.lmdb", "--on-error", "skip")
 
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    content = json.loads(molflt(*arguments, "--json").out, parse_constant=refuse)
+    content = json.loads(molflt(*arguments, "--json").out, parse_constant=_no_constant)
     assert (content["n"], content["mae_over_mad"], len(content["skipped"])) == (1, None, 1)
     result = molflt(*arguments, "--report", tmp_path / "r.html")
     assert "nan" not in result.out
@@ -155,35 +155,6 @@ def test_predict_to_a_file(suffix: str, molflt: Run, model_path: Path, tiny_data
     assert path.read_bytes() != content
 
 
-def test_structures_that_fail_are_skipped_on_demand(molflt: Run, model_path: Path, tmp_path: Path) -> None:
-    ase.io.write(tmp_path / "a.extxyz", [molecule("H2O"), molecule("H2O") + molecule("H2O"), molecule("CO")])
-    failed = molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / "a.csv")
-    assert failed.status == 2
-    assert "coincide" in failed.err
-    assert not (tmp_path / "a.csv").exists()
-    result = molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / "a.csv", "--on-error", "skip")
-    assert result.status == 0
-    assert "1 of 3 structures were skipped" in result.err
-    with open(tmp_path / "a.csv", encoding="utf-8", newline="") as handle:
-        head, water, both, carbon_monoxide = csv.reader(handle)
-    assert head == ["name", "y_relaxed_eV", "error"]
-    assert both[1] == "nan"
-    assert "coincide" in both[2]
-    assert water[2] == carbon_monoxide[2] == ""
-    molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / "b.extxyz", "--on-error", "skip")
-    assert len(ase.io.read(tmp_path / "b.extxyz", ":")) == 2
-
-
-def test_unknown_elements_are_a_warning_on_stderr(molflt: Run, model_path: Path, tmp_path: Path) -> None:
-    ase.io.write(tmp_path / "a.extxyz", molecule("SiH4"))
-    result = molflt("predict", model_path, tmp_path / "a.extxyz", "CF")
-    assert result.status == 0
-    assert len(result.out.splitlines()) == 2
-    assert "Warning: 2 of 2 structures are doubtful; " in result.err
-    assert "a.extxyz#0: the model was not trained on Si\n" in result.err
-    assert "CF: the model was not trained on F\n" in result.err
-
-
 def test_device_that_is_not_there(
     molflt: Run, model_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,12 +163,6 @@ def test_device_that_is_not_there(
         result = molflt(command, model_path, tiny_data / "val.lmdb", "--device", "cuda")
         assert result.status == 2
         assert "no usable GPU" in result.err
-
-
-def test_evaluate_without_labels(molflt: Run, model_path: Path, structure_files: Path) -> None:
-    result = molflt("evaluate", model_path, structure_files)
-    assert result.status == 2
-    assert "6 of 6 structures have no label 'y_relaxed'" in result.err
 
 
 def test_info_on_a_model(molflt: Run, tiny_run: Path, loaded: LoadedModel) -> None:
@@ -211,6 +176,24 @@ def test_info_on_a_model(molflt: Run, tiny_run: Path, loaded: LoadedModel) -> No
         assert content["widest_member"] == f"{float(loaded.model.positions.rpe.widths.detach().max()):.3g} Å"
         assert "Cu" in content["elements"]
         assert content["config"]["dim"] == 16
+
+
+def test_info_on_one_member(molflt: Run, two: list[LoadedModel], tmp_path: Path) -> None:
+    """By the name under which an ensemble lists it."""
+    path = tmp_path / "two.safetensors"
+    save_models(path, two)
+    *_, listed = json.loads(molflt("info", path, "--json").out)["members"]
+    content = json.loads(molflt("info", listed, "--json").out)
+    assert (listed, content["model"], content["seed"]) == (f"{path}#1", f"{path}#1", 8)
+    assert "members" not in content
+    assert "has 2 members, counted from 0" in molflt("info", f"{path}#2").err
+
+
+def test_info_of_a_file_with_nan_is_json(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    """A file from elsewhere may hold such a number where molflt writes none."""
+    path = altered(model_path, tmp_path, lambda tensors, metadata: metadata["validation"].update(mae=math.nan))
+    content = json.loads(molflt("info", path, "--json").out, parse_constant=_no_constant)
+    assert content["validation"]["mae"] is None
 
 
 def test_info_on_data(molflt: Run, tiny_data: Path) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that stay: initialised presets, shipped models, and a stored model of every schema. See ``values.py``."""
+"""Numbers that stay: initialised presets, shipped models, and stored models of every schema. See ``values.py``."""
 
 import json
 

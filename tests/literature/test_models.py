@@ -20,8 +20,6 @@ from tests.attention.structures import STRUCTURES
 from tests.golden.values import energies as golden_energies
 from tests.golden.values import structures as golden_structures
 from tests.model.files import (
-    SCHEMA_6,
-    attention_of_schema_6,
     check_round_trip,
     content_of,
     metadata_of,
@@ -141,46 +139,6 @@ def test_stored_models_predict_for_ever_what_they_predicted(name: str) -> None:
     """As in tests/golden."""
     model = load_model(Path(__file__).parent / "golden" / f"{name}.safetensors").model
     assert golden_energies(model, golden_structures()) == pytest.approx(STORED[name], rel=2e-6)
-
-
-FAR = {key: SCHEMA_6[key] for key in ("n_basis", "sigma_min", "sigma_max", "isolated_atoms")}
-SAMPLED = {**FAR, "mechanism": "undamped", "n_frequencies": 6, "radii": "random", "proposal": "own",
-           "periodic_radius": 7.0}  # fmt: skip
-RPE = {"mechanism": "randomised", "positional_mask": True}
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"frequencies": "sampled"}, SAMPLED),
-        ({"frequencies": "sampled", "directions": "random", "means": True},
-         {**SAMPLED, "directions": "random", "means": True}),
-        ({"frequencies": "sampled", "spectrum": "free"},
-         {"mechanism": "undamped", "sigma_min": 1.0, "sigma_max": 9.0, "n_frequencies": 6, "radii": "random",
-          "spectrum": "free", "periodic_radius": 7.0}),
-        ({"combine": "concat", "frequencies": "sampled"}, {"mechanism": "concat", **FAR, "n_frequencies": 6,
-          "radii": "random", "proposal": "own", "n_features": 6, "redraw_every": 3}),
-        ({"mechanism": "randomised"}, {"mechanism": "randomised", "n_samples": 2, "sampling": "biased"}),
-        (RPE, {"mechanism": "randomised-rpe", **FAR, "spectrum": "gaussians",
-         "tolerance": 1e-3, "n_samples": 2, "sampling": "biased"}),
-        ({"far_rank": "m", "kernel": "lara"},
-         {**FAR, "spectrum": "gaussians", "tolerance": 1e-3, "far_rank": "m", "kernel": "lara", "n_landmarks": 3}),
-        ({"mechanism": "kernelised", "kernel": "elu"}, {"mechanism": "kernelised", "kernel": "elu"}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_schema_6_keeps_the_keys_that_act(
-    old: dict[str, Any], new: dict[str, Any], model_path: Path, tmp_path: Path
-) -> None:
-    assert attention_of_schema_6(old, model_path, tmp_path) == attention_config(**new)
-
-
-@pytest.mark.parametrize(
-    "old", [{**RPE, "frequencies": "sampled"}, {**RPE, "far_field": False}, {"l_max": 2}], ids=str
-)
-def test_what_is_gone_of_schema_6(old: dict[str, Any], model_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"which this molflt no longer has.* train again"):
-        attention_of_schema_6(old, model_path, tmp_path)
 
 
 def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:

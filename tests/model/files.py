@@ -21,7 +21,6 @@ from molflt.model.model_file import (
     ModelMetadata,
     TrainingData,
     load_model,
-    read_metadata,
     save_model,
 )
 from molflt.prediction.predictor import predict
@@ -81,26 +80,3 @@ def check_round_trip(config: ModelConfig, structures: StructureDataset, folder: 
         np.testing.assert_array_equal(before.energies, after.energies)
         for name, value in model.state_dict().items():
             assert torch.equal(value, again.model.state_dict()[name]), name
-
-
-SCHEMA_6 = {
-    "combine": "product", "far_field": True, "far_rank": 0, "frequencies": "auto", "order": "auto", "tolerance": 1e-3,
-    "l_max": None, "far_dim": None, "moment_channels": None, "n_basis": 4, "sigma_min": 1.0, "sigma_max": 9.0,
-    "isolated_atoms": 8.0, "n_frequencies": 6, "directions": "averaged", "radii": "random", "proposal": "own",
-    "means": False, "spectrum": "gaussian", "periodic_radius": 7.0, "kernel": "posrf-orf", "n_features": 6,
-    "redraw_every": 3, "n_landmarks": 3, "n_samples": 2, "sampling": "biased", "positional_mask": False,
-    "dense_cutoff": 5.0, "mechanism": "fourier",
-}  # fmt: skip
-"""All keys that any attention had in schema 6, far from their defaults."""
-
-
-def attention_of_schema_6(old: dict[str, Any], model_path: Path, folder: Path) -> Any:
-    """What the attention of a file of schema 6 with these keys is read as."""
-
-    def change(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
-        metadata.update(schema_version=6)
-        metadata["config"]["attention"] = {**SCHEMA_6, **old}
-
-    metadata = read_metadata(altered(model_path, folder, change))
-    assert metadata.schema_version == 6
-    return metadata.config.attention

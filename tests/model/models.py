@@ -11,6 +11,7 @@ from ase import Atoms
 from ase.build import make_supercell
 
 from molflt.model.config import ModelConfig
+from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, batch_of, rotated
@@ -181,6 +182,27 @@ def check_forces(model: EnergyModel, atoms: Atoms, at_rest: float = 1e-11, torqu
     assert float(found.sum(dim=0).abs().max()) < at_rest * scale
     if torque is not None and not any(atoms.pbc):
         assert float(net_torque(atoms, found).abs().max()) < torque * scale
+
+
+def check_stress(model: EnergyModel, atoms: Atoms, tolerance: float = 1e-5) -> None:
+    """The stress of a periodic structure is symmetric, and made of central differences, to ``tolerance``."""
+    stress, step = derivatives(model, batch_for(model, [atoms], margin=0.5), stress=True).stress, 1e-5
+    assert stress is not None
+    assert float(stress.abs().max()) > 1e-6
+    torch.testing.assert_close(stress[0], stress[0].T, rtol=0, atol=1e-14)
+    for i, j in ((2, 2), (0, 1)):
+        strain = np.zeros((3, 3))
+        strain[i, j] += step / 2
+        strain[j, i] += step / 2
+        at = []
+        for sign in (1, -1):
+            moved, change = atoms.copy(), np.eye(3) + sign * strain
+            moved.set_cell(np.asarray(atoms.cell) @ change, scale_atoms=False)
+            moved.positions = atoms.positions @ change
+            with torch.no_grad():
+                at.append(float(model(batch_for(model, [moved], margin=0.5)).energy))
+        expected = (at[0] - at[1]) / (2 * step * atoms.get_volume())
+        assert float(stress[0, i, j]) == pytest.approx(expected, rel=tolerance, abs=1e-4 * tolerance)
 
 
 def net_torque(atoms: Atoms, found: torch.Tensor) -> torch.Tensor:

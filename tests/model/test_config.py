@@ -20,6 +20,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import preset_config
 from tests.attention.structures import STRUCTURES, batch_of
+from tests.training.runs import written
 
 OTHER_VALUES: dict[str, list[Any]] = {
     "frequencies": ["quadrature"], "tolerance": [9e-3], "order": ["linear", "quadratic"], "far_rank": [1, "m"],
@@ -129,9 +130,7 @@ def does_nothing(key: str, **keys: Any) -> bool:
 def test_every_preset_survives_yaml(preset: str, tmp_path: Path) -> None:
     whole = preset_config("tiny")
     whole.model.attention = attention_config(preset)
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(whole), encoding="utf-8")
-    assert load_config(path) == whole
+    assert load_config(written(whole, tmp_path)) == whole
 
 
 def test_far_dim_must_fit_the_heads() -> None:

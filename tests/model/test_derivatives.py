@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from ase import Atoms
 
 from molflt.calculator.ase_calculator import HeldMeshMethod
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from tests.attention.structures import STRUCTURES, batch_of, random_rotation, rotated
-from tests.model.models import check_forces, check_hessian_vector_product
+from tests.model.models import check_forces, check_hessian_vector_product, check_stress
 from tests.model.models import make_model as make
 
 WIDTHS = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
@@ -56,30 +54,10 @@ def test_second_derivatives(method):
     check_hessian_vector_product(make_model(method), STRUCTURES["molecule"]())
 
 
-def strained(atoms: Atoms, strain: np.ndarray) -> Atoms:
-    moved = atoms.copy()
-    moved.set_cell(np.asarray(atoms.cell) @ (np.eye(3) + strain), scale_atoms=False)
-    moved.positions = atoms.positions @ (np.eye(3) + strain)
-    return moved
-
-
 @pytest.mark.parametrize("method", ["exact", "exact, rank m", "lattice", "mesh", "exact, both", "exact, vectors"])
 @pytest.mark.parametrize("name", ["slab_open", "triclinic"])
 def test_stress_is_a_central_difference(method, name):
-    model, atoms = make_model(method), STRUCTURES[name]()
-    found = derivatives(model, batch_of([atoms], 4.5), stress=True)
-    assert found.stress is not None
-    stress, step = found.stress[0], 1e-5
-    assert float(stress.abs().max()) > 1e-6
-    torch.testing.assert_close(stress, stress.T, rtol=0, atol=1e-14)
-    for i, j in ((2, 2), (0, 1)):
-        strain = np.zeros((3, 3))
-        strain[i, j] += step / 2
-        strain[j, i] += step / 2
-        with torch.no_grad():
-            at = [float(model(batch_of([strained(atoms, s * strain)], 4.5)).energy) for s in (1, -1)]
-        expected = (at[0] - at[1]) / (2 * step * atoms.get_volume())
-        assert float(stress[i, j]) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    check_stress(make_model(method), STRUCTURES[name]())
 
 
 @pytest.mark.parametrize("method", ["exact", "lattice"])

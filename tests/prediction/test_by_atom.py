@@ -59,11 +59,6 @@ def test_of_an_ensemble(energy_run):
         ensemble.predict(MIXED[0], embeddings=True)
 
 
-def test_no_forces_of_the_relaxed_energy(model_path):
-    with pytest.raises(InputError, match="was trained on y_relaxed"):
-        load(model_path).predict(MIXED[0], forces=True)
-
-
 def test_forces_of_a_model_of_minima_come_with_a_warning(molflt):
     """The calculator has its own test."""
     with pytest.warns(UserWarning, match="trained without forces"):

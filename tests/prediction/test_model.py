@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from molflt.data.sources import structures_of
 from molflt.errors import InputError
 from molflt.prediction.members import load_members
 from molflt.prediction.predictor import conformers_of, predict
+from tests.conftest import rows_of
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_structures_outside_the_domain_are_named_with_the_reason(molflt, tmp_pat
     assert "2 of 3 structures are doubtful" in found.err
     assert "CCCCCCCCCC: 32 atoms, and at most 23 in training" in found.err
     assert "CCF: the model was not trained on F" in found.err
-    rows = list(csv.DictReader(out.open(encoding="utf-8")))
+    rows = rows_of(out)
     assert [bool(row["warning"]) for row in rows] == [False, True, True]
     assert molflt("info", model).out.count("most_atoms: 23") == 1
     slab = tmp_path / "slab.extxyz"

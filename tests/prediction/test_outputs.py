@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from dataclasses import replace
 from typing import get_args
@@ -18,6 +17,7 @@ from molflt.prediction import outputs
 from molflt.prediction.outputs import check_output, write_predictions
 from molflt.prediction.prediction import Prediction
 from molflt.prediction.predictor import predict
+from tests.conftest import rows_of
 
 
 @pytest.fixture
@@ -29,15 +29,10 @@ def prediction(loaded, val_set):
     return found
 
 
-def read_csv(path):
-    with open(path, encoding="utf-8", newline="") as handle:
-        return list(csv.DictReader(handle))
-
-
 def test_csv_keeps_every_digit(prediction, val_set, tmp_path):
     path = tmp_path / "new folder" / "out.csv"
     write_predictions(path, prediction, val_set, "y_relaxed")
-    rows = read_csv(path)
+    rows = rows_of(path)
     assert list(rows[0]) == ["name", "y_relaxed_eV", "std_eV"]
     assert [row["name"] for row in rows] == prediction.names
     assert [float(row["y_relaxed_eV"]) for row in rows] == prediction.energies.tolist()
@@ -141,7 +136,7 @@ def test_other_archives_are_not_added_to(tmp_path):
 def test_names_are_no_formulas(name, tmp_path):
     prediction = Prediction(np.array([1.0, 2.0]), [name, "-#1"], Counter(), failures={0: name})
     write_predictions(tmp_path / "p.csv", prediction, None, "energy")
-    rows = read_csv(tmp_path / "p.csv")
+    rows = rows_of(tmp_path / "p.csv")
     for text in (rows[0]["name"], rows[0]["error"]):
         assert text[0] in "'\\"
         assert text.removeprefix("'") == name.replace("\t", "\\t").replace("\r", "\\r")

@@ -62,13 +62,6 @@ def test_inputs_with_and_without_labels_mix(loaded, val_set):
     assert "edge_index" not in structures[1]
 
 
-def test_overlapping_atoms_are_named(loaded, val_set):
-    structure = val_set[0].clone()
-    structure.positions[1] = structure.positions[0]
-    with pytest.raises(InputError, match="set1-00"):
-        predict(loaded, ListDataset([val_set[1], structure]))
-
-
 @pytest.mark.parametrize("forces", [False, True])
 def test_what_does_not_fit_is_computed_in_parts(forces, loaded, val_set, monkeypatch):
     loaded.metadata.target = "energy"

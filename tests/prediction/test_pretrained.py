@@ -15,7 +15,6 @@ from molflt.bundled import resolve_path
 from molflt.cli.main import app
 from molflt.data.ase_io import to_atoms
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.errors import InputError
 from molflt.invariance.energies import ADDITIVE
 from molflt.model.model_file import read_metadata
 from molflt.prediction.members import pretrained_models
@@ -80,27 +79,12 @@ def test_two_adsorbates_are_bound_by_the_sum():
         np.testing.assert_allclose(model.predict(pairs), sums, atol=0.15)
 
 
-def test_an_element_it_has_not_seen_is_named():
-    with pytest.warns(UserWarning, match="Si"):
-        molflt.load(f"pretrained:{QM7}").predict(molecule("SiH4"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        molflt.load(f"pretrained:{QM7}").predict(molecule("CH4"))
-
-
 def test_the_command_line_knows_them(tmp_path):
     run = CliRunner()
     assert "CCO" in run.invoke(app, ["predict", f"pretrained:{QM7}", "CCO"]).output
     described = run.invoke(app, ["info", f"pretrained:{ADSORPTION}"])
     assert described.exit_code == 0
     assert f"{ADSORPTION}.md" in described.output
-
-
-def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(
-        InputError, match=f"pretrained:benzene: no such model; there are {FORCES}, {ADSORPTION}, {QM7}"
-    ):
-        molflt.load("pretrained:benzene")
 
 
 @pytest.mark.parametrize("name", ["CH3CH2OH", "CH4"])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import os
-import signal
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -19,7 +15,6 @@ from molflt.errors import InputError
 from molflt.prediction.predictor import predict
 from molflt.prediction.shard_file import open_shard, read_shard
 from molflt.prediction.shards import Shard, divide, merge, predict_shard
-from tests.training.runs import environment
 
 MAX_ATOMS = 40
 
@@ -68,11 +63,9 @@ def test_together_they_are_the_undivided_one(n, loaded, inputs, whole, tmp_path)
     assert_same(merged, whole)
 
 
-def test_an_ensemble(loaded, inputs, tmp_path):
-    other = copy.deepcopy(loaded)
-    other.model.energy_head.factor.data *= 1.01
-    paths = [one([loaded, other], inputs, f"{k}/2", tmp_path / "o.csv") for k in (1, 2)]
-    assert_same(merge(paths)[0], predict([loaded, other], resolve_inputs(inputs), max_atoms=MAX_ATOMS))
+def test_an_ensemble(two, inputs, tmp_path):
+    paths = [one(two, inputs, f"{k}/2", tmp_path / "o.csv") for k in (1, 2)]
+    assert_same(merge(paths)[0], predict(two, resolve_inputs(inputs), max_atoms=MAX_ATOMS))
 
 
 def test_skipped_structures_keep_their_place(loaded, inputs, tmp_path):
@@ -230,54 +223,14 @@ def test_one_process_a_shard(complete, loaded, inputs):
     one(loaded, inputs, "1/1", out)
 
 
-KILL = """
-import os, signal, sys
-from pathlib import Path
-from molflt.data.sources import resolve_inputs
-from molflt.model.model_file import load_model
-from molflt.prediction import shard_file, shards
-
-moment, k = sys.argv[1], int(sys.argv[2])
-out, model, *inputs = sys.argv[3:]
-count, write = 0, shard_file._append
-
-def killed(handle, path, line):
-    global count
-    if count == k and moment in ("within", "before"):
-        os.write(handle.fileno(), line[: len(line) // 2 if moment == "within" else 0])
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(handle, path, line)
-    if count == k:
-        os.kill(os.getpid(), signal.SIGKILL)
-    count += 1
-
-shard_file._append = killed
-shards.predict_shard(
-    [load_model(model)], resolve_inputs(inputs), inputs, shards.Shard(1, 2), Path(out), max_atoms=40
-)
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment(loaded, model_path, inputs, whole, tmp_path):
-    out = tmp_path / "out.csv"
-    second = one(loaded, inputs, "2/2", out)
-    reference = one(loaded, inputs, "1/2", tmp_path / "reference.csv").read_bytes()
-    path = Shard(1, 2).path(out)
-    # Each attempt goes on from what the last one left. The first two write a header as their first line.
-    for moment, k, more in [("within", 0, 0), ("within", 1, 0), ("before", 1, 1), ("within", 0, 0), ("after", 0, 1)]:
-        n_before = read_shard(path).n_done if path.exists() and path.stat().st_size > 500 else 0
-        command = [sys.executable, "-c", KILL, moment, str(k), str(out), str(model_path), *inputs]
-        killed = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=180, check=False)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        if more:
-            assert read_shard(path).n_done > n_before
-    assert os.path.getsize(path) < len(reference)
-    with pytest.raises(InputError, match="not complete"):
-        merge([path, second])
-    one(loaded, inputs, "1/2", out)
-    assert path.read_bytes() == reference
-    assert_same(merge([path, second])[0], whole)
+def test_what_is_appended_is_in_the_file_at_once(complete, tmp_path):
+    """No buffer holds it back, so a process that is killed has lost nothing."""
+    content, path = read_shard(complete), tmp_path / "new"
+    with open_shard(path, content.header) as writer:
+        for k, part in enumerate(content.parts, 1):
+            writer.append(part)
+            assert len(read_shard(path).parts) == k
+    assert path.read_bytes() == complete.read_bytes()
 
 
 def line(value):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +63,6 @@ def test_coverage_is_measured_on_other_structures() -> None:
         measure(error[:18], spread[:18], np.zeros(18), 2, "drawn")
     # Perfect predictions have an uncertainty, too.
     assert measure(np.zeros(20), np.zeros(20), np.zeros(20), 1, "drawn").half_width(np.zeros(1))[0] > 0
-
-
-@pytest.fixture
-def two(loaded: LoadedModel) -> list[LoadedModel]:
-    other = copy.deepcopy(loaded)
-    with torch.no_grad():
-        other.model.energy_head.factor.mul_(1.3)
-    return [copy.deepcopy(loaded), other]
 
 
 @pytest.fixture

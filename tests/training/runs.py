@@ -18,6 +18,7 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.sources import open_dataset
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
+from molflt.training.config_file import to_yaml
 from molflt.training.run import Run, train
 from molflt.training.run_directory import read_records
 
@@ -90,6 +91,13 @@ def assert_same_run(a: Path, b: Path) -> None:
         assert first.metadata == second.metadata
         for key, value in first.model.state_dict().items():
             assert torch.equal(value, second.model.state_dict()[key]), key
+
+
+def written(config: TrainConfig, folder: Path) -> Path:
+    """The YAML file of a configuration, in a folder that is made if it is not there."""
+    folder.mkdir(exist_ok=True)
+    (folder / "c.yaml").write_text(to_yaml(config), encoding="utf-8")
+    return folder / "c.yaml"
 
 
 def with_forces(source: str | Path, path: Path) -> str:

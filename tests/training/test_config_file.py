@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ from molflt.attention.build import Sizes, build_attention
 from molflt.attention.layer import FourierAttention
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import load_config, to_yaml
+from molflt.training.config_file import load_config
 from molflt.training.presets import preset_config
+from tests.training.runs import written
 
 
 @pytest.fixture
 def tiny_yaml(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(to_yaml(preset_config("tiny")), encoding="utf-8")
-    return path
+    return written(preset_config("tiny"), tmp_path)
 
 
 def _message(path: Path, *overrides: str) -> str:
@@ -46,18 +44,14 @@ def test_any_path_and_split_name_survives_yaml(text: str, tmp_path: Path) -> Non
     config = preset_config("tiny")
     config.data.train = text
     config.data.val = {text.replace("/", "_"): text}
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(config), encoding="utf-8")
-    assert load_config(path) == config
+    assert load_config(written(config, tmp_path)) == config
 
 
 @pytest.mark.parametrize("value", [1e-12, 1e-6, 0.1, 1 / 3, 3e300, 5.0])
 def test_numbers_survive_yaml(value: float, tmp_path: Path) -> None:
     config = preset_config("tiny")
     config.optimiser.lr = value
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(config), encoding="utf-8")
-    assert load_config(path).optimiser.lr == value
+    assert load_config(written(config, tmp_path)).optimiser.lr == value
 
 
 @pytest.mark.parametrize(
@@ -129,7 +123,7 @@ def test_malformed_overrides_are_quoted(override: str, tiny_yaml: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"- a\n- b", b"a: [", b"\x00\x01", b"seed: 0\nseed: 1\n", b"\xff\xfe\x00", b"1: 2\n", b"data: 3",
+    [b"", b"a: [", b"\x00\x01", b"seed: 0\nseed: 1\n", b"\xff\xfe\x00", b"1: 2\n", b"data: 3",
      b"seed: 1", b"data: {train: x}", b"x: !!python/object/apply:os.system [ls]"],
 )  # fmt: skip
 def test_other_files(content: bytes, tmp_path: Path) -> None:
@@ -175,9 +169,6 @@ def test_attention_by_name_and_then_in_part(tiny_yaml: Path) -> None:
     assert load_config(short, ["model.attention.n_features=32"]).model.attention.mechanism == "kernelised"
 
 
-MakesAttention = Callable[[TrainConfig], Any]
-
-
 def _first_layer(config: TrainConfig) -> Any:
     model = config.model
     return build_attention(model.attention, Sizes(model.dim, model.n_heads, 1, model.n_rbf))[1][0]
@@ -195,9 +186,7 @@ def _first_layer(config: TrainConfig) -> Any:
 )
 @pytest.mark.parametrize("preset", ["tiny", "paper-flt-10l"])
 def test_one_key_swaps_the_attention(preset: str, override: str, kind: type, tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(to_yaml(preset_config(preset)), encoding="utf-8")
-    config = load_config(path, [override, "model.dim=16", "model.n_heads=2"])
+    config = load_config(written(preset_config(preset), tmp_path), [override, "model.dim=16", "model.n_heads=2"])
     assert isinstance(_first_layer(config), kind)
 
 

@@ -15,10 +15,9 @@ import pytest
 
 from molflt.errors import InputError
 from molflt.training import prepared
-from molflt.training.config_file import to_yaml
 from molflt.training.prepared import NoisyDataset
 from molflt.training.run_directory import find_checkpoint, read_records
-from tests.training.runs import assert_same_run, environment, go
+from tests.training.runs import assert_same_run, environment, go, written
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes and their files are found through /proc")
 
@@ -97,11 +96,8 @@ def test_worker_processes_change_nothing(make_config, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_killed_loader_is_said(make_config, tmp_path):
     """From outside, again and again until the run has noticed: a loader whose work is done is not missed."""
-    run_dir = tmp_path / "run"
-    (tmp_path / "config.yaml").write_text(
-        to_yaml(make_config(**WORKERS, **{"trainer.max_epochs": 500})), encoding="utf-8"
-    )
-    command = [sys.executable, "-m", "molflt.cli.main", "train", str(tmp_path / "config.yaml"), "--out", str(run_dir)]
+    run_dir, config = tmp_path / "run", written(make_config(**WORKERS, **{"trainer.max_epochs": 500}), tmp_path)
+    command = [sys.executable, "-m", "molflt.cli.main", "train", str(config), "--out", str(run_dir)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as lost:

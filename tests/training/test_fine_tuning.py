@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 
 import ase.io
@@ -17,11 +16,11 @@ from molflt.model.model_file import load_model, save_models
 from molflt.prediction.model import load
 from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import load_config, to_yaml
+from molflt.training.config_file import load_config
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_directory import read_records
-from tests.training.runs import Stop, assert_same_run, go
+from tests.training.runs import Stop, assert_same_run, go, written
 
 ASLEEP = {"optimiser.lr": 1e-12, "optimiser.weight_decay": 0.0, "trainer.max_epochs": 1}
 """Weights stay where they start, so that the first validation is of the start."""
@@ -231,8 +230,7 @@ def test_a_resumed_run_may_be_longer_but_not_shorter(make_config, tiny_run, tmp_
 
 def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
     """Short form and long form together; the model says what it started from."""
-    file, run = tmp_path / "c.yaml", tmp_path / "run"
-    file.write_text(to_yaml(make_config()), encoding="utf-8")
+    file, run = written(make_config(), tmp_path), tmp_path / "run"
     done = molflt("train", file, f"init={model_path}", "init.freeze=[embedding]", "--out", run, "--no-report")
     assert done.status == 0, done
     assert "tensors taken over" in done.out
@@ -241,11 +239,8 @@ def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
     assert "frozen: embedding" in said
 
 
-def test_each_member_starts_from_one_of_an_ensemble(fine, loaded, tmp_path):
-    other = copy.deepcopy(loaded)
-    with torch.no_grad():
-        other.model.energy_head.factor.mul_(1.5)
-    save_models(tmp_path / "two.safetensors", [loaded, other])
+def test_each_member_starts_from_one_of_an_ensemble(fine, two, tmp_path):
+    save_models(tmp_path / "two.safetensors", two)
     config = fine(init=str(tmp_path / "two.safetensors"), ensemble=3, **ASLEEP)
     train_ensemble(config, tmp_path / "run")
     factors = [load_model(tmp_path / f"run/member-{k}/last.safetensors").model.energy_head.factor for k in range(3)]

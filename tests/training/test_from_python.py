@@ -15,9 +15,9 @@ import molflt
 from molflt.data.ase_io import to_atoms
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
-from molflt.training.config_file import load_config, make_config, to_yaml
+from molflt.training.config_file import load_config, make_config
 from scripts.tools import notebooks
-from tests.training.runs import assert_same_run, quiet
+from tests.training.runs import assert_same_run, quiet, written
 
 
 def test_what_there_is():
@@ -56,8 +56,7 @@ def test_train(values, tiny_run, tmp_path):
 def test_configurations(values, tmp_path):
     """Whatever they are given by, they are the same; a section is completed, splits are replaced."""
     expected = make_config(values, {"data.max_atoms": 7})
-    file = tmp_path / "c.yaml"
-    file.write_text(to_yaml(make_config(values, {})), encoding="utf-8")
+    file = written(make_config(values, {}), tmp_path)
     assert load_config(file, ["data.max_atoms=7"]) == expected
     assert make_config(file, {"data": {"max_atoms": 7}}) == expected
     assert make_config(expected, {}) == expected

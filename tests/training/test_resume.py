@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -13,18 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from molflt.attention.registry import presets
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
-from molflt.model.model_file import SCHEMA_VERSION, load_model
+from molflt.model.model_file import load_model
 from molflt.report.model_report import training_report
 from molflt.training import run as run_module
-from molflt.training.config_file import load_config, to_yaml
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_directory import find_checkpoint, read_records
@@ -37,6 +33,7 @@ from tests.training.runs import (
     environment,
     go,
     quiet,
+    written,
 )
 
 EVERYTHING_RANDOM = {
@@ -70,9 +67,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_stopped_again_and_again_is_the_uninterrupted_one(reference, make_config, tmp_path):
-    """Before the first checkpoint, between an epoch's files, in an epoch; then two files are cut as well."""
+    """Before the first checkpoint, in a validation, between an epoch's files, in an epoch; then two files are cut."""
     config, run_dir, handler = make_config(**EVERYTHING_RANDOM), tmp_path / "run", signal.getsignal(signal.SIGINT)
-    for stop in (Stop(0, 3), CrashBetweenFiles(1), Stop(3, 2)):
+    for stop in (Stop(0, 3), StopValidation(0), CrashBetweenFiles(1), Stop(3, 0), Stop(3, 2)):
         with pytest.raises((KeyboardInterrupt, RuntimeError)):
             go(config, run_dir, stop, resume=True)
         # Ctrl-C works as before.
@@ -83,20 +80,6 @@ def test_a_run_stopped_again_and_again_is_the_uninterrupted_one(reference, make_
     os.truncate(run_dir / "last.safetensors", 1000)
     go(config, run_dir, resume=True)
     assert_same_run(run_dir, reference)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "stop",
-    [Stop(0, 3), Stop(2, 0), Stop(3, 2), StopValidation(2), CrashBetweenFiles(2)],
-    ids=lambda s: type(s).__name__,
-)
-def test_stopped_once(stop, reference, make_config, tmp_path):
-    config = make_config(**EVERYTHING_RANDOM)
-    with pytest.raises((KeyboardInterrupt, RuntimeError)):
-        go(config, tmp_path / "run", stop)
-    go(config, tmp_path / "run", resume=True)
-    assert_same_run(tmp_path / "run", reference)
 
 
 DRAWING = [{"mechanism": "kernelised", "n_features": 8, "redraw_every": 3}]
@@ -114,34 +97,10 @@ def test_attention_that_draws_while_training(attention, make_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_run(reference, make_config, tmp_path):
-    file, run_dir = tmp_path / "config.yaml", tmp_path / "run"
-    file.write_text(to_yaml(make_config(**EVERYTHING_RANDOM)), encoding="utf-8")
-    # The child kills itself in the middle of the fourth epoch, so that the kill never comes too late.
-    script = f"""
-import os, signal
-from tests.training.runs import Stop, go
-from molflt.training.config_file import load_config
-class Kill(Stop):
-    def on_train_batch_start(self, *arguments):
-        try:
-            super().on_train_batch_start(*arguments)
-        except KeyboardInterrupt:
-            os.kill(os.getpid(), signal.SIGKILL)
-go(load_config({str(file)!r}), {str(run_dir)!r}, Kill(3, 2))
-"""
-    killed = subprocess.run([sys.executable, "-c", script], timeout=180, check=False, env=environment())
-    assert killed.returncode == -signal.SIGKILL
-    assert [record["epoch"] for record in read_records(run_dir)] == [1, 2, 3]
-    go(load_config(file), run_dir, resume=True)
-    assert_same_run(run_dir, reference)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_to_the_command(number, status, make_config, tmp_path):
-    file, run_dir = tmp_path / "config.yaml", tmp_path / "run"
-    file.write_text(to_yaml(make_config(**{"trainer.max_epochs": 5000, "optimiser.lr": 1e-5})), encoding="utf-8")
+    file = written(make_config(**{"trainer.max_epochs": 5000, "optimiser.lr": 1e-5}), tmp_path)
+    run_dir = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-m", "molflt.cli.main", "train", file, "--out", run_dir],
         stdout=subprocess.PIPE,
@@ -173,8 +132,7 @@ def test_a_stopped_command_says_how_to_go_on(stop, status, molflt, make_config, 
         raise stop
 
     monkeypatch.setattr("molflt.training.run.train", stopped)
-    (tmp_path / "config.yaml").write_text(to_yaml(make_config()), encoding="utf-8")
-    result = molflt("train", tmp_path / "config.yaml", "--out", tmp_path / "run")
+    result = molflt("train", written(make_config(), tmp_path), "--out", tmp_path / "run")
     assert result.status == status
     assert f"--resume auto (run directory {tmp_path}" in "".join(result.err.splitlines())
 
@@ -198,19 +156,6 @@ def test_another_configuration_is_refused(make_config, tiny_run):
     assert "optimiser.lr: 0.005 then, 0.0001 now" in message
     assert "model.n_layers: 1 then, 2 now" in message
     assert "seed" not in message
-
-
-def test_a_run_of_an_earlier_schema_is_refused(copied_run, make_config):
-    """Its checkpoint holds other weights; its model is still read."""
-    last = copied_run / "last.safetensors"
-    with safe_open(last, framework="pt") as handle:
-        content = json.loads(handle.metadata()["molflt"]) | {"schema_version": SCHEMA_VERSION - 1}
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    save_file(tensors, last, metadata={"molflt": json.dumps(content)})
-    kept = contents(copied_run)
-    with pytest.raises(InputError, match=f"schema {SCHEMA_VERSION - 1}, those of this one have {SCHEMA_VERSION}"):
-        go(make_config(), copied_run, resume=True)
-    assert contents(copied_run) == kept
 
 
 def test_changed_data_is_refused(make_config, tiny_data, tmp_path):
@@ -309,16 +254,6 @@ def test_run_directories_are_protected(make_config, tiny_run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(InputError, match="is a file"):
         go(make_config(), tmp_path / "thesis.tex")
-
-
-def test_two_runs_in_one_folder(make_config, copied_run):
-    fcntl = pytest.importorskip("fcntl")
-    handle = os.open(copied_run, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(InputError, match="another process is training there"):
-        go(make_config(), copied_run, resume=True)
-    os.close(handle)
-    go(make_config(), copied_run, resume=True)
 
 
 @pytest.mark.parametrize("ensemble", [1, 2])

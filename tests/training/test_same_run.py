@@ -16,10 +16,9 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
 from molflt.model.model_file import load_model
-from molflt.training.config_file import to_yaml
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.run_directory import read_records
-from tests.training.runs import go, run, torchrun, with_forces
+from tests.training.runs import go, run, torchrun, with_forces, written
 
 N_RANKS = 2
 KINDS = {
@@ -92,10 +91,9 @@ def read(folder, key):
 
 
 def by_two(config, folder, mean_of_means="no"):
-    folder.mkdir()
+    path = written(config, folder)
     (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
-    (folder / "c.yaml").write_text(to_yaml(config), encoding="utf-8")
-    done = run(torchrun(N_RANKS, folder / "script.py", folder / "c.yaml", folder, mean_of_means))
+    done = run(torchrun(N_RANKS, folder / "script.py", path, folder, mean_of_means))
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -191,12 +189,10 @@ run.train(load_config(config), out + "/run", say=quiet)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
-def test_before_the_first_step_every_record_is_read_by_one_process_only(launcher, make_config, tmp_path):
+def test_before_the_first_step_every_record_is_read_by_one_process_only(make_config, tmp_path):
     (tmp_path / "script.py").write_text(READING, encoding="utf-8")
-    (tmp_path / "c.yaml").write_text(to_yaml(make_config(**{"trainer.devices": N_RANKS})), encoding="utf-8")
-    arguments = (str(tmp_path / "script.py"), str(tmp_path / "c.yaml"), str(tmp_path))
-    done = run([sys.executable, *arguments] if launcher == "lightning" else torchrun(N_RANKS, *arguments))
+    path = written(make_config(**{"trainer.devices": N_RANKS}), tmp_path)
+    done = run([sys.executable, str(tmp_path / "script.py"), str(path), str(tmp_path)])
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"read-{k}.json").read_text(encoding="utf-8")) for k in range(N_RANKS))
     alone = EnergyDataModule(make_config())

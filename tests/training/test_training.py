@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 
 import numpy as np
@@ -25,6 +24,7 @@ from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import RunRecorder
 from molflt.training.run import train
 from molflt.training.run_directory import read_records
+from tests.conftest import rows_of
 from tests.training.runs import FILES, QUICK, go, quiet
 
 
@@ -32,8 +32,7 @@ def test_what_is_recorded_is_that_of_the_saved_model(tiny_run, tiny_data):
     """Sums over batches against NumPy over the whole set; and the saved weights are those that were validated."""
     assert {path.name for path in tiny_run.iterdir()} == FILES
     records = read_records(tiny_run)
-    with open(tiny_run / "metrics.csv", encoding="utf-8", newline="") as handle:
-        rows = list(csv.DictReader(handle))
+    rows = rows_of(tiny_run / "metrics.csv")
     assert [{key: float(value) for key, value in row.items()} for row in rows] == records
     last, record = load_model(tiny_run / "last.safetensors"), records[-1]
     # Files of models count from zero, what people read from one.
@@ -178,14 +177,6 @@ def test_without_relaxed_positions_the_displacement_head_is_left_out(make_config
     assert load_model(tmp_path / "run" / "best.safetensors").model.displacement_head is None
     with pytest.raises(InputError, match="noisy_nodes"):
         EnergyDataModule(make_config(**{"data.train": path, "loss.noisy_nodes": True}))
-
-
-def test_target_energy_uses_element_references(make_config, tmp_path):
-    go(make_config(**QUICK, **{"data.target": "energy"}), tmp_path / "run")
-    loaded = load_model(tmp_path / "run" / "best.safetensors")
-    assert loaded.metadata.standardiser["kind"] == "element"
-    assert loaded.metadata.target == "energy"
-    assert int((loaded.model.standardiser.references != 0).sum()) == len(loaded.metadata.elements)
 
 
 def test_splits_are_recorded_by_name_in_order(make_config, tiny_data, tmp_path):

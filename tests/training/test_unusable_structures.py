@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.predictor import predict
-from molflt.training.config_file import to_yaml
 from molflt.training.data_module import EnergyDataModule
-from tests.training.runs import QUICK
+from tests.conftest import rows_of
+from tests.training.runs import QUICK, written
 
 N, PLACE = 6, 2
 
@@ -99,7 +98,8 @@ def configure(make_config, tmp_path):
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_refused_by_name_or_left_out(kind, configure, tmp_path):
+def test_refused_by_name_or_left_out(kind, configure, model_path, tmp_path):
+    """In training and in a prediction, which needs no label."""
     path = extxyz(tmp_path / "some.extxyz", kind)
     with pytest.raises(InputError) as error:
         EnergyDataModule(configure(path, "stop"))
@@ -115,6 +115,13 @@ def test_refused_by_name_or_left_out(kind, configure, tmp_path):
     assert SPOILT[kind][1] in skipped.reason
     assert f"{path}#{PLACE}" in skipped.reason
     assert data.skipped["val"] == []
+    prediction = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
+    left_out = [] if kind == "no label" else [PLACE]
+    assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == list(prediction.failures) == left_out
+    if left_out:
+        assert SPOILT[kind][1] in prediction.failures[PLACE]
+        with pytest.raises(InputError, match=rf"#{PLACE}\b"):
+            predict(load_model(model_path), resolve_inputs([path]))
 
 
 def test_validation_sets_too(configure, tmp_path):
@@ -167,15 +174,14 @@ def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
 def test_from_training_to_prediction(molflt, configure, tmp_path):
     """The commands, on a file with one bad frame: refused without, listed with skipping."""
     path, run = extxyz(tmp_path / "some.extxyz", "NaN position"), tmp_path / "run"
-    (tmp_path / "config.yaml").write_text(to_yaml(configure(path, "stop", **QUICK)), encoding="utf-8")
-    command = ["train", tmp_path / "config.yaml", "--out", run, "--no-report"]
+    command = ["train", written(configure(path, "stop", **QUICK), tmp_path), "--out", run, "--no-report"]
     refused = molflt(*command)
     assert (refused.status, run.exists()) == (2, False)
     assert f"{path}#{PLACE}" in refused.err
     trained = molflt(*command, "data.on_bad=skip")
     assert trained.status == 0, trained
     assert "left out: train 1;" in trained.out
-    (row,) = csv.DictReader((run / "skipped.csv").open(encoding="utf-8"))
+    (row,) = rows_of(run / "skipped.csv")
     assert (row["set"], row["index"]) == ("train", str(PLACE))
     assert f"{path}#{PLACE}" in row["reason"]
 
@@ -189,25 +195,9 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
     predicted = molflt("predict", run, path, "--on-error", "skip", "-o", tmp_path / "out.csv")
     assert predicted.status == 0, predicted
     assert "1 of 6 structures were skipped" in predicted.err
-    rows = list(csv.DictReader((tmp_path / "out.csv").open(encoding="utf-8")))
+    rows = rows_of(tmp_path / "out.csv")
     assert [k for k, row in enumerate(rows) if row["error"]] == [PLACE]
     assert np.isnan(float(rows[PLACE]["energy_eV"]))
-
-
-@pytest.mark.parametrize("kind", [kind for kind in SPOILT if kind != "no label"])
-def test_what_a_prediction_leaves_out(kind, model_path, tmp_path):
-    path = extxyz(tmp_path / "some.extxyz", kind)
-    prediction = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
-    assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == [PLACE]
-    assert SPOILT[kind][1] in prediction.failures[PLACE]
-    with pytest.raises(InputError, match=rf"#{PLACE}\b"):
-        predict(load_model(model_path), resolve_inputs([path]))
-
-
-def test_a_prediction_needs_no_label(model_path, tmp_path):
-    prediction = predict(load_model(model_path), resolve_inputs([extxyz(tmp_path / "some.extxyz", "no label")]))
-    assert np.isfinite(prediction.energies).all()
-    assert len(prediction.energies) == N
 
 
 def test_no_forces_where_they_are_learnt(configure, tmp_path):
