@@ -7,7 +7,6 @@ import os
 import pickle
 import sqlite3
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.records import to_data
 from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError
+from tests.data.pickles import Call
 
 TAGS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
 
@@ -201,18 +201,13 @@ def test_aselmdb(tmp_path: Path) -> None:
     assert len(open_dataset(tmp_path)) == 2
 
 
-class _Bomb:
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        return os.mkdir, ("exploded",)
-
-
 @pytest.mark.parametrize(
     "row",
     [
         zlib.compress(b" " * (70 << 20) + b"{}"),
         zlib.compress(b"[" * 100_000),
-        zlib.compress(pickle.dumps(_Bomb())),
-        pickle.dumps(_Bomb()),
+        zlib.compress(pickle.dumps(Call(os.mkdir, ("exploded",)))),
+        pickle.dumps(Call(os.mkdir, ("exploded",))),
         {"numbers": []},
         {"numbers": [1], "positions": [[0, 0]]},
         {"numbers": {"__ase_objtype__": "cell"}},

@@ -232,9 +232,7 @@ def test_names_that_rdkit_keeps_for_itself(tmp_path: Path) -> None:
     table, molecules = tmp_path / "a.csv", tmp_path / "a.sdf"
     table.write_text("smiles,__computedProps,energy\nC,x,2.5\n", encoding="utf-8")
     assert float(read_smiles_file(table)[0].energy) == 2.5
-    mol = Chem.AddHs(Chem.MolFromSmiles("C"))
-    rdDistGeom.EmbedMolecule(mol, randomSeed=1)
-    block = Chem.MolToMolBlock(mol)
+    block = Chem.MolToMolBlock(_embedded("C"))
     molecules.write_text(f"{block}> <__computedProps>\nx\n\n$$$$\n{block}$$$$\n", encoding="utf-8")
     bad: dict[int, InputError] = {}
     assert len(read_sdf(molecules, bad=bad)) == 1

@@ -130,7 +130,8 @@ def test_a_zero_lattice_vector_is_not_periodic_by_default(make_record: Any) -> N
 
 
 def test_round_trip_is_exact(make_record: Any) -> None:
-    data = to_data({**make_record(1), "energy": -3.25, "name": "n", "adsorbate": "H"}, "x")
+    forces = np.arange(15.0).reshape(5, 3)
+    data = to_data({**make_record(1), "energy": -3.25, "forces": forces, "name": "n", "adsorbate": "H"}, "x")
     back = to_data(to_record(data), "y")
     assert set(back.keys()) == set(data.keys())
     for name in vocabulary.FIELDS:
