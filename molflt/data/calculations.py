@@ -13,19 +13,19 @@ from pathlib import Path
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
-from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_frames
 from molflt.data.ase_io import from_atoms, results_at_hand
 from molflt.data.compression import bare_name, bare_suffix, content
+from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES
 from molflt.data.relaxations import same_atoms
 from molflt.data.smiles_tables import TABLES, delimiter
-from molflt.errors import InputError, noting, refuse
+from molflt.errors import InputError, OnBad, noting
 
 _OUTPUTS = ("vasprun.xml", "outcar")
 _RUN = ("poscar", "contcar", *_OUTPUTS)
@@ -68,7 +68,8 @@ def find_calculations(folder: Path) -> list[_Calculation]:
         InputError: a geometry without its counterpart, or files with other numbers of frames.
     """
     children = sorted(folder.iterdir())
-    stages = {path: match for path in children if (match := _STAGE.fullmatch(_stem(path))) and _is_stage(path)}
+    readable = (path for path in children if path.is_dir() or ase_format(path))
+    stages = {path: match for path in readable if (match := _STAGE.fullmatch(_stem(path)))}
     if stages:
         named: dict[str, dict[bool, Path]] = {}
         for path, match in stages.items():
@@ -85,11 +86,11 @@ def read_calculations(
     folder: Path,
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
-    bad: dict[int, InputError] | None = None,
+    on_bad: OnBad = "stop",
     with_table: bool = True,
     how: Reading = DEFAULT,
-) -> list[Data]:
-    """Read what ``find_calculations`` found.
+) -> ListDataset:
+    """Read what ``find_calculations`` found; the structures are named ``FOLDER/NAME``.
 
     The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
     CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
@@ -99,35 +100,30 @@ def read_calculations(
     Args:
         calculations: what to read.
         folder: holds all, and perhaps one table.
-        tags: see :func:`molflt.data.ase_io.from_atoms`.
+        tags: see :func:`molflt.data.sources.open_dataset`, also of what follows.
         labels: which label to read and its unit.
-        bad: gets what is wrong with calculations that cannot be used, by their places; None: they are refused.
+        on_bad: what happens to calculations that cannot be used.
         with_table: read the table of the folder, if there is one.
         how: whether ions and radicals are taken.
-
-    Returns:
-        The structures, named ``FOLDER/NAME``.
 
     Raises:
         InputError: files that cannot be read, pairs of other atoms, or a calculation of which the table has no row.
     """
     table = _table(folder) if with_table else None
-    found: dict[int, InputError] = {} if bad is None else bad
+    bad: dict[int, InputError] = {}
     structures = []
     # Pairs of two files are read frame by frame.
     read = lru_cache(maxsize=2)(read_frames)
     for index, calculation in enumerate(track(calculations, f"reading {folder.name}", total=len(calculations))):
         where = str(folder / calculation.name) if calculation.name else str(folder)
         row = None if table is None else table[1].get(_key(calculation.name or folder.name))
-        with noting(found, index, where, row or {}):
+        with noting(bad, index, where, row or {}):
             if table is not None and row is None:
                 raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
             atoms = _atoms(calculation, where, read)
             atoms.info.update(row or {})
             structures.append(from_atoms(atoms, where, tags, labels, how))
-    if bad is None:
-        refuse(found, len(calculations), str(folder), "calculations")
-    return structures
+    return ListDataset.read(structures, bad, on_bad, str(folder), "calculations")
 
 
 def _atoms(calculation: _Calculation, where: str, read: Callable[[Path], list[Atoms]]) -> Atoms:
@@ -209,10 +205,6 @@ def pair_calculations(initial: Path, relaxed: Path) -> list[_Calculation]:
         InputError: files with other numbers of frames, or names that are in one folder only.
     """
     return list(_paired(initial, relaxed, ""))
-
-
-def _is_stage(path: Path) -> bool:
-    return path.is_dir() or ase_format(path) is not None
 
 
 def _stem(path: Path) -> str:
