@@ -118,9 +118,6 @@ def kept_info(atoms: Atoms) -> dict[str, Any]:
 def to_atoms(data: Data) -> Atoms:
     """Turn a structure into ASE's ``Atoms``; the inverse of ``from_atoms`` with OC20 tags.
 
-    Args:
-        data: a structure under the vocabulary. Its neighbour list is left out.
-
     Returns:
         Atoms with tags, ``FixAtoms``, labels in ``info``, relaxed positions as an array and, if there are an
         energy or forces, a ``SinglePointCalculator`` that holds them.
@@ -167,13 +164,8 @@ def refuse_charges(atoms: Atoms, name: str, how: Reading = DEFAULT) -> None:
     add up to zero (partial charges of a neutral structure change nothing); and, of an isolated structure, magnetic
     moments, or an odd number of electrons where there are no metals.
 
-    Args:
-        atoms: the structure.
-        name: where it came from, for the message.
-        how: whether they are taken all the same.
-
     Raises:
-        InputError: it is one.
+        InputError: it is one, and ``how`` does not take them.
     """
     if how.allow_charged:
         return

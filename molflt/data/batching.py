@@ -70,7 +70,7 @@ class AtomBudgetSampler(Sampler[list[int]]):
         self.epoch = 0
         if shuffle:
             self._buckets = self._make_buckets()
-            self._parts = self._share_out([len(b) for b in self._buckets], [self._room(b) for b in self._buckets])
+            self._parts = self._share_out()
             self._length = sum(self._parts) // n_ranks
         else:
             self._ordered = self._in_order()[rank::n_ranks]
@@ -105,9 +105,6 @@ class AtomBudgetSampler(Sampler[list[int]]):
     def _capacity(self, largest: int) -> int:
         """How many structures fit, none larger than the given size; at least one."""
         return max(1, self.max_atoms // largest)
-
-    def _room(self, bucket: np.ndarray) -> int:
-        return self._capacity(int(self._sizes[bucket].max()))
 
     def _in_order(self) -> list[list[int]]:
         batches: list[list[int]] = []
@@ -145,9 +142,10 @@ class AtomBudgetSampler(Sampler[list[int]]):
             j = int(previous[j])
         return buckets[::-1]
 
-    def _share_out(self, counts: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    def _share_out(self) -> list[int]:
         """Batches per bucket, in all a multiple of the ranks as far as there are structures for it."""
-        parts = [-(-count // room) for count, room in zip(counts, rooms, strict=True)]
+        counts = [len(bucket) for bucket in self._buckets]
+        parts = [-(-len(bucket) // self._capacity(int(self._sizes[bucket].max()))) for bucket in self._buckets]
         wanted = min(-(-sum(parts) // self.n_ranks) * self.n_ranks, sum(counts))
         while sum(parts) < wanted:
             # the fullest batches are split

@@ -89,23 +89,20 @@ class LmdbDataset:
 
         For a large file the numbers are kept next to it (``FILE.natoms.npz``) where the folder is writable.
         """
-        if self._n_atoms is None:
-            keep = len(self) > _CACHE_SIZES_FROM
-            if (kept := self._kept_sizes() if keep else None) is not None:
-                self._n_atoms = kept
-            else:
-                self._n_atoms = self._counted_sizes()
-                if keep:
-                    self._keep_sizes(self._n_atoms)
-        return self._n_atoms
+        if self._n_atoms is not None:
+            return self._n_atoms
+        keep = len(self) > _CACHE_SIZES_FROM
+        sizes = self._kept_sizes() if keep else None
+        if sizes is None:
+            indices = track(range(len(self)), f"sizes of the structures in {self.path.name}", total=len(self))
+            sizes = np.fromiter((self._count(index) for index in indices), dtype=np.int64)
+            if keep:
+                self._keep_sizes(sizes)
+        self._n_atoms = sizes
+        return sizes
 
     def _structure(self, raw: bytes, where: str) -> Data:
         return to_data(load_record(raw, where, only=self._wanted), where, self._labels, self._tags, self._how)
-
-    def _counted_sizes(self) -> np.ndarray:
-        label = f"sizes of the structures in {self.path.name}"
-        indices = track(range(len(self)), label, total=len(self))
-        return np.fromiter((self._count(index) for index in indices), dtype=np.int64, count=len(self))
 
     def _raw(self, index: int) -> tuple[str, bytes]:
         key = str(index).encode() if self._keys is None else self._keys[index]
@@ -245,9 +242,6 @@ def open_readonly(path: Path) -> Any:
     """Open an LMDB for reading, or return the environment this process has open already.
 
     An environment inherited through a fork is closed and opened anew: LMDB's are not to be used by a child.
-
-    Args:
-        path: the file, or the folder of a folder-style environment.
 
     Raises:
         InputError: no such file, empty, not an LMDB, or cut short (reading past its end would kill the process).

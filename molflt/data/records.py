@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.extents import check_extents
-from molflt.data.labels import LabelSpec, any_array, force_array
+from molflt.data.labels import LabelSpec, any_array, force_array, one_number
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
@@ -93,18 +93,13 @@ def to_data(
         atoms = Atoms(numbers=fields["atomic_numbers"], positions=positions, cell=cell, pbc=pbc)
         fields["tags"] = tags_of_slab(atoms, fields["fixed"], where)
     if "pos_relaxed" in record:
-        relaxed = _numbers(record, "pos_relaxed", where)
-        if relaxed.shape != positions.shape:
-            raise InputError(f"{where}: 'pos_relaxed' has shape {relaxed.shape}, expected {positions.shape}")
+        relaxed = force_array(_numbers(record, "pos_relaxed", where), n_atoms, "pos_relaxed", where)
         fields["positions_relaxed"] = relaxed_positions(
             fields["atomic_numbers"], positions, relaxed, cell, pbc, where
         )
     for label in ENERGIES:
         if label in record:
-            value = _numbers(record, label, where)
-            if value.size != 1:
-                raise InputError(f"{where}: '{label}' has shape {value.shape}, expected one number")
-            fields[label] = value.reshape(1)
+            fields[label] = one_number(_numbers(record, label, where), label, where)
     for label in ("force", "forces"):
         if label in record:
             fields["forces"] = force_array(_numbers(record, label, where), n_atoms, label, where)

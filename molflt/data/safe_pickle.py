@@ -109,10 +109,6 @@ class _RecordUnpickler(pickle.Unpickler):  # noqa: S301 (its names call nothing)
 def load_value(raw: bytes, where: str) -> object:
     """Unpickle one value: numbers, text, containers and the inert objects of ``inert_objects``.
 
-    Args:
-        raw: the pickle.
-        where: file and record, for messages.
-
     Raises:
         InputError: the pickle is damaged, or needs a name that is not allowed.
     """

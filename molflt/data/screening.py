@@ -226,15 +226,12 @@ class Screening:
     def _refuse(self, found: _Found) -> None:
         n, unlabelled, forceless = len(self.structures), found.unlabelled, found.forceless
         if unlabelled:
+            remedy = "None of it is an energy: add the label"
+            if found.remedy:
+                remedy = f"Name what is there: {found.remedy}"
             raise InputError(
                 f"{self.source}: {len(unlabelled)} of {n} structures have no label '{self.labels.name}' "
-                f"(first: {', '.join(unlabelled[:3])}).{found.stored} "
-                + (
-                    f"Name what is there: {found.remedy}"
-                    if found.remedy
-                    else "None of it is an energy: add the label"
-                )
-                + "; or remove the structures"
+                f"(first: {', '.join(unlabelled[:3])}).{found.stored} {remedy}; or remove the structures"
             )
         if forceless:
             raise InputError(
@@ -245,14 +242,9 @@ class Screening:
 
 
 def labels(screening: Screening, references: Mapping[int, float] | None = None) -> np.ndarray:
-    """The label of every structure that can be used, found in a pass over the set.
+    """(n_structures,) eV: the label of every structure that can be used, found in a pass over the set.
 
-    Args:
-        screening: the set.
-        references: eV by atomic number, to take off for every atom.
-
-    Returns:
-        (n_structures,) eV, float64.
+    ``references``, eV by atomic number, are taken off for every atom.
 
     Raises:
         InputError: from the screening.
@@ -266,14 +258,10 @@ def labels(screening: Screening, references: Mapping[int, float] | None = None) 
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:
-    """Leave a list of what was left out in a run directory.
-
-    Args:
-        run_dir: gets ``skipped.csv``, unless nothing was left out.
-        skipped: what was left out of each set, by its name.
+    """Leave a list of what was left out of each set, ``skipped.csv``, in a run directory.
 
     Returns:
-        A line that says so; empty if nothing was left out.
+        A line that says so; empty, and no file, if nothing was left out.
     """
     counts = {name: len(some) for name, some in skipped.items() if some}
     if not counts:
@@ -289,10 +277,7 @@ def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> st
 def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int, InputError]) -> None:
     """Read a whole set, and refuse at once what cannot be read or makes no sense.
 
-    Args:
-        structures: the set.
-        where: what holds it, for the message.
-        known: what is wrong with some of them, by their places.
+    What is wrong with some of them is ``known``, by their places.
 
     Raises:
         InputError: names the first ten and counts the others; one that is alone stands for itself.
