@@ -172,12 +172,10 @@ def _database_rows(file: Path) -> Iterator[Atoms]:
     connection.close()
     with ase.db.connect(str(file.absolute()), type="db", serial=True, use_lock_file=False) as database:
         for row in database.select():
-            adsorptions = reactions.get(row.get("unique_id"), [{}])
-            for adsorption in adsorptions if reactions else [{}]:
+            for adsorption in reactions.get(row.get("unique_id"), []) if reactions else [{}]:
                 atoms = row.toatoms()
                 atoms.info.update({**row.key_value_pairs, **adsorption})
-                if not reactions or adsorption:
-                    yield atoms
+                yield atoms
 
 
 _CATHUB = """SELECT system.ase_id, system.name, reaction.reactants, reaction.products, reaction.reaction_energy,

@@ -57,8 +57,6 @@ def from_atoms(
             ``check_structure`` refuses.
     """
     cell, pbc = np.asarray(atoms.cell, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
-    if np.any(pbc & ~np.any(cell != 0, axis=1)):
-        raise InputError(f"{name}: periodic along a lattice vector that is zero; correct the cell or pbc")
     _refuse_disorder(atoms, name)
     refuse_charges(atoms, name, how)
     how.refuse_slab(name, pbc)
@@ -79,7 +77,7 @@ def from_atoms(
         fields["charge"] = np.array([charge])
     for key in ("positions_relaxed", "pos_relaxed"):
         if key in atoms.arrays:
-            relaxed = np.asarray(atoms.arrays[key], dtype=np.float64)
+            relaxed = force_array(atoms.arrays[key], len(atoms), key, name)
             fields["positions_relaxed"] = relaxed_positions(atoms.numbers, atoms.positions, relaxed, cell, pbc, name)
     results = results_at_hand(atoms)
     for label in (*ENERGIES, "sid"):

@@ -78,15 +78,17 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     cell = _shaped(row.get("cell", np.zeros((3, 3))), (3, 3), "cell", where)
     pbc = _shaped(row.get("pbc", np.zeros(3)), (3,), "pbc", where).astype(bool)
     atoms = Atoms(numbers=numbers, positions=positions, cell=cell, pbc=pbc)
-    if row.get("tags") is not None:
-        atoms.set_tags(_shaped(row["tags"], (n_atoms,), "tags", where).astype(int))
-    if row.get("initial_charges") is not None:
-        atoms.set_initial_charges(_shaped(row["initial_charges"], (n_atoms,), "initial_charges", where))
-    if row.get("initial_magmoms") is not None:
-        atoms.set_initial_magnetic_moments(_shaped(row["initial_magmoms"], (n_atoms,), "initial_magmoms", where))
-    fixed = [index for one in _constraints(row) for index in _fixed_by(one, n_atoms, where)]
-    if fixed:
-        atoms.set_constraint(FixAtoms(indices=sorted(set(fixed))))
+    for key, put in (
+        ("tags", atoms.set_tags),
+        ("initial_charges", atoms.set_initial_charges),
+        ("initial_magmoms", atoms.set_initial_magnetic_moments),
+    ):
+        if row.get(key) is not None:
+            put(_shaped(row[key], (n_atoms,), key, where))
+    constraints = row.get("constraints")
+    each = constraints if isinstance(constraints, list) else []
+    if fixed := {index for one in each for index in _fixed_by(one, n_atoms, where)}:
+        atoms.set_constraint(FixAtoms(indices=sorted(fixed)))
     for part in ("data", "key_value_pairs"):
         stored = row.get(part)
         for key, value in (stored if isinstance(stored, dict) else {}).items():
@@ -130,11 +132,6 @@ def _numbers(row: dict[str, Any], where: str) -> np.ndarray:
     if value.ndim != 1 or len(value) == 0 or value.dtype.kind not in "iu":
         raise InputError(f"{where}: the row holds no atoms")
     return value
-
-
-def _constraints(row: dict[str, Any]) -> list[Any]:
-    found = row.get("constraints") or []
-    return found if isinstance(found, list) else []
 
 
 def _fixed_by(constraint: Any, n_atoms: int, where: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -192,6 +193,7 @@ def _with_charge(structure: Data) -> Data:
     return structure
 
 
+@dataclass(frozen=True)
 class StructureCollater:
     """``collate_fn`` of a DataLoader: neighbour lists, made in the worker, then one batch.
 
@@ -200,8 +202,8 @@ class StructureCollater:
         all_pairs_if_isolated: see ``attach_neighbours``.
     """
 
-    def __init__(self, cutoff: float, all_pairs_if_isolated: bool = False) -> None:
-        self.cutoff, self.all_pairs_if_isolated = cutoff, all_pairs_if_isolated
+    cutoff: float
+    all_pairs_if_isolated: bool = False
 
     def __call__(self, structures: Sequence[Data]) -> Batch:
         """Attach neighbour lists to copies of the structures and put these into a batch."""

@@ -6,7 +6,6 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from rich.console import Console
@@ -139,9 +138,7 @@ class ByteMeter:
     def __enter__(self) -> ByteMeter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

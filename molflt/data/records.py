@@ -77,8 +77,6 @@ def to_data(
         pbc = _integers(record, "pbc", where, 3, low=0, high=1).astype(bool)
     else:
         pbc = np.any(cell != 0, axis=1)
-    if np.any(pbc & ~np.any(cell != 0, axis=1)):
-        raise InputError(f"{where}: periodic along a lattice vector that is zero; correct 'cell' or 'pbc'")
     fields: dict[str, np.ndarray] = {
         "atomic_numbers": _integers(record, "atomic_numbers", where, n_atoms),
         "positions": positions,

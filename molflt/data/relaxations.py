@@ -26,8 +26,6 @@ def relaxed_positions(
     Raises:
         InputError: as ``nearest_image``; atoms of an element in another order; or atoms that move absurdly far.
     """
-    if relaxed.shape != positions.shape:
-        raise InputError(f"{where}: relaxed positions have shape {relaxed.shape}, expected {positions.shape}")
     nearest = nearest_image(positions, relaxed, cell, pbc, where)
     moved = float(np.linalg.norm(nearest - positions, axis=1).mean())
     if moved <= _SUSPICIOUS:
