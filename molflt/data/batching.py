@@ -35,14 +35,6 @@ class AtomBudgetSampler(Sampler[list[int]]):
     ``n_ranks``-th batch from the ``r``-th. Over all ranks every structure comes exactly once; the numbers of
     batches differ by at most one.
 
-    Args:
-        n_atoms: atoms of every structure.
-        max_atoms: the budget.
-        shuffle: training or evaluation, as above.
-        seed: of the shuffling.
-        rank: of this process among those that share the batches.
-        n_ranks: how many of them there are.
-
     Raises:
         InputError: there are no structures, the budget is below one, or (shuffled) fewer structures than ranks.
     """
@@ -163,9 +155,6 @@ def collate(structures: Sequence[Data]) -> Batch:
     others is 0. Text and sids that only some structures have are left out, as are further conformers and what a file
     says of a structure beyond the vocabulary (``info``).
 
-    Args:
-        structures: under the vocabulary, all with neighbour lists or none.
-
     Raises:
         InputError: there are none, or only some of them have a label or a neighbour list.
     """
@@ -195,12 +184,7 @@ def _with_charge(structure: Data) -> Data:
 
 @dataclass(frozen=True)
 class StructureCollater:
-    """``collate_fn`` of a DataLoader: neighbour lists, made in the worker, then one batch.
-
-    Args:
-        cutoff: Å.
-        all_pairs_if_isolated: see ``attach_neighbours``.
-    """
+    """``collate_fn`` of a DataLoader: ``attach_neighbours``, in the worker, then one batch."""
 
     cutoff: float
     all_pairs_if_isolated: bool = False

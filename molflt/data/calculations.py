@@ -95,16 +95,8 @@ def read_calculations(
     The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
     CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
     there is one geometry. Columns of a CSV table in the folder become entries of ``info``, among which labels are
-    looked for.
-
-    Args:
-        calculations: what to read.
-        folder: holds all, and perhaps one table.
-        tags: see :func:`molflt.data.sources.open_dataset`, also of what follows.
-        labels: which label to read and its unit.
-        on_bad: what happens to calculations that cannot be used.
-        with_table: read the table of the folder, if there is one.
-        how: whether ions and radicals are taken.
+    looked for, unless ``with_table`` is False. Other arguments are those of
+    :func:`molflt.data.sources.open_dataset`.
 
     Raises:
         InputError: files that cannot be read, pairs of other atoms, or a calculation of which the table has no row.

@@ -37,15 +37,12 @@ class LmdbDataset:
     """Structures of an OC20 LMDB: a file, or a folder that holds ``data.mdb``.
 
     The database is opened on first use, read-only and without locks, once in every process, so the object may
-    be passed to DataLoader workers by fork or spawn.
+    be passed to DataLoader workers by fork or spawn. How records are read: :func:`molflt.data.records.to_data`.
 
     Args:
         path: the file or folder; for a folder of shards see :func:`molflt.data.sources.open_dataset`.
-        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
         strict: whether a record that does not say how many atoms it has makes ``n_atoms`` fail; otherwise it counts
             as one.
-        tags: of records without, see :func:`molflt.data.records.to_data`.
-        how: whether ions and radicals are taken.
 
     Raises:
         InputError: nothing there, not an LMDB, empty, cut short; on access: a missing or unreadable record.

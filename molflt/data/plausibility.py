@@ -145,9 +145,6 @@ class ForceCheck:
 
     For a quadratic energy E_a − E_b = ½(F_a + F_b)·(r_b − r_a) is exact. Geometries that are near each other are
     compared, once molecules are turned onto each other and atoms of a crystal moved to the nearest image.
-
-    Args:
-        spec: what energies and forces are said to be.
     """
 
     def __init__(self, spec: LabelSpec) -> None:

@@ -114,14 +114,7 @@ def track(
 
 
 class ByteMeter:
-    """A bar on a terminal, a line every half minute elsewhere.
-
-    Args:
-        label: what is being done.
-        total: bytes in all, unknown when None.
-        terminal: None finds out whether standard error is one.
-        clock: seconds.
-    """
+    """A bar on a terminal, a line every half minute elsewhere, over ``total`` bytes, unknown when None."""
 
     def __init__(
         self,

@@ -160,10 +160,8 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
 def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
     """Turn a structure into an OC20-layout record: the inverse of ``to_data``.
 
-    Args:
-        data: a structure under the vocabulary. Its neighbour list is left out.
-        compact: store lengths in float32 and small integers in one byte, about a third of the size; without
-            it nothing is rounded.
+    The neighbour list is left out. ``compact`` stores lengths in float32 and small integers in one byte, about a
+    third of the size; without it nothing is rounded.
 
     Returns:
         NumPy arrays, ints, floats and text by OC20 key.

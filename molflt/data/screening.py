@@ -109,9 +109,7 @@ class Screening:
 
     Args:
         structures: the set, read with ``labels``.
-        labels: the label that is needed.
         source: where the structures are from, for messages.
-        forces: whether forces are needed as well.
         on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
             lacks its label or forces; ``skip`` leaves such structures out.
         compared: whether sketches are made, by which structures of several sets are compared.
