@@ -9,6 +9,7 @@ import re
 import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from fnmatch import fnmatch
 from itertools import count, islice
 from pathlib import Path
@@ -164,12 +165,11 @@ def _has_keys(lines: IO[str]) -> bool:
 
 def _database_rows(file: Path) -> Iterator[Atoms]:
     # connecting ASE to a database that is not its own would create tables in it
-    with sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True) as connection:
+    with closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True)) as connection:
         query = "SELECT 1 FROM sqlite_master WHERE type='table' AND name='systems'"
         if connection.execute(query).fetchone() is None:
             raise InputError(f"{file}: not an ASE database")
         reactions = _adsorptions(connection)
-    connection.close()
     with ase.db.connect(str(file.absolute()), type="db", serial=True, use_lock_file=False) as database:
         for row in database.select():
             for adsorption in reactions.get(row.get("unique_id"), []) if reactions else [{}]:

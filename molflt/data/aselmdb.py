@@ -78,13 +78,9 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     cell = _shaped(row.get("cell", np.zeros((3, 3))), (3, 3), "cell", where)
     pbc = _shaped(row.get("pbc", np.zeros(3)), (3,), "pbc", where).astype(bool)
     atoms = Atoms(numbers=numbers, positions=positions, cell=cell, pbc=pbc)
-    for key, put in (
-        ("tags", atoms.set_tags),
-        ("initial_charges", atoms.set_initial_charges),
-        ("initial_magmoms", atoms.set_initial_magnetic_moments),
-    ):
+    for key in ("tags", "initial_charges", "initial_magmoms"):
         if row.get(key) is not None:
-            put(_shaped(row[key], (n_atoms,), key, where))
+            atoms.set_array(key, _shaped(row[key], (n_atoms,), key, where))
     constraints = row.get("constraints")
     each = constraints if isinstance(constraints, list) else []
     if fixed := {index for one in each for index in _fixed_by(one, n_atoms, where)}:

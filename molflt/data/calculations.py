@@ -223,9 +223,11 @@ def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | Non
         lowered = {column.strip().lower(): column for column in reader.fieldnames or () if column}
         others = (column for name, column in lowered.items() if name not in ENERGIES)
         key = next((lowered[name] for name in _KEYS if name in lowered), next(others, None))
+        if key is None:
+            raise InputError(f"{file}: no column says which calculation a row is of; add one, called 'name'")
         rows: dict[str, dict[str, str | float]] = {}
         for row in reader:
-            name = _key(row.pop(key) or "") if key is not None else ""
+            name = _key(row.pop(key) or "")
             if name in rows:
                 raise InputError(f"{file}: two rows are named '{name}'; leave one")
             cells = {column.strip(): (cell or "").strip() for column, cell in row.items() if column}

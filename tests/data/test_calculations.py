@@ -210,6 +210,7 @@ def test_aselmdb(tmp_path: Path) -> None:
         pickle.dumps(Call(os.mkdir, ("exploded",))),
         {"numbers": []},
         {"numbers": [1], "positions": [[0, 0]]},
+        {"numbers": [1], "positions": [[0, 0, 0]], "tags": [0.5]},
         {"numbers": {"__ase_objtype__": "cell"}},
         {"numbers": [1], "positions": {"__ndarray__": [[2, 3], "float64", [1.0]]}},
     ],
@@ -235,8 +236,8 @@ def test_files_of_many_frames_are_read_once(tmp_path: Path, monkeypatch: pytest.
 def test_a_table_of_energies_without_names(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "0_initial.traj", _slab())
     ase.io.write(tmp_path / "0_relaxed.traj", _relaxed(_slab()))
-    (tmp_path / "t.csv").write_text("y_relaxed\n-1.0\n", encoding="utf-8")
-    with pytest.raises(InputError, match="has no row named '0'"):
+    (tmp_path / "t.csv").write_text("y_relaxed\n-1.0\n-2.0\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"t\.csv: no column says which calculation a row is of"):
         open_dataset(tmp_path, "layers")
 
 

@@ -102,7 +102,7 @@ def test_a_server_without_ranges_starts_over(server: Server, part: Path) -> None
     assert len(server.requests) == N_TRIES
 
 
-@pytest.mark.parametrize("content_range", [f"bytes 4000-{N - 1}/{N}", "rubbish", None])
+@pytest.mark.parametrize("content_range", [f"bytes 4000-{N - 1}/{N}", None])
 def test_other_bytes_than_those_asked_for(server: Server, part: Path, content_range: str | None) -> None:
     headers = {"Content-Range": content_range} if content_range else {}
     server.replies = [cut(5000), fixed(206, headers, b"x" * (N - 5000))]
