@@ -68,14 +68,12 @@ def find_calculations(folder: Path) -> list[_Calculation]:
         InputError: a geometry without its counterpart, or files with other numbers of frames.
     """
     children = sorted(folder.iterdir())
-    readable = (path for path in children if path.is_dir() or ase_format(path))
-    stages = {path: match for path in readable if (match := _STAGE.fullmatch(_stem(path)))}
-    if stages:
-        named: dict[str, dict[bool, Path]] = {}
-        for path, match in stages.items():
+    named: dict[str, dict[bool, Path]] = {}
+    for path in children:
+        if (match := _STAGE.fullmatch(_stem(path))) and (path.is_dir() or ase_format(path)):
             named.setdefault(match[1].lower(), {})[match[2].lower() in _INITIAL] = path
-        if any(len(pair) == 2 for pair in named.values()):
-            return [c for name, pair in named.items() for c in _paired(pair.get(True), pair.get(False), name)]
+    if any(len(pair) == 2 for pair in named.values()):
+        return [c for name, pair in named.items() for c in pair_calculations(pair.get(True), pair.get(False), name)]
     if any(ase_format(path) and bare_name(path) not in _RUN for path in children if path.is_file()):
         return []
     return list(_runs(folder))
@@ -166,7 +164,12 @@ def _runs(folder: Path) -> Iterator[_Calculation]:
             yield _Calculation(name, initial, relaxed, output)
 
 
-def _paired(initial: Path | None, relaxed: Path | None, name: str) -> Iterator[_Calculation]:
+def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = "") -> Iterator[_Calculation]:
+    """The pairs of two files, frame by frame, or of two folders, by the names of their files.
+
+    Raises:
+        InputError: one is missing, files with other numbers of frames, or names that are in one folder only.
+    """
     if initial is None or relaxed is None:
         there = initial or relaxed
         raise InputError(f"{there}: has no {'relaxed' if relaxed is None else 'initial'} counterpart; add it")
@@ -188,15 +191,6 @@ def _paired(initial: Path | None, relaxed: Path | None, name: str) -> Iterator[_
             "others, or remove these"
         )
     yield from (_Calculation(f"{name}/{stem}".lstrip("/"), ends[0][stem], ends[1][stem]) for stem in ends[0])
-
-
-def pair_calculations(initial: Path, relaxed: Path) -> list[_Calculation]:
-    """The pairs of two files, frame by frame, or of two folders, by the names of their files.
-
-    Raises:
-        InputError: files with other numbers of frames, or names that are in one folder only.
-    """
-    return list(_paired(initial, relaxed, ""))
 
 
 def _stem(path: Path) -> str:

@@ -104,6 +104,7 @@ class _Found:
             getattr(self, name).extend(getattr(later, name))
 
 
+@dataclass(eq=False)
 class Screening:
     """Iterate over the structures of a labelled set that can be used, then ask which they were.
 
@@ -125,22 +126,17 @@ class Screening:
             or labels that are certainly not what they are said to be.
     """
 
-    def __init__(
-        self,
-        structures: StructureDataset,
-        labels: LabelSpec,
-        source: str,
-        forces: bool = False,
-        on_bad: OnBad = "stop",
-        compared: bool = False,
-        crew: Crew = ALONE,
-    ) -> None:
-        self.structures, self.labels, self.source = structures, labels, source
-        self.forces, self.on_bad, self.compared, self.crew = forces, on_bad, compared, crew
-        self.skipped: list[Skipped] = []
-        self.doubts: list[str] = []
-        self.sketches: list[Sketch] = []
-        self._sizes: list[int] = []
+    structures: StructureDataset
+    labels: LabelSpec
+    source: str
+    forces: bool = False
+    on_bad: OnBad = "stop"
+    compared: bool = False
+    crew: Crew = ALONE
+    skipped: list[Skipped] = field(default_factory=list, init=False)
+    doubts: list[str] = field(default_factory=list, init=False)
+    sketches: list[Sketch] = field(default_factory=list, init=False)
+    _sizes: list[int] = field(default_factory=list, init=False)
 
     def each(self, look: Callable[[int, Data], T]) -> list[T]:
         """What ``look`` makes of each structure that can be used, given its place in the set; in their order.

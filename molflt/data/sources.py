@@ -118,7 +118,8 @@ def resolve_inputs(
     if not inputs:
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
     if pair := pair_of(inputs):
-        return read_calculations(pair_calculations(*pair), pair[0].parent, tags, labels, on_bad, False, how)
+        pairs = list(pair_calculations(*pair))
+        return read_calculations(pairs, pair[0].parent, tags, labels, on_bad, False, how)
 
     def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:
