@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
-from molflt.data.labels import LabelSpec, force_array, one_number
+from molflt.data.labels import LabelSpec, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
@@ -77,7 +77,7 @@ def from_atoms(
         fields["charge"] = np.array([charge])
     for key in ("positions_relaxed", "pos_relaxed"):
         if key in atoms.arrays:
-            relaxed = force_array(atoms.arrays[key], len(atoms), key, name)
+            relaxed = atom_vectors(atoms.arrays[key], len(atoms), key, name)
             fields["positions_relaxed"] = relaxed_positions(atoms.numbers, atoms.positions, relaxed, cell, pbc, name)
     results = results_at_hand(atoms)
     for label in (*ENERGIES, "sid"):
@@ -87,7 +87,7 @@ def from_atoms(
             if label == "sid" and fields[label] != fields[label].astype(int):
                 raise InputError(f"{name}: 'sid' is {value!r:.40}, expected a whole number")
     if (forces := results.get("forces", atoms.arrays.get("forces"))) is not None:
-        fields["forces"] = force_array(forces, len(atoms), "forces", name)
+        fields["forces"] = atom_vectors(forces, len(atoms), "forces", name)
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
     if tags == "auto":
         refuse_untagged(fields, name)

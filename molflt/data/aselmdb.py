@@ -17,7 +17,7 @@ from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
 from molflt.data.ase_io import from_atoms
-from molflt.data.labels import any_array, force_array
+from molflt.data.labels import any_array, atom_vectors
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.errors import InputError
 
@@ -74,7 +74,7 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     """
     numbers = _numbers(row, where)
     n_atoms = len(numbers)
-    positions = force_array(_plain(row.get("positions"), where), n_atoms, "positions", where)
+    positions = atom_vectors(_plain(row.get("positions"), where), n_atoms, "positions", where)
     cell = _shaped(row.get("cell", np.zeros((3, 3))), (3, 3), "cell", where)
     pbc = _shaped(row.get("pbc", np.zeros(3)), (3,), "pbc", where).astype(bool)
     atoms = Atoms(numbers=numbers, positions=positions, cell=cell, pbc=pbc)
@@ -99,7 +99,7 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     if isinstance(row.get("energy"), int | float):
         results["energy"] = float(row["energy"])
     if row.get("forces") is not None:
-        results["forces"] = force_array(_plain(row["forces"], where), n_atoms, "forces", where)
+        results["forces"] = atom_vectors(_plain(row["forces"], where), n_atoms, "forces", where)
     if results:
         atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms

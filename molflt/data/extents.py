@@ -123,7 +123,7 @@ def open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
     vectors = lattice[periodic]
     lengths = np.linalg.norm(vectors, axis=1)
     if not np.isfinite(vectors).all() or np.any(lengths < SHORTEST):
-        raise InputError("a periodic lattice vector is zero or not finite; correct the cell or pbc")
+        raise InputError("periodic along a lattice vector that is zero or not finite; correct the cell or pbc")
     units = vectors / lengths[:, None]
     # the volume that the unit vectors span, 1 at right angles: the product of their singular values
     if len(units) == 3:

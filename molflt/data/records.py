@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.extents import check_extents
-from molflt.data.labels import LabelSpec, any_array, force_array, one_number
+from molflt.data.labels import LabelSpec, any_array, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
@@ -91,7 +91,7 @@ def to_data(
         atoms = Atoms(numbers=fields["atomic_numbers"], positions=positions, cell=cell, pbc=pbc)
         fields["tags"] = tags_of_slab(atoms, fields["fixed"], where)
     if "pos_relaxed" in record:
-        relaxed = force_array(_numbers(record, "pos_relaxed", where), n_atoms, "pos_relaxed", where)
+        relaxed = atom_vectors(_numbers(record, "pos_relaxed", where), n_atoms, "pos_relaxed", where)
         fields["positions_relaxed"] = relaxed_positions(
             fields["atomic_numbers"], positions, relaxed, cell, pbc, where
         )
@@ -100,7 +100,7 @@ def to_data(
             fields[label] = one_number(_numbers(record, label, where), label, where)
     for label in ("force", "forces"):
         if label in record:
-            fields["forces"] = force_array(_numbers(record, label, where), n_atoms, label, where)
+            fields["forces"] = atom_vectors(_numbers(record, label, where), n_atoms, label, where)
     if tags == "auto" and "tags" not in record:
         refuse_untagged(fields, where)
     how.refuse_slab(where, pbc)

@@ -104,7 +104,7 @@ def test_names_do_not_command_terminals(make_record: Any) -> None:
         ({"tags": np.array([0, 1, 2, np.nan, 0])}, "whole numbers"),
         ({"fixed": np.array([0, 1, 2, 0, 0])}, "from 0 to 1"),
         ({"cell": np.zeros((2, 3, 3))}, "'cell' has shape"),
-        ({"cell": np.zeros((3, 3)), "pbc": [True] * 3}, "periodic lattice vector is zero"),
+        ({"cell": np.zeros((3, 3)), "pbc": [True] * 3}, "periodic along a lattice vector that is zero"),
         ({"cell": np.ones((3, 3))}, "linearly dependent"),
         ({"pos_relaxed": np.zeros((4, 3))}, "'pos_relaxed' has shape"),
         ({"pos_relaxed": np.full((5, 3), np.inf)}, "NaN or infinity"),
