@@ -9,6 +9,7 @@ import re
 import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from fnmatch import fnmatch
 from itertools import count, islice
 from pathlib import Path
@@ -24,11 +25,12 @@ from torch_geometric.data import Data
 from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms, kept_info
 from molflt.data.compression import COMPRESSED, bare_name, content
+from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.ligands import has_crystal, pdb_molecules
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
-from molflt.errors import InputError, noting, ordinary_file, refuse
+from molflt.errors import InputError, OnBad, noting, ordinary_file
 from molflt.printable import printable
 
 _PATTERNS: dict[str, str] = {
@@ -62,7 +64,7 @@ _COLUMNS = re.compile(r"properties\s*=\s*[\"']?([^\s\"']+)", re.IGNORECASE)
 
 def ase_format(path: Path) -> str | None:
     """The ASE format of a file by its name, or None where molflt does not read it through ASE."""
-    found = _match(bare_name(path))
+    found = next((form for pattern, form in _PATTERNS.items() if fnmatch(bare_name(path), pattern)), None)
     compressed = path.name.lower().endswith(COMPRESSED)
     return None if compressed and found in _BINARY else found
 
@@ -71,38 +73,28 @@ def read_ase(
     path: str | os.PathLike[str],
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
-    bad: dict[int, InputError] | None = None,
+    on_bad: OnBad = "stop",
     how: Reading = DEFAULT,
-) -> list[Data]:
-    """Read every frame of a file.
+) -> ListDataset:
+    """Read every frame of a file; the structures are named ``PATH#FRAME``.
 
-    Args:
-        path: extxyz, xyz, cif, VASP, pdb, gen, xsf, cube or Quantum ESPRESSO input (also .gz, .bz2, .xz), ASE
-            traj, db or json.
-        tags: see ``from_atoms``.
-        labels: see ``from_atoms``.
-        bad: gets what is wrong with frames that cannot be used, by their places; None: they are refused.
-        how: whether ions and radicals are taken.
-
-    Returns:
-        The structures, named ``PATH#FRAME``.
+    It may be extxyz, xyz, cif, VASP, pdb, gen, xsf, cube or Quantum ESPRESSO input (also .gz, .bz2, .xz), or ASE's
+    traj, db or json. Arguments are those of :func:`molflt.data.sources.open_dataset`.
 
     Raises:
         InputError: a format that is not on the list, a file that cannot be read, or a frame that cannot be used.
     """
     file = Path(path)
     structures: list[Data] = []
-    found: dict[int, InputError] = {} if bad is None else bad
+    bad: dict[int, InputError] = {}
     for index, atoms in enumerate(track(_checked_frames(file), f"reading {file.name}")):
         name = f"{file}#{index}"
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
-        with noting(found, index, record, kept_info(atoms)):
+        with noting(bad, index, record, kept_info(atoms)):
             structure = from_atoms(atoms, name, tags, labels, how)
             structure.name = printable(record)
             structures.append(structure)
-    if bad is None:
-        refuse(found, len(structures) + len(found), str(file))
-    return structures
+    return ListDataset.read(structures, bad, on_bad, str(file))
 
 
 def read_frames(file: Path) -> list[Atoms]:
@@ -144,10 +136,6 @@ def _checked_frames(file: Path) -> Iterator[Atoms]:
         yield atoms
 
 
-def _match(file_name: str) -> str | None:
-    return next((form for pattern, form in _PATTERNS.items() if fnmatch(file_name, pattern)), None)
-
-
 def _frames(file: Path, form: str) -> Iterator[Atoms]:
     if form == "db":
         yield from _database_rows(file)
@@ -177,20 +165,17 @@ def _has_keys(lines: IO[str]) -> bool:
 
 def _database_rows(file: Path) -> Iterator[Atoms]:
     # connecting ASE to a database that is not its own would create tables in it
-    with sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True) as connection:
+    with closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True)) as connection:
         query = "SELECT 1 FROM sqlite_master WHERE type='table' AND name='systems'"
         if connection.execute(query).fetchone() is None:
             raise InputError(f"{file}: not an ASE database")
         reactions = _adsorptions(connection)
-    connection.close()
     with ase.db.connect(str(file.absolute()), type="db", serial=True, use_lock_file=False) as database:
         for row in database.select():
-            adsorptions = reactions.get(row.get("unique_id"), [{}])
-            for adsorption in adsorptions if reactions else [{}]:
+            for adsorption in reactions.get(row.get("unique_id"), []) if reactions else [{}]:
                 atoms = row.toatoms()
                 atoms.info.update({**row.key_value_pairs, **adsorption})
-                if not reactions or adsorption:
-                    yield atoms
+                yield atoms
 
 
 _CATHUB = """SELECT system.ase_id, system.name, reaction.reactants, reaction.products, reaction.reaction_energy,

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
-from molflt.data.labels import LabelSpec, force_array, one_number
+from molflt.data.labels import LabelSpec, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
@@ -57,8 +57,6 @@ def from_atoms(
             ``check_structure`` refuses.
     """
     cell, pbc = np.asarray(atoms.cell, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
-    if np.any(pbc & ~np.any(cell != 0, axis=1)):
-        raise InputError(f"{name}: periodic along a lattice vector that is zero; correct the cell or pbc")
     _refuse_disorder(atoms, name)
     refuse_charges(atoms, name, how)
     how.refuse_slab(name, pbc)
@@ -79,7 +77,7 @@ def from_atoms(
         fields["charge"] = np.array([charge])
     for key in ("positions_relaxed", "pos_relaxed"):
         if key in atoms.arrays:
-            relaxed = np.asarray(atoms.arrays[key], dtype=np.float64)
+            relaxed = atom_vectors(atoms.arrays[key], len(atoms), key, name)
             fields["positions_relaxed"] = relaxed_positions(atoms.numbers, atoms.positions, relaxed, cell, pbc, name)
     results = results_at_hand(atoms)
     for label in (*ENERGIES, "sid"):
@@ -89,7 +87,7 @@ def from_atoms(
             if label == "sid" and fields[label] != fields[label].astype(int):
                 raise InputError(f"{name}: 'sid' is {value!r:.40}, expected a whole number")
     if (forces := results.get("forces", atoms.arrays.get("forces"))) is not None:
-        fields["forces"] = force_array(forces, len(atoms), "forces", name)
+        fields["forces"] = atom_vectors(forces, len(atoms), "forces", name)
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
     if tags == "auto":
         refuse_untagged(fields, name)
@@ -117,9 +115,6 @@ def kept_info(atoms: Atoms) -> dict[str, Any]:
 
 def to_atoms(data: Data) -> Atoms:
     """Turn a structure into ASE's ``Atoms``; the inverse of ``from_atoms`` with OC20 tags.
-
-    Args:
-        data: a structure under the vocabulary. Its neighbour list is left out.
 
     Returns:
         Atoms with tags, ``FixAtoms``, labels in ``info``, relaxed positions as an array and, if there are an
@@ -167,13 +162,8 @@ def refuse_charges(atoms: Atoms, name: str, how: Reading = DEFAULT) -> None:
     add up to zero (partial charges of a neutral structure change nothing); and, of an isolated structure, magnetic
     moments, or an odd number of electrons where there are no metals.
 
-    Args:
-        atoms: the structure.
-        name: where it came from, for the message.
-        how: whether they are taken all the same.
-
     Raises:
-        InputError: it is one.
+        InputError: it is one, and ``how`` does not take them.
     """
     if how.allow_charged:
         return

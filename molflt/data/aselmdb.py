@@ -17,7 +17,7 @@ from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
 from molflt.data.ase_io import from_atoms
-from molflt.data.labels import any_array, force_array
+from molflt.data.labels import any_array, atom_vectors
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.errors import InputError
 
@@ -74,19 +74,17 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     """
     numbers = _numbers(row, where)
     n_atoms = len(numbers)
-    positions = force_array(_plain(row.get("positions"), where), n_atoms, "positions", where)
+    positions = atom_vectors(_plain(row.get("positions"), where), n_atoms, "positions", where)
     cell = _shaped(row.get("cell", np.zeros((3, 3))), (3, 3), "cell", where)
     pbc = _shaped(row.get("pbc", np.zeros(3)), (3,), "pbc", where).astype(bool)
     atoms = Atoms(numbers=numbers, positions=positions, cell=cell, pbc=pbc)
-    if row.get("tags") is not None:
-        atoms.set_tags(_shaped(row["tags"], (n_atoms,), "tags", where).astype(int))
-    if row.get("initial_charges") is not None:
-        atoms.set_initial_charges(_shaped(row["initial_charges"], (n_atoms,), "initial_charges", where))
-    if row.get("initial_magmoms") is not None:
-        atoms.set_initial_magnetic_moments(_shaped(row["initial_magmoms"], (n_atoms,), "initial_magmoms", where))
-    fixed = [index for one in _constraints(row) for index in _fixed_by(one, n_atoms, where)]
-    if fixed:
-        atoms.set_constraint(FixAtoms(indices=sorted(set(fixed))))
+    for key in ("tags", "initial_charges", "initial_magmoms"):
+        if row.get(key) is not None:
+            atoms.set_array(key, _shaped(row[key], (n_atoms,), key, where))
+    constraints = row.get("constraints")
+    each = constraints if isinstance(constraints, list) else []
+    if fixed := {index for one in each for index in _fixed_by(one, n_atoms, where)}:
+        atoms.set_constraint(FixAtoms(indices=sorted(fixed)))
     for part in ("data", "key_value_pairs"):
         stored = row.get(part)
         for key, value in (stored if isinstance(stored, dict) else {}).items():
@@ -101,7 +99,7 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     if isinstance(row.get("energy"), int | float):
         results["energy"] = float(row["energy"])
     if row.get("forces") is not None:
-        results["forces"] = force_array(_plain(row["forces"], where), n_atoms, "forces", where)
+        results["forces"] = atom_vectors(_plain(row["forces"], where), n_atoms, "forces", where)
     if results:
         atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
@@ -130,11 +128,6 @@ def _numbers(row: dict[str, Any], where: str) -> np.ndarray:
     if value.ndim != 1 or len(value) == 0 or value.dtype.kind not in "iu":
         raise InputError(f"{where}: the row holds no atoms")
     return value
-
-
-def _constraints(row: dict[str, Any]) -> list[Any]:
-    found = row.get("constraints") or []
-    return found if isinstance(found, list) else []
 
 
 def _fixed_by(constraint: Any, n_atoms: int, where: str) -> list[int]:

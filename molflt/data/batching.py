@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,14 +35,6 @@ class AtomBudgetSampler(Sampler[list[int]]):
     ``n_ranks``-th batch from the ``r``-th. Over all ranks every structure comes exactly once; the numbers of
     batches differ by at most one.
 
-    Args:
-        n_atoms: atoms of every structure.
-        max_atoms: the budget.
-        shuffle: training or evaluation, as above.
-        seed: of the shuffling.
-        rank: of this process among those that share the batches.
-        n_ranks: how many of them there are.
-
     Raises:
         InputError: there are no structures, the budget is below one, or (shuffled) fewer structures than ranks.
     """
@@ -70,7 +63,7 @@ class AtomBudgetSampler(Sampler[list[int]]):
         self.epoch = 0
         if shuffle:
             self._buckets = self._make_buckets()
-            self._parts = self._share_out([len(b) for b in self._buckets], [self._room(b) for b in self._buckets])
+            self._parts = self._share_out()
             self._length = sum(self._parts) // n_ranks
         else:
             self._ordered = self._in_order()[rank::n_ranks]
@@ -105,9 +98,6 @@ class AtomBudgetSampler(Sampler[list[int]]):
     def _capacity(self, largest: int) -> int:
         """How many structures fit, none larger than the given size; at least one."""
         return max(1, self.max_atoms // largest)
-
-    def _room(self, bucket: np.ndarray) -> int:
-        return self._capacity(int(self._sizes[bucket].max()))
 
     def _in_order(self) -> list[list[int]]:
         batches: list[list[int]] = []
@@ -145,9 +135,10 @@ class AtomBudgetSampler(Sampler[list[int]]):
             j = int(previous[j])
         return buckets[::-1]
 
-    def _share_out(self, counts: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    def _share_out(self) -> list[int]:
         """Batches per bucket, in all a multiple of the ranks as far as there are structures for it."""
-        parts = [-(-count // room) for count, room in zip(counts, rooms, strict=True)]
+        counts = [len(bucket) for bucket in self._buckets]
+        parts = [-(-len(bucket) // self._capacity(int(self._sizes[bucket].max()))) for bucket in self._buckets]
         wanted = min(-(-sum(parts) // self.n_ranks) * self.n_ranks, sum(counts))
         while sum(parts) < wanted:
             # the fullest batches are split
@@ -163,9 +154,6 @@ def collate(structures: Sequence[Data]) -> Batch:
     ``name`` and other text become lists. Where only some structures have a charge, that of the
     others is 0. Text and sids that only some structures have are left out, as are further conformers and what a file
     says of a structure beyond the vocabulary (``info``).
-
-    Args:
-        structures: under the vocabulary, all with neighbour lists or none.
 
     Raises:
         InputError: there are none, or only some of them have a label or a neighbour list.
@@ -194,16 +182,12 @@ def _with_charge(structure: Data) -> Data:
     return structure
 
 
+@dataclass(frozen=True)
 class StructureCollater:
-    """``collate_fn`` of a DataLoader: neighbour lists, made in the worker, then one batch.
+    """``collate_fn`` of a DataLoader: ``attach_neighbours``, in the worker, then one batch."""
 
-    Args:
-        cutoff: Å.
-        all_pairs_if_isolated: see ``attach_neighbours``.
-    """
-
-    def __init__(self, cutoff: float, all_pairs_if_isolated: bool = False) -> None:
-        self.cutoff, self.all_pairs_if_isolated = cutoff, all_pairs_if_isolated
+    cutoff: float
+    all_pairs_if_isolated: bool = False
 
     def __call__(self, structures: Sequence[Data]) -> Batch:
         """Attach neighbour lists to copies of the structures and put these into a batch."""

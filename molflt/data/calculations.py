@@ -13,19 +13,19 @@ from pathlib import Path
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
-from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_frames
 from molflt.data.ase_io import from_atoms, results_at_hand
 from molflt.data.compression import bare_name, bare_suffix, content
+from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES
 from molflt.data.relaxations import same_atoms
 from molflt.data.smiles_tables import TABLES, delimiter
-from molflt.errors import InputError, noting, refuse
+from molflt.errors import InputError, OnBad, noting
 
 _OUTPUTS = ("vasprun.xml", "outcar")
 _RUN = ("poscar", "contcar", *_OUTPUTS)
@@ -68,13 +68,12 @@ def find_calculations(folder: Path) -> list[_Calculation]:
         InputError: a geometry without its counterpart, or files with other numbers of frames.
     """
     children = sorted(folder.iterdir())
-    stages = {path: match for path in children if (match := _STAGE.fullmatch(_stem(path))) and _is_stage(path)}
-    if stages:
-        named: dict[str, dict[bool, Path]] = {}
-        for path, match in stages.items():
+    named: dict[str, dict[bool, Path]] = {}
+    for path in children:
+        if (match := _STAGE.fullmatch(_stem(path))) and (path.is_dir() or ase_format(path)):
             named.setdefault(match[1].lower(), {})[match[2].lower() in _INITIAL] = path
-        if any(len(pair) == 2 for pair in named.values()):
-            return [c for name, pair in named.items() for c in _paired(pair.get(True), pair.get(False), name)]
+    if any(len(pair) == 2 for pair in named.values()):
+        return [c for name, pair in named.items() for c in pair_calculations(pair.get(True), pair.get(False), name)]
     if any(ase_format(path) and bare_name(path) not in _RUN for path in children if path.is_file()):
         return []
     return list(_runs(folder))
@@ -85,49 +84,36 @@ def read_calculations(
     folder: Path,
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
-    bad: dict[int, InputError] | None = None,
+    on_bad: OnBad = "stop",
     with_table: bool = True,
     how: Reading = DEFAULT,
-) -> list[Data]:
-    """Read what ``find_calculations`` found.
+) -> ListDataset:
+    """Read what ``find_calculations`` found; the structures are named ``FOLDER/NAME``.
 
     The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
     CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
     there is one geometry. Columns of a CSV table in the folder become entries of ``info``, among which labels are
-    looked for.
-
-    Args:
-        calculations: what to read.
-        folder: holds all, and perhaps one table.
-        tags: see :func:`molflt.data.ase_io.from_atoms`.
-        labels: which label to read and its unit.
-        bad: gets what is wrong with calculations that cannot be used, by their places; None: they are refused.
-        with_table: read the table of the folder, if there is one.
-        how: whether ions and radicals are taken.
-
-    Returns:
-        The structures, named ``FOLDER/NAME``.
+    looked for, unless ``with_table`` is False. Other arguments are those of
+    :func:`molflt.data.sources.open_dataset`.
 
     Raises:
         InputError: files that cannot be read, pairs of other atoms, or a calculation of which the table has no row.
     """
     table = _table(folder) if with_table else None
-    found: dict[int, InputError] = {} if bad is None else bad
+    bad: dict[int, InputError] = {}
     structures = []
     # Pairs of two files are read frame by frame.
     read = lru_cache(maxsize=2)(read_frames)
     for index, calculation in enumerate(track(calculations, f"reading {folder.name}", total=len(calculations))):
         where = str(folder / calculation.name) if calculation.name else str(folder)
         row = None if table is None else table[1].get(_key(calculation.name or folder.name))
-        with noting(found, index, where, row or {}):
+        with noting(bad, index, where, row or {}):
             if table is not None and row is None:
                 raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
             atoms = _atoms(calculation, where, read)
             atoms.info.update(row or {})
             structures.append(from_atoms(atoms, where, tags, labels, how))
-    if bad is None:
-        refuse(found, len(calculations), str(folder), "calculations")
-    return structures
+    return ListDataset.read(structures, bad, on_bad, str(folder), "calculations")
 
 
 def _atoms(calculation: _Calculation, where: str, read: Callable[[Path], list[Atoms]]) -> Atoms:
@@ -178,7 +164,12 @@ def _runs(folder: Path) -> Iterator[_Calculation]:
             yield _Calculation(name, initial, relaxed, output)
 
 
-def _paired(initial: Path | None, relaxed: Path | None, name: str) -> Iterator[_Calculation]:
+def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = "") -> Iterator[_Calculation]:
+    """The pairs of two files, frame by frame, or of two folders, by the names of their files.
+
+    Raises:
+        InputError: one is missing, files with other numbers of frames, or names that are in one folder only.
+    """
     if initial is None or relaxed is None:
         there = initial or relaxed
         raise InputError(f"{there}: has no {'relaxed' if relaxed is None else 'initial'} counterpart; add it")
@@ -200,19 +191,6 @@ def _paired(initial: Path | None, relaxed: Path | None, name: str) -> Iterator[_
             "others, or remove these"
         )
     yield from (_Calculation(f"{name}/{stem}".lstrip("/"), ends[0][stem], ends[1][stem]) for stem in ends[0])
-
-
-def pair_calculations(initial: Path, relaxed: Path) -> list[_Calculation]:
-    """The pairs of two files, frame by frame, or of two folders, by the names of their files.
-
-    Raises:
-        InputError: files with other numbers of frames, or names that are in one folder only.
-    """
-    return list(_paired(initial, relaxed, ""))
-
-
-def _is_stage(path: Path) -> bool:
-    return path.is_dir() or ase_format(path) is not None
 
 
 def _stem(path: Path) -> str:
@@ -239,9 +217,11 @@ def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | Non
         lowered = {column.strip().lower(): column for column in reader.fieldnames or () if column}
         others = (column for name, column in lowered.items() if name not in ENERGIES)
         key = next((lowered[name] for name in _KEYS if name in lowered), next(others, None))
+        if key is None:
+            raise InputError(f"{file}: no column says which calculation a row is of; add one, called 'name'")
         rows: dict[str, dict[str, str | float]] = {}
         for row in reader:
-            name = _key(row.pop(key) or "") if key is not None else ""
+            name = _key(row.pop(key) or "")
             if name in rows:
                 raise InputError(f"{file}: two rows are named '{name}'; leave one")
             cells = {column.strip(): (cell or "").strip() for column, cell in row.items() if column}

@@ -14,12 +14,9 @@ from molflt.vocabulary import TARGETS
 
 
 def apart(members: Sequence[Data], gaps: Sequence[float], random: np.random.Generator) -> Data:
-    """Isolated structures, each turned at random, in a random direction from those before.
+    """Isolated structures, at least one, each turned at random, in a random direction from those before.
 
-    Args:
-        members: at least one.
-        gaps: Å, between the nearest atoms of each member but the first and those before it.
-        random: draws.
+    Between the nearest atoms of each member but the first and those before it are ``gaps``, in Å.
     """
     positions, forces = _turned(members[0], random)
     for member, gap in zip(members[1:], gaps, strict=True):

@@ -27,10 +27,7 @@ _PLACE = "place"
 def canonical(mol: Chem.Mol) -> tuple[Chem.Mol, list[int], bool]:
     """The same molecule, or its mirror image, written in the one way that depends on nothing but the molecule.
 
-    Isotopes and atom maps, which are no part of an energy, are left out.
-
-    Args:
-        mol: with all hydrogens.
+    Isotopes and atom maps, which are no part of an energy, are left out. ``mol`` has all its hydrogens.
 
     Returns:
         The canonical molecule, with hydrogens; the place in it of every atom of ``mol``; whether it is the mirror

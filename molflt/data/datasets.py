@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch_geometric.data import Data
 
-from molflt.errors import InputError
+from molflt.errors import InputError, OnBad, refuse
 
 
 @runtime_checkable
@@ -35,26 +35,44 @@ class ListDataset:
     """Structures held in memory.
 
     Args:
-        structures: those that can be used.
-        bad: what is wrong with the others, by their places among all: it is raised when they are asked for, and they
-            count as one atom.
+        items: structures, and in the places of those that cannot be used what is wrong with them: it is raised when
+            they are asked for, and they count as one atom.
     """
 
-    def __init__(self, structures: Iterable[Data], bad: Mapping[int, InputError] | None = None) -> None:
-        self._structures: list[Data | InputError] = list(structures)
-        for place in sorted(bad or {}):
-            self._structures.insert(place, (bad or {})[place])
-        sizes = (1 if isinstance(s, InputError) else int(s.num_nodes) for s in self._structures)
+    def __init__(self, items: Iterable[Data | InputError]) -> None:
+        self.items = list(items)
+        sizes = (1 if isinstance(item, InputError) else int(item.num_nodes) for item in self.items)
         self._n_atoms = np.fromiter(sizes, dtype=np.int64)
 
+    @classmethod
+    def read(
+        cls,
+        structures: Iterable[Data],
+        bad: Mapping[int, InputError],
+        on_bad: OnBad,
+        where: str,
+        what: str = "structures",
+    ) -> ListDataset:
+        """What was read: structures that can be used, and what is wrong with the others, by their places among all.
+
+        Raises:
+            InputError: some cannot be used, and ``on_bad`` is ``stop``; see :func:`molflt.errors.refuse`.
+        """
+        items: list[Data | InputError] = list(structures)
+        for place in sorted(bad):
+            items.insert(place, bad[place])
+        if on_bad == "stop":
+            refuse(bad, len(items), where, what)
+        return cls(items)
+
     def __len__(self) -> int:
-        return len(self._structures)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> Data:
-        structure = self._structures[index]
-        if isinstance(structure, InputError):
-            raise structure.again() from structure
-        return structure
+        item = self.items[index]
+        if isinstance(item, InputError):
+            raise item.again() from item
+        return item
 
     def __iter__(self) -> Iterator[Data]:
         return (self[k] for k in range(len(self)))

@@ -83,10 +83,7 @@ class Domain(BaseModel):
         return self.forces or self.geometries >= _MANY
 
     def reasons(self, data: Data) -> list[Reason]:
-        """Why a structure is outside; empty: it is inside.
-
-        Args:
-            data: under the vocabulary; a neighbour list is not needed.
+        """Why a structure, whose neighbour list is not needed, is outside; empty: it is inside.
 
         Raises:
             InputError: as :func:`molflt.data.neighbours.neighbour_list`.
@@ -156,9 +153,7 @@ class Look(NamedTuple):
 class DomainFit:
     """Learns the domain of a training set, structure by structure.
 
-    Args:
-        n: how many there will be; of many, every so many is looked at closely.
-        forces: whether forces are learnt.
+    There will be ``n``; of many, every so many is looked at closely.
     """
 
     def __init__(self, n: int, forces: bool) -> None:

@@ -86,15 +86,10 @@ def check_pairs(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, cutof
 
 
 def refuse_pairs(n_atoms: int, n_pairs: float, cutoff: float) -> None:
-    """Refuse a number of pairs.
-
-    Args:
-        n_atoms: of the structure.
-        n_pairs: that a neighbour list is expected to have.
-        cutoff: Å; infinite where all atoms are neighbours.
+    """Refuse too many pairs expected within a cutoff, Å, which is infinite where all atoms are neighbours.
 
     Raises:
-        InputError: too many.
+        InputError: they are too many.
     """
     if n_pairs > max(MOST_PAIRS, PAIRS_PER_ATOM * n_atoms):
         within = f"within {cutoff:g} Å" if np.isfinite(cutoff) else "as all atoms are neighbours in this model"
@@ -128,7 +123,7 @@ def open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
     vectors = lattice[periodic]
     lengths = np.linalg.norm(vectors, axis=1)
     if not np.isfinite(vectors).all() or np.any(lengths < SHORTEST):
-        raise InputError("a periodic lattice vector is zero or not finite; correct the cell or pbc")
+        raise InputError("periodic along a lattice vector that is zero or not finite; correct the cell or pbc")
     units = vectors / lengths[:, None]
     # the volume that the unit vectors span, 1 at right angles: the product of their singular values
     if len(units) == 3:

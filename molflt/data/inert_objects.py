@@ -28,9 +28,6 @@ class Frozen(type):
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"a record may not set {cls.__name__}.{name}")
 
-    def __delattr__(cls, name: str) -> None:
-        raise pickle.UnpicklingError(f"a record may not delete {cls.__name__}.{name}")
-
 
 class InertObject(metaclass=Frozen):
     """What stands for a PyG ``Data`` or storage: its state, uninterpreted."""

@@ -110,7 +110,7 @@ class LabelSpec(BaseModel):
         if self.force_label is not None:
             fields.pop("forces", None)
             if (value := find(self.force_label)) is not None:
-                fields["forces"] = force_array(value, n_atoms, self.force_label, where)
+                fields["forces"] = atom_vectors(value, n_atoms, self.force_label, where)
         if "forces" in fields:
             fields["forces"] = np.asarray(fields["forces"], dtype=np.float64) * self.force_factor
         if self.target in fields:
@@ -200,16 +200,16 @@ def _refuse_expansion(value: Any, what: str, where: str) -> None:
             raise InputError(f"{where}: {what} would make an array of more than {_MOST_BYTES >> 20} MiB")
 
 
-def force_array(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray:
+def atom_vectors(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray:
     """(n_atoms, 3) float64.
 
     Raises:
         InputError: it is none.
     """
-    forces = any_array(value, f"'{label}'", where)
-    if forces.shape != (n_atoms, 3) or forces.dtype.kind not in "iuf":
-        raise InputError(f"{where}: '{label}' has shape {forces.shape}, expected ({n_atoms}, 3)")
-    return forces.astype(np.float64)
+    vectors = any_array(value, f"'{label}'", where)
+    if vectors.shape != (n_atoms, 3) or vectors.dtype.kind not in "iuf":
+        raise InputError(f"{where}: '{label}' has shape {vectors.shape}, expected ({n_atoms}, 3)")
+    return vectors.astype(np.float64)
 
 
 def parse_force_unit(text: Any) -> Any:

@@ -82,13 +82,7 @@ def alike(
 ) -> list[tuple[int, int]]:
     """Pairs of places: of a structure asked about, and of one that is known and identical or nearly so.
 
-    Sketches say which structures to look at; time grows as n log n, and memory as n.
-
-    Args:
-        known: sketches of one set.
-        asked: of another.
-        known_data: the structures of the one, in the same order.
-        asked_data: of the other.
+    Sketches, in the order of their structures, say which to look at; time grows as n log n, and memory as n.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for place, one in enumerate(known):
@@ -101,9 +95,8 @@ def alike(
     for composition, asking in wanted.items():
         candidates = places[composition]
         tree = cKDTree([known[k].values for k in candidates])
-        near = tree.query([asked[k].values for k in asking], k=range(1, _TRIED + 1), distance_upper_bound=TOLERANCE)[
-            1
-        ]
+        points = [asked[k].values for k in asking]
+        _, near = tree.query(points, k=range(1, _TRIED + 1), distance_upper_bound=TOLERANCE)
         for a, row in zip(asking, near, strict=True):
             for k in (candidates[k] for k in row if k < len(candidates)):
                 if nearly_identical(known_data[k], asked_data[a]):

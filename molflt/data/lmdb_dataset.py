@@ -37,15 +37,12 @@ class LmdbDataset:
     """Structures of an OC20 LMDB: a file, or a folder that holds ``data.mdb``.
 
     The database is opened on first use, read-only and without locks, once in every process, so the object may
-    be passed to DataLoader workers by fork or spawn.
+    be passed to DataLoader workers by fork or spawn. How records are read: :func:`molflt.data.records.to_data`.
 
     Args:
         path: the file or folder; for a folder of shards see :func:`molflt.data.sources.open_dataset`.
-        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
         strict: whether a record that does not say how many atoms it has makes ``n_atoms`` fail; otherwise it counts
             as one.
-        tags: of records without, see :func:`molflt.data.records.to_data`.
-        how: whether ions and radicals are taken.
 
     Raises:
         InputError: nothing there, not an LMDB, empty, cut short; on access: a missing or unreadable record.
@@ -89,23 +86,20 @@ class LmdbDataset:
 
         For a large file the numbers are kept next to it (``FILE.natoms.npz``) where the folder is writable.
         """
-        if self._n_atoms is None:
-            keep = len(self) > _CACHE_SIZES_FROM
-            if (kept := self._kept_sizes() if keep else None) is not None:
-                self._n_atoms = kept
-            else:
-                self._n_atoms = self._counted_sizes()
-                if keep:
-                    self._keep_sizes(self._n_atoms)
-        return self._n_atoms
+        if self._n_atoms is not None:
+            return self._n_atoms
+        keep = len(self) > _CACHE_SIZES_FROM
+        sizes = self._kept_sizes() if keep else None
+        if sizes is None:
+            indices = track(range(len(self)), f"sizes of the structures in {self.path.name}", total=len(self))
+            sizes = np.fromiter((self._count(index) for index in indices), dtype=np.int64)
+            if keep:
+                self._keep_sizes(sizes)
+        self._n_atoms = sizes
+        return sizes
 
     def _structure(self, raw: bytes, where: str) -> Data:
         return to_data(load_record(raw, where, only=self._wanted), where, self._labels, self._tags, self._how)
-
-    def _counted_sizes(self) -> np.ndarray:
-        label = f"sizes of the structures in {self.path.name}"
-        indices = track(range(len(self)), label, total=len(self))
-        return np.fromiter((self._count(index) for index in indices), dtype=np.int64, count=len(self))
 
     def _raw(self, index: int) -> tuple[str, bytes]:
         key = str(index).encode() if self._keys is None else self._keys[index]
@@ -245,9 +239,6 @@ def open_readonly(path: Path) -> Any:
     """Open an LMDB for reading, or return the environment this process has open already.
 
     An environment inherited through a fork is closed and opened anew: LMDB's are not to be used by a child.
-
-    Args:
-        path: the file, or the folder of a folder-style environment.
 
     Raises:
         InputError: no such file, empty, not an LMDB, or cut short (reading past its end would kill the process).

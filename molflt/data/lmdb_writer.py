@@ -129,14 +129,9 @@ def convert(
 ) -> int:
     """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
 
-    Args:
-        inputs: files, folders, globs or SMILES.
-        target: the LMDB.
-        overwrite: replace an existing file.
-        tags: see :func:`molflt.data.ase_io.from_atoms`.
-        labels: which label to read and its unit; it is written in eV under its target's name.
-        allow_charged: take open shells, of which no trace is left in the file. Charges are kept either way, and
-            models that know none refuse them.
+    Inputs, tags and labels are those of :func:`molflt.data.sources.resolve_inputs`; the label is written in eV under
+    its target's name. With ``allow_charged`` open shells are taken, of which no trace is left in the file. Charges
+    are kept either way, and models that know none refuse them.
 
     Returns:
         How many structures it holds.

@@ -126,16 +126,7 @@ def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple
 
 
 def _order(edge_index: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.ndarray:
-    """The order of edges by receiver, sender, translation.
-
-    Args:
-        edge_index: (2, n_edges) int64, receiver and sender.
-        shifts: (n_edges, 3) int64.
-        n_atoms: of the structure.
-
-    Returns:
-        (n_edges,) int64.
-    """
+    """(n_edges,) int64: the order of edges (2, n_edges) by receiver, sender and translation (n_edges, 3)."""
     reach = int(np.abs(shifts).max(initial=0))
     width = 2 * reach + 1
     i, j, a, b, c = *edge_index, *shifts.T
@@ -177,9 +168,6 @@ def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = F
 
 def check_geometry(data: Data) -> None:
     """Check what a neighbour list of any cutoff would refuse, in a fraction of its time.
-
-    Args:
-        data: a structure under the vocabulary.
 
     Raises:
         InputError: as ``attach_neighbours``.
@@ -281,12 +269,7 @@ def shortest_images(vectors: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> t
     """The shortest periodic image of each vector, (n, 3) Å, and its length, (n,) Å.
 
     ASE's ``find_mic`` takes a vector that is shorter than half of every lattice vector for its own shortest image,
-    which is right in a reduced cell alone.
-
-    Args:
-        vectors: (n, 3), Å.
-        cell: (3, 3), Å, lattice vectors as rows; those that are not periodic may be zero.
-        pbc: (3,), bool.
+    which is right in a reduced cell alone. Rows of the (3, 3) cell that are not periodic may be zero.
     """
     reduced, _ = minkowski_reduce(complete_cell(cell), pbc)
     images, lengths = find_mic(vectors, reduced, pbc)
@@ -305,17 +288,9 @@ _BONDED = 1.6
 
 
 def whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """The images in which a molecule hangs together, wherever a cell's border cut it.
+    """The images, (n_atoms, 3) Å, in which a molecule hangs together, wherever a border of the (3, 3) cell cut it.
 
-    Atoms are joined one by one along the shortest distances between images.
-
-    Args:
-        positions: (n_atoms, 3), Å, of the molecule.
-        cell: (3, 3), Å, lattice vectors as rows.
-        pbc: (3,), bool.
-
-    Returns:
-        (n_atoms, 3), Å; the first atom stays where it is.
+    Atoms are joined one by one along the shortest distances between images; the first stays where it is.
     """
     n = len(positions)
     if n < 2 or not pbc.any():

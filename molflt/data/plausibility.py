@@ -145,9 +145,6 @@ class ForceCheck:
 
     For a quadratic energy E_a − E_b = ½(F_a + F_b)·(r_b − r_a) is exact. Geometries that are near each other are
     compared, once molecules are turned onto each other and atoms of a crystal moved to the nearest image.
-
-    Args:
-        spec: what energies and forces are said to be.
     """
 
     def __init__(self, spec: LabelSpec) -> None:
@@ -160,21 +157,21 @@ class ForceCheck:
         """Another structure of the set, with its label and forces."""
         self._squares += float(data.forces.square().sum())
         self._n += data.forces.numel()
-        key = tuple(data[name].numpy().tobytes() for name in ("atomic_numbers", "cell", "pbc"))
-        alike = self._alike.setdefault(key, [])
-        if len(alike) < _KEPT and self._n_kept < _KEPT_ATOMS:
-            alike.append(data)
-            self._n_kept += data.num_nodes
+        self._keep(tuple(data[name].numpy().tobytes() for name in ("atomic_numbers", "cell", "pbc")), data)
 
     def merge(self, later: ForceCheck) -> None:
         """Add what was found in structures that come later in the set."""
         self._squares += later._squares
         self._n += later._n
         for key, some in later._alike.items():
-            alike = self._alike.setdefault(key, [])
-            for data in some[: _KEPT - len(alike) if self._n_kept < _KEPT_ATOMS else 0]:
-                alike.append(data)
-                self._n_kept += data.num_nodes
+            for data in some:
+                self._keep(key, data)
+
+    def _keep(self, key: tuple[bytes, ...], data: Data) -> None:
+        alike = self._alike.setdefault(key, [])
+        if len(alike) < _KEPT and self._n_kept < _KEPT_ATOMS:
+            alike.append(data)
+            self._n_kept += data.num_nodes
 
     def _compared(self) -> tuple[np.ndarray, np.ndarray]:
         """Work in eV from every geometry to the nearest of the same atoms, and the energy it should have cost."""

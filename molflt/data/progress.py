@@ -6,7 +6,6 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from rich.console import Console
@@ -115,14 +114,7 @@ def track(
 
 
 class ByteMeter:
-    """A bar on a terminal, a line every half minute elsewhere.
-
-    Args:
-        label: what is being done.
-        total: bytes in all, unknown when None.
-        terminal: None finds out whether standard error is one.
-        clock: seconds.
-    """
+    """A bar on a terminal, a line every half minute elsewhere, over ``total`` bytes, unknown when None."""
 
     def __init__(
         self,
@@ -139,9 +131,7 @@ class ByteMeter:
     def __enter__(self) -> ByteMeter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from torch_geometric.data import Data
 
 from molflt.data.compression import bare_suffix, content
 from molflt.data.conformers import canonical, embed, side_by_side
+from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec, one_number
 from molflt.data.ligands import mol2_blocks
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, make_data
 from molflt.data.smiles_tables import read_rows
-from molflt.errors import InputError, noting, refuse
+from molflt.errors import InputError, OnBad, noting, refuse
 from molflt.printable import printable
 
 _MAX_ATOMS = 2000
@@ -128,19 +129,17 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Rea
 def read_sdf(
     path: str | os.PathLike[str],
     labels: LabelSpec | None = None,
-    bad: dict[int, InputError] | None = None,
+    on_bad: OnBad = "stop",
     how: Reading = DEFAULT,
-) -> list[Data]:
+) -> ListDataset:
     """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
-
-    ``bad`` gets what is wrong with molecules that cannot be used, by their places; None: they are refused.
 
     Raises:
         InputError: no such file, no molecules, or a molecule that cannot be read.
     """
     file = Path(path)
     structures: list[Data] = []
-    found: dict[int, InputError] = {} if bad is None else bad
+    bad: dict[int, InputError] = {}
     with _captured() as said:
         if bare_suffix(file) == ".mol2":
             mols = mol2_blocks(file)
@@ -149,18 +148,16 @@ def read_sdf(
         for index, mol in enumerate(mols):
             name = f"{file}#{index}"
             info = {} if mol is None else _properties(mol)
-            with noting(found, index, _named(name, info.get("name", "")), info):
+            with noting(bad, index, _named(name, info.get("name", "")), info):
                 if mol is None:
                     raise InputError(f"{name}: not a readable molecule block{_because(said())}")
                 how.refuse_stated(name, info, "property {!r}")
                 structure = from_mol(mol, name, labels, how)
                 structure.name, structure.info = _named(name, info.get("name", "")), info
                 structures.append(structure)
-    if bad is None:
-        refuse(found, len(structures) + len(found), str(file))
-    if not structures and not found:
+    if not structures and not bad:
         raise InputError(f"{file}: holds no molecules")
-    return structures
+    return ListDataset.read(structures, bad, on_bad, str(file))
 
 
 def _properties(mol: Chem.Mol) -> dict[str, Any]:
@@ -182,14 +179,13 @@ def _named(where: str, own: str) -> str:
 def read_smiles_file(
     path: str | os.PathLike[str],
     labels: LabelSpec | None = None,
-    bad: dict[int, InputError] | None = None,
+    on_bad: OnBad = "stop",
     how: Reading = DEFAULT,
-) -> list[Data]:
+) -> ListDataset:
     """Read a list or a table of SMILES or InChI, see :func:`molflt.data.smiles_tables.read_rows`.
 
     Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels, or the one that ``labels`` names.
-    Structures are named ``PATH#INDEX (NAME)``, after their SMILES where they have no name. ``bad`` gets what is wrong
-    with molecules that cannot be used, by their places; None: they are refused.
+    Structures are named ``PATH#INDEX (NAME)``, after their SMILES where they have no name.
 
     Raises:
         InputError: no such file, no such column, no molecules, or a line that is not a SMILES.
@@ -197,30 +193,28 @@ def read_smiles_file(
     file = Path(path)
     rows = read_rows(file)
     structures = []
-    found: dict[int, InputError] = {} if bad is None else bad
+    bad: dict[int, InputError] = {}
     mols: dict[int, Chem.Mol] = {}
     for index, row in enumerate(rows):
         name = f"{file}#{index}"
-        with noting(found, index, _named(name, row.own_name), row.columns):
+        with noting(bad, index, _named(name, row.own_name), row.columns):
             if row.problem:
                 raise InputError(f"{name}: {row.problem}")
             how.refuse_stated(name, row.columns, "column {!r}")
             mols[index] = parse_smiles(row.molecule, name)
             _refuse_state(mols[index], name, how)
-    if bad is None:
+    if on_bad == "stop":
         # Before the time that conformers take.
-        refuse(found, len(rows), str(file))
+        refuse(bad, len(rows), str(file))
     for index, mol in track(mols.items(), f"conformers of {file.name}", total=len(mols)):
         name, row = f"{file}#{index}", rows[index]
-        with noting(found, index, _named(name, row.own_name), row.columns):
+        with noting(bad, index, _named(name, row.own_name), row.columns):
             for column, text in row.labels.items():
                 mol.SetProp(column, text)
             structure = _made(mol, name, how, labels)
             structure.name, structure.info = _named(name, row.own_name), row.columns
             structures.append(structure)
-    if bad is None:
-        refuse(found, len(rows), str(file))
-    return structures
+    return ListDataset.read(structures, bad, on_bad, str(file))
 
 
 def parse_smiles(smiles: str, name: str) -> Chem.Mol:
@@ -291,20 +285,15 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
     return data
 
 
-class _Said:
+def _said(log: object) -> str:
     """What RDKit has said so far, in one line."""
-
-    def __init__(self, capture: object) -> None:
-        self._capture = capture
-
-    def __call__(self) -> str:
-        try:
-            messages = str(getattr(self._capture, "messages", "") or "")
-        except UnicodeDecodeError:
-            # RDKit quotes the offending line, whatever its bytes are.
-            return "the file holds bytes that are no text"
-        # "[12:00:00] text", one per line
-        return "; ".join(line.split("] ", 1)[-1].strip() for line in messages.splitlines() if line.strip())
+    try:
+        messages = str(getattr(log, "messages", "") or "")
+    except UnicodeDecodeError:
+        # RDKit quotes the offending line, whatever its bytes are.
+        return "the file holds bytes that are no text"
+    # "[12:00:00] text", one per line
+    return "; ".join(line.split("] ", 1)[-1].strip() for line in messages.splitlines() if line.strip())
 
 
 _LOG = threading.RLock()
@@ -312,16 +301,11 @@ _LOG = threading.RLock()
 
 
 @contextmanager
-def _captured() -> Iterator[_Said]:
+def _captured() -> Iterator[Callable[[], str]]:
     """Keep RDKit from writing to standard error. All of its functions that may have something to say run in here."""
-    with _LOG, rdBase.BlockLogs():
-        # older RDKit has no capture: then errors come without its reasons
-        capture = getattr(rdBase, "CaptureErrorLog", None)
-        if capture is None:
-            yield _Said(None)
-            return
-        with capture() as log:
-            yield _Said(log)
+    # older RDKit has no capture: then errors come without its reasons
+    with _LOG, rdBase.BlockLogs(), getattr(rdBase, "CaptureErrorLog", nullcontext)() as log:
+        yield lambda: _said(log)
 
 
 def _because(messages: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +60,7 @@ class Reading:
             raise InputError(f"conformers={self.conformers}: give one or more")
 
     def refuse_state(self, name: str, charge: float = 0.0, unpaired: int = 0) -> None:
-        """Refuse an ion or an open shell.
-
-        Args:
-            name: where it came from, for the message.
-            charge: elementary charges, of the whole structure.
-            unpaired: electrons; the multiplicity is one more.
+        """Refuse an ion, by the charge of the whole structure in e, or an open shell, by unpaired electrons.
 
         Raises:
             InputError: it is one, and ``allow_charged`` is False.
@@ -79,39 +74,31 @@ class Reading:
         """Refuse what a file itself says to be an ion or an open shell.
 
         Args:
-            name: where it came from, for the message.
+            name: of the structure.
             entries: of the file, by their names; None and empty text say nothing.
             called: how the message calls an entry, with a place for its name.
 
         Raises:
             InputError: one of :data:`KNOWN_VALUES` has another value, and ``allow_charged`` is False.
         """
-        for key, value in entries.items():
-            if self.charges and isinstance(key, str) and key.lower() in CHARGES:
+        for key, value in _said(entries):
+            allowed = KNOWN_VALUES.get(key.lower())
+            if self.charges and key.lower() in CHARGES:
                 continue
-            allowed = KNOWN_VALUES.get(key.lower()) if isinstance(key, str) else None
-            said = value is not None and not (isinstance(value, str) and not value.strip())
-            if allowed is not None and said and not _is_one_of(value, allowed):
+            if allowed is not None and not _is_one_of(value, allowed):
                 neutral = " or ".join(map(str, allowed))
                 stated = shown(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
                 self.refuse(name, f"{called.format(key)} is {stated} (neutral and closed-shell: {neutral})")
 
     def stated_charge(self, name: str, entries: Mapping[Any, Any], called: str, otherwise: float = 0.0) -> float:
-        """The total charge, in e: what a file says, or else something that follows from it.
-
-        Args:
-            name: where it came from, for the message.
-            entries: as of :meth:`refuse_stated`.
-            called: as of :meth:`refuse_stated`.
-            otherwise: where no entry says it.
+        """The total charge, in e: what the entries of a file say, see :meth:`refuse_stated`, or else ``otherwise``.
 
         Raises:
             InputError: what is said is no whole number, or larger than :data:`MOST_CHARGE`.
         """
         found, what = otherwise, "the charge"
-        for key, value in entries.items():
-            said = value is not None and not (isinstance(value, str) and not value.strip())
-            if said and isinstance(key, str) and key.lower() in CHARGES:
+        for key, value in _said(entries):
+            if key.lower() in CHARGES:
                 what = called.format(key)
                 try:
                     found = float(np.asarray(value, dtype=np.float64).reshape(()))
@@ -140,13 +127,9 @@ class Reading:
             )
 
     def refuse_odd(self, name: str, atomic_numbers: Iterable[int], charge: float = 0.0) -> None:
-        """Refuse a molecule without metals that cannot be both neutral and closed-shell.
+        """Refuse an isolated molecule without metals that cannot be closed-shell with its charge, in e.
 
-        Args:
-            name: where it came from, for the message.
-            atomic_numbers: of an isolated structure; on a surface, an odd number of electrons means nothing. A free
-                atom is taken: sets hold them for reference.
-            charge: of the whole structure, e.
+        On a surface, an odd number of electrons means nothing. A free atom is taken: sets hold them for reference.
 
         Raises:
             InputError: it has an odd number of electrons, and ``allow_charged`` is False.
@@ -190,6 +173,13 @@ class Reading:
 
 
 DEFAULT = Reading()
+
+
+def _said(entries: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Entries that say something: None and empty text do not."""
+    for key, value in entries.items():
+        if isinstance(key, str) and value is not None and not (isinstance(value, str) and not value.strip()):
+            yield key, value
 
 
 def _is_one_of(value: object, allowed: tuple[float, ...]) -> bool:

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.extents import check_extents
-from molflt.data.labels import LabelSpec, any_array, force_array
+from molflt.data.labels import LabelSpec, any_array, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
@@ -77,8 +77,6 @@ def to_data(
         pbc = _integers(record, "pbc", where, 3, low=0, high=1).astype(bool)
     else:
         pbc = np.any(cell != 0, axis=1)
-    if np.any(pbc & ~np.any(cell != 0, axis=1)):
-        raise InputError(f"{where}: periodic along a lattice vector that is zero; correct 'cell' or 'pbc'")
     fields: dict[str, np.ndarray] = {
         "atomic_numbers": _integers(record, "atomic_numbers", where, n_atoms),
         "positions": positions,
@@ -93,21 +91,16 @@ def to_data(
         atoms = Atoms(numbers=fields["atomic_numbers"], positions=positions, cell=cell, pbc=pbc)
         fields["tags"] = tags_of_slab(atoms, fields["fixed"], where)
     if "pos_relaxed" in record:
-        relaxed = _numbers(record, "pos_relaxed", where)
-        if relaxed.shape != positions.shape:
-            raise InputError(f"{where}: 'pos_relaxed' has shape {relaxed.shape}, expected {positions.shape}")
+        relaxed = atom_vectors(_numbers(record, "pos_relaxed", where), n_atoms, "pos_relaxed", where)
         fields["positions_relaxed"] = relaxed_positions(
             fields["atomic_numbers"], positions, relaxed, cell, pbc, where
         )
     for label in ENERGIES:
         if label in record:
-            value = _numbers(record, label, where)
-            if value.size != 1:
-                raise InputError(f"{where}: '{label}' has shape {value.shape}, expected one number")
-            fields[label] = value.reshape(1)
+            fields[label] = one_number(_numbers(record, label, where), label, where)
     for label in ("force", "forces"):
         if label in record:
-            fields["forces"] = force_array(_numbers(record, label, where), n_atoms, label, where)
+            fields["forces"] = atom_vectors(_numbers(record, label, where), n_atoms, label, where)
     if tags == "auto" and "tags" not in record:
         refuse_untagged(fields, where)
     how.refuse_slab(where, pbc)
@@ -167,10 +160,8 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
 def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
     """Turn a structure into an OC20-layout record: the inverse of ``to_data``.
 
-    Args:
-        data: a structure under the vocabulary. Its neighbour list is left out.
-        compact: store lengths in float32 and small integers in one byte, about a third of the size; without
-            it nothing is rounded.
+    The neighbour list is left out. ``compact`` stores lengths in float32 and small integers in one byte, about a
+    third of the size; without it nothing is rounded.
 
     Returns:
         NumPy arrays, ints, floats and text by OC20 key.

@@ -19,24 +19,13 @@ _MOST_ATOMS = 1000
 def relaxed_positions(
     numbers: np.ndarray, positions: np.ndarray, relaxed: np.ndarray, cell: np.ndarray, pbc: np.ndarray, where: str
 ) -> np.ndarray:
-    """The images of the relaxed positions nearest to the initial ones.
+    """(n_atoms, 3) Å: the images of the relaxed positions, which may be in any, nearest to the initial ones.
 
-    Args:
-        numbers: (n_atoms,) atomic numbers.
-        positions: (n_atoms, 3) Å.
-        relaxed: (n_atoms, 3) Å, in any images.
-        cell: (3, 3) Å.
-        pbc: (3,) bool.
-        where: file and record, for messages.
-
-    Returns:
-        (n_atoms, 3) Å.
+    Arguments have the shapes and units of those of :func:`molflt.data.neighbours.nearest_image`.
 
     Raises:
         InputError: as ``nearest_image``; atoms of an element in another order; or atoms that move absurdly far.
     """
-    if relaxed.shape != positions.shape:
-        raise InputError(f"{where}: relaxed positions have shape {relaxed.shape}, expected {positions.shape}")
     nearest = nearest_image(positions, relaxed, cell, pbc, where)
     moved = float(np.linalg.norm(nearest - positions, axis=1).mean())
     if moved <= _SUSPICIOUS:
@@ -55,12 +44,7 @@ def relaxed_positions(
 
 
 def same_atoms(initial: np.ndarray, relaxed: np.ndarray, where: str) -> None:
-    """Refuse a pair of other atoms, or of the same in another order.
-
-    Args:
-        initial: (n_atoms,) atomic numbers.
-        relaxed: (n_atoms,) atomic numbers.
-        where: the pair, for the message.
+    """Refuse a pair with other atomic numbers, or the same in another order.
 
     Raises:
         InputError: they are not the same.

@@ -109,10 +109,6 @@ class _RecordUnpickler(pickle.Unpickler):  # noqa: S301 (its names call nothing)
 def load_value(raw: bytes, where: str) -> object:
     """Unpickle one value: numbers, text, containers and the inert objects of ``inert_objects``.
 
-    Args:
-        raw: the pickle.
-        where: file and record, for messages.
-
     Raises:
         InputError: the pickle is damaged, or needs a name that is not allowed.
     """
@@ -128,12 +124,7 @@ def load_value(raw: bytes, where: str) -> object:
 
 
 def load_record(raw: bytes, where: str, only: Collection[str] | None = None) -> dict[str, Any]:
-    """Unpickle one record: a PyG-1 or PyG-2 ``Data``, or a plain dict.
-
-    Args:
-        raw: the pickle.
-        where: file and record, for messages.
-        only: the keys wanted; others are dropped without being decoded.
+    """Unpickle one record: a PyG-1 or PyG-2 ``Data``, or a plain dict. ``only`` names the keys wanted; None: all.
 
     Returns:
         NumPy arrays (tensors become arrays), Python numbers, text, and lists, tuples and dicts of these, by

@@ -104,14 +104,13 @@ class _Found:
             getattr(self, name).extend(getattr(later, name))
 
 
+@dataclass(eq=False)
 class Screening:
     """Iterate over the structures of a labelled set that can be used, then ask which they were.
 
     Args:
         structures: the set, read with ``labels``.
-        labels: the label that is needed.
         source: where the structures are from, for messages.
-        forces: whether forces are needed as well.
         on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
             lacks its label or forces; ``skip`` leaves such structures out.
         compared: whether sketches are made, by which structures of several sets are compared.
@@ -127,22 +126,17 @@ class Screening:
             or labels that are certainly not what they are said to be.
     """
 
-    def __init__(
-        self,
-        structures: StructureDataset,
-        labels: LabelSpec,
-        source: str,
-        forces: bool = False,
-        on_bad: OnBad = "stop",
-        compared: bool = False,
-        crew: Crew = ALONE,
-    ) -> None:
-        self.structures, self.labels, self.source = structures, labels, source
-        self.forces, self.on_bad, self.compared, self.crew = forces, on_bad, compared, crew
-        self.skipped: list[Skipped] = []
-        self.doubts: list[str] = []
-        self.sketches: list[Sketch] = []
-        self._sizes: list[int] = []
+    structures: StructureDataset
+    labels: LabelSpec
+    source: str
+    forces: bool = False
+    on_bad: OnBad = "stop"
+    compared: bool = False
+    crew: Crew = ALONE
+    skipped: list[Skipped] = field(default_factory=list, init=False)
+    doubts: list[str] = field(default_factory=list, init=False)
+    sketches: list[Sketch] = field(default_factory=list, init=False)
+    _sizes: list[int] = field(default_factory=list, init=False)
 
     def each(self, look: Callable[[int, Data], T]) -> list[T]:
         """What ``look`` makes of each structure that can be used, given its place in the set; in their order.
@@ -226,15 +220,12 @@ class Screening:
     def _refuse(self, found: _Found) -> None:
         n, unlabelled, forceless = len(self.structures), found.unlabelled, found.forceless
         if unlabelled:
+            remedy = "None of it is an energy: add the label"
+            if found.remedy:
+                remedy = f"Name what is there: {found.remedy}"
             raise InputError(
                 f"{self.source}: {len(unlabelled)} of {n} structures have no label '{self.labels.name}' "
-                f"(first: {', '.join(unlabelled[:3])}).{found.stored} "
-                + (
-                    f"Name what is there: {found.remedy}"
-                    if found.remedy
-                    else "None of it is an energy: add the label"
-                )
-                + "; or remove the structures"
+                f"(first: {', '.join(unlabelled[:3])}).{found.stored} {remedy}; or remove the structures"
             )
         if forceless:
             raise InputError(
@@ -245,14 +236,9 @@ class Screening:
 
 
 def labels(screening: Screening, references: Mapping[int, float] | None = None) -> np.ndarray:
-    """The label of every structure that can be used, found in a pass over the set.
+    """(n_structures,) eV: the label of every structure that can be used, found in a pass over the set.
 
-    Args:
-        screening: the set.
-        references: eV by atomic number, to take off for every atom.
-
-    Returns:
-        (n_structures,) eV, float64.
+    ``references``, eV by atomic number, are taken off for every atom.
 
     Raises:
         InputError: from the screening.
@@ -266,14 +252,10 @@ def labels(screening: Screening, references: Mapping[int, float] | None = None) 
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:
-    """Leave a list of what was left out in a run directory.
-
-    Args:
-        run_dir: gets ``skipped.csv``, unless nothing was left out.
-        skipped: what was left out of each set, by its name.
+    """Leave a list of what was left out of each set, ``skipped.csv``, in a run directory.
 
     Returns:
-        A line that says so; empty if nothing was left out.
+        A line that says so; empty, and no file, if nothing was left out.
     """
     counts = {name: len(some) for name, some in skipped.items() if some}
     if not counts:
@@ -289,10 +271,7 @@ def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> st
 def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int, InputError]) -> None:
     """Read a whole set, and refuse at once what cannot be read or makes no sense.
 
-    Args:
-        structures: the set.
-        where: what holds it, for the message.
-        known: what is wrong with some of them, by their places.
+    What is wrong with some of them is ``known``, by their places.
 
     Raises:
         InputError: names the first ten and counts the others; one that is alone stands for itself.

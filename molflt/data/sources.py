@@ -62,9 +62,8 @@ def open_dataset(
     Raises:
         InputError: nothing there, a kind of file that is not read, or damaged content.
     """
-    bad: dict[int, InputError] | None = {} if on_bad == "skip" else None
     if os.fspath(path) == STANDARD_INPUT:
-        return ListDataset(_read_standard_input(tags, labels, bad, how), bad)
+        return _read_standard_input(tags, labels, on_bad, how)
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
@@ -76,7 +75,7 @@ def open_dataset(
         if shards := sorted(source.glob("*.aselmdb")):
             return ConcatDataset([AseLmdbDataset(shard, labels, on_bad == "stop", tags, how) for shard in shards])
         if calculations := find_calculations(source):
-            return ListDataset(read_calculations(calculations, source, tags, labels, bad, how=how), bad)
+            return read_calculations(calculations, source, tags, labels, on_bad, how=how)
         files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
         if not files:
             raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
@@ -87,10 +86,10 @@ def open_dataset(
     if suffix == ".aselmdb":
         return AseLmdbDataset(source, labels, on_bad == "stop", tags, how)
     if suffix in _SDF:
-        return ListDataset(read_sdf(source, labels, bad, how), bad)
+        return read_sdf(source, labels, on_bad, how)
     if suffix in _SMILES:
-        return ListDataset(read_smiles_file(source, labels, bad=bad, how=how), bad)
-    return ListDataset(read_ase(source, tags, labels, bad, how), bad)
+        return read_smiles_file(source, labels, on_bad, how)
+    return read_ase(source, tags, labels, on_bad, how)
 
 
 def paths_behind(text: str) -> list[str]:
@@ -105,15 +104,9 @@ def resolve_inputs(
     on_bad: OnBad = "stop",
     how: Reading = DEFAULT,
 ) -> StructureDataset:
-    """Structures of several inputs.
+    """Structures of several inputs: paths, glob patterns, SMILES and ``-`` for standard input, in any mixture.
 
-    Args:
-        inputs: paths, glob patterns, SMILES and ``-`` for standard input, in any mixture. What exists as a path is a
-            path.
-        tags: see ``open_dataset``.
-        labels: see ``open_dataset``.
-        on_bad: see ``open_dataset``.
-        how: see ``open_dataset``.
+    What exists as a path is a path. Other arguments are those of :func:`open_dataset`.
 
     Returns:
         All structures in the order of the inputs, named ``PATH#INDEX`` or by their SMILES; records that carry a
@@ -125,9 +118,8 @@ def resolve_inputs(
     if not inputs:
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
     if pair := pair_of(inputs):
-        bad: dict[int, InputError] | None = {} if on_bad == "skip" else None
-        found = read_calculations(pair_calculations(*pair), pair[0].parent, tags, labels, bad, False, how)
-        return ListDataset(found, bad)
+        pairs = list(pair_calculations(*pair))
+        return read_calculations(pairs, pair[0].parent, tags, labels, on_bad, False, how)
 
     def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:
@@ -167,18 +159,11 @@ def structures_of(
     labels: LabelSpec | None = None,
     how: Reading = DEFAULT,
 ) -> StructureDataset:
-    """Structures of one entry of a list of mixed things.
+    """Structures of one entry of a list of mixed things; ``name`` is of what has no name of its own.
 
-    Args:
-        entry: ASE ``Atoms``; an RDKit ``Mol`` (without 3D conformers it gets hydrogens and some); a SMILES, a path
-            or a glob pattern; a structure under the vocabulary; or a data set of them. Paths and data sets may hold
-            several structures.
-        name: of what has no name of its own.
-        tags: see :func:`molflt.data.ase_io.from_atoms`.
-        on_bad: what happens to a path with a structure that cannot be used, see
-            :func:`open_dataset`.
-        labels: which label to read of Atoms and paths, see :func:`open_dataset`.
-        how: see :func:`open_dataset`.
+    An entry is ASE ``Atoms``; an RDKit ``Mol`` (without 3D conformers it gets hydrogens and some); a SMILES, a path
+    or a glob pattern; a structure under the vocabulary; or a data set of them. Paths and data sets may hold several
+    structures. Other arguments are those of :func:`open_dataset`.
 
     Raises:
         InputError: nothing that molflt reads, or it cannot be read.
@@ -258,9 +243,7 @@ def _checked(data: Data, name: str, how: Reading) -> Data:
     return structure
 
 
-def _read_standard_input(
-    tags: TagConvention, labels: LabelSpec | None, bad: dict[int, InputError] | None, how: Reading
-) -> list[Data]:
+def _read_standard_input(tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, how: Reading) -> ListDataset:
     what = "SMILES, one a line, or (extended) xyz"
     content = standard_input(what=what)
     lines = content.split(b"\n", 1)
@@ -273,16 +256,17 @@ def _read_standard_input(
         file.write_bytes(content)
         try:
             if suffix == ".extxyz":
-                structures = read_ase(file, tags, labels, bad, how)
+                found = read_ase(file, tags, labels, on_bad, how)
             else:
-                structures = read_smiles_file(file, labels, bad=bad, how=how)
+                found = read_smiles_file(file, labels, on_bad, how)
         except InputError as error:
             raise _of_standard_input(error, file) from error
-    for structure in structures:
-        structure.name = structure.name.replace(str(file), STANDARD_INPUT)
-    for place, reason in (bad or {}).items():
-        (bad or {})[place] = _of_standard_input(reason, file)
-    return structures
+    for place, item in enumerate(found.items):
+        if isinstance(item, InputError):
+            found.items[place] = _of_standard_input(item, file)
+        else:
+            item.name = item.name.replace(str(file), STANDARD_INPUT)
+    return found
 
 
 def _of_standard_input(error: InputError, file: Path) -> InputError:

@@ -57,10 +57,7 @@ _HEADER = re.compile(
 
 
 def read_storage(raw: bytes) -> np.ndarray:
-    """The elements of a storage.
-
-    Args:
-        raw: what ``torch.save`` wrote of a storage, without zip; bytes behind the elements are left alone.
+    """The elements of a storage as ``torch.save`` writes it without zip; bytes behind them are left alone.
 
     Returns:
         (n_elements,), read-only and without a copy where the type allows; bfloat16 becomes float32.

@@ -37,13 +37,8 @@ def refuse_untagged(fields: Mapping[str, np.ndarray], where: str) -> None:
 def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
     """OC20's tags of molecules on a metal.
 
-    Non-metals are the adsorbate. Metal atoms that may move are the surface, as in OC20; where none or all are fixed,
-    the highest are.
-
-    Args:
-        atoms: a slab whose third lattice vector leads out of the surface, with vacuum.
-        fixed: (n_atoms,) bool.
-        where: file and record, for messages.
+    Non-metals are the adsorbate. Metal atoms that may move are the surface, as in OC20; where none or all are
+    ``fixed``, (n_atoms,) bool, the highest are. The third lattice vector leads out of the surface, with vacuum.
 
     Returns:
         (n_atoms,) int64.

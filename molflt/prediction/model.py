@@ -177,7 +177,7 @@ class Model:
                 datasets.append(structures_of(entry, f"entry {index}", tags, on_bad="skip", how=how))
             except InputError as error:
                 # It keeps one place.
-                datasets.append(ListDataset([], {0: error}))
+                datasets.append(ListDataset([error]))
         together = ConcatDataset(datasets)
         if len(together):
             found = predict(self.members, together, self.device, max_atoms, "skip", forces, per_atom, embeddings)

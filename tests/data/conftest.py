@@ -15,13 +15,22 @@ from molflt.data.records import to_data
 
 
 @pytest.fixture(scope="session")
-def oc20() -> Path:
+def real_data() -> Callable[[str], Path]:
+    """Where a file or folder of real data lies: ``real_data(name)``; without it the test is skipped."""
+
+    def find(name: str) -> Path:
+        path = Path(os.environ.get("MOLFLT_DATA") or "nowhere", name)
+        if not path.exists():
+            pytest.skip(f"MOLFLT_DATA does not name a folder with {name}")
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def oc20(real_data: Callable[[str], Path]) -> Path:
     """The folder with the real OC20 samples."""
-    root = os.environ.get("MOLFLT_DATA")
-    folder = Path(root or "") / "oc20_is2re"
-    if not root or not folder.is_dir():
-        pytest.skip("MOLFLT_DATA does not name a folder with oc20_is2re: the real OC20 samples are not tested")
-    return folder
+    return real_data("oc20_is2re")
 
 
 def _record(seed: int = 0, n_atoms: int = 5) -> dict[str, Any]:

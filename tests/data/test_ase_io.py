@@ -56,14 +56,6 @@ def test_round_trip() -> None:
             torch.testing.assert_close(back[field], data[field], rtol=0, atol=1e-12)
 
 
-def test_a_molecule_has_no_cell() -> None:
-    data = from_atoms(molecule("H2O"), "water")
-    assert not data.pbc.any()
-    assert not data.cell.any()
-    assert not data.tags.any()
-    assert "energy" not in data
-
-
 def test_nothing_is_computed() -> None:
     atoms = bulk("Cu")
     atoms.calc = EMT()

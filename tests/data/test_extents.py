@@ -6,17 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import ase.io
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 from rdkit import Chem
-from rdkit.Geometry import Point3D
 from torch_geometric.data import Data
 
 from molflt.data.ase_io import from_atoms
@@ -107,8 +104,7 @@ def _mol(atoms: Atoms) -> Chem.Mol:
     mol = Chem.AddHs(Chem.MolFromSmiles("O"))
     conformer = Chem.Conformer(3)
     conformer.Set3D(True)
-    for k, position in enumerate(atoms.positions.tolist()):
-        conformer.SetAtomPosition(k, Point3D(*position))
+    conformer.SetPositions(atoms.positions)
     mol.AddConformer(conformer)
     return mol
 
@@ -157,27 +153,3 @@ def test_all_pairs_of_too_many_atoms(make_structure: Any) -> None:
     with pytest.raises(InputError, match=r"structure 0 .*8.6e\+07 neighbours are expected as all atoms are"):
         attach_neighbours(data, 6.0, all_pairs_if_isolated=True)
     assert attach_neighbours(data, 6.0).edge_index.shape[1] > 0
-
-
-@pytest.mark.parametrize("name", ["far.extxyz", "far.lmdb", "far.sdf"])
-def test_one_of_a_file_is_skipped_and_named(name: str, tmp_path: Path) -> None:
-    from molflt.data.lmdb_writer import write_lmdb
-    from molflt.data.sources import open_dataset
-
-    water, far = molecule("H2O"), molecule("H2O")
-    far.positions[1, 2] = 1e6 if name != "far.sdf" else 999999.0
-    file = tmp_path / name
-    if name.endswith("lmdb"):
-        write_lmdb(file, [_fields(water), _fields(far), _fields(water)])
-    elif name.endswith("sdf"):
-        far.positions[1, 2] = 123456.0
-        with Chem.SDWriter(str(file)) as writer:
-            writer.SetForceV3000(True)
-            for atoms in (water, far, water):
-                writer.write(_mol(atoms))
-    else:
-        ase.io.write(file, [water, far, water])
-    dataset = open_dataset(file, on_bad="skip")
-    assert [dataset[k].num_nodes for k in (0, 2)] == [3, 3]
-    with pytest.raises(InputError, match=rf"{name}#1: atom 1 lies 1.* Å from the origin"):
-        dataset[1]

@@ -16,7 +16,7 @@ from molflt.data.fetch.catalogue import OC20_IS2RE, Archive, Splits, commands, f
 from molflt.data.fetch.obtain import Plan, make_plan, obtain, present_splits
 from molflt.errors import InputError
 from molflt.training.config_file import load_config
-from tests.data.fetch_server import SPLITS, Handler, Reply, Server, archive_of, good_tar, serving, tar_of
+from tests.data.fetch_server import SPLITS, Handler, Reply, Server, archive_of, good_tar, serving
 
 CONTENT = good_tar()
 
@@ -138,13 +138,6 @@ def test_an_interrupted_unpacking_needs_no_network(
     assert names(tmp_path) == ["is2res"]
 
 
-def test_a_hostile_archive_with_the_right_checksum(server: Server, tmp_path: Path) -> None:
-    server.content = tar_of(("../escaped", b"x"))
-    with pytest.raises(InputError, match="leads outside"):
-        run(make_plan(archive_of(server.content, server.url), tmp_path / "oc20"))
-    assert not (tmp_path / "escaped").exists()
-
-
 def test_an_archive_without_a_split(server: Server, tmp_path: Path) -> None:
     server.content = good_tar(SPLITS[:-1])
     with pytest.raises(InputError, match=r"held no data for all/test_id$"):
@@ -194,9 +187,7 @@ def test_mistakes(archive: Archive, tmp_path: Path) -> None:
     for arguments, message in (
         ({"folder": file}, "is a file; give a folder"),
         ({"folder": file / "below"}, "is a file; give a folder"),
-        ({"folder": tmp_path, "url": "file:///etc/passwd"}, "not an http or https address"),
         ({"folder": tmp_path, "local": tmp_path}, "is a folder; give a file"),
-        ({"folder": tmp_path, "local": tmp_path / "absent"}, "absent: no such file"),
         ({"folder": tmp_path, "local": file, "url": archive.url}, "not both"),
     ):
         with pytest.raises(InputError, match=message):

@@ -20,15 +20,9 @@ from tests.data.fetch_server import archive_of, good_tar, tar_of
 URL = "http://example.org/data.tar.gz"
 
 
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.TarInfo, bytes]:
+def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info, b""
-
-
-def special(name: str, kind: bytes) -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(name)
-    info.type, info.devmajor, info.devminor = kind, 1, 3
+    info.type, info.linkname, info.devmajor, info.devminor = kind, target, 1, 3
     return info, b""
 
 
@@ -67,11 +61,9 @@ def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
         ([("is2res/..", b"x")], "leads outside"),
         ([("..\\escaped", b"x")], "leads outside"),
         ([("C:escaped", b"x")], "leads outside"),
-        ([link("is2res", ".."), ("is2res/escaped", b"x")], "neither a file nor a folder"),
-        ([link("is2res/a", "/etc/passwd")], "neither a file nor a folder"),
-        ([("is2res/b", b"x"), link("is2res/a", "is2res/b", tarfile.LNKTYPE)], "neither a file nor a folder"),
+        ([special("is2res", tarfile.SYMTYPE, ".."), ("is2res/escaped", b"x")], "neither a file nor a folder"),
+        ([("b", b"x"), special("is2res/a", tarfile.LNKTYPE, "b")], "neither a file nor a folder"),
         ([special("is2res/null", tarfile.CHRTYPE)], "neither a file nor a folder"),
-        ([special("is2res/disk", tarfile.BLKTYPE)], "neither a file nor a folder"),
         ([special("is2res/pipe", tarfile.FIFOTYPE)], "neither a file nor a folder"),
         ([("is2res/a", b"x"), ("is2res/a", b"y")], "comes twice"),
         ([("is2res/a", b"x"), ("is2res/./a", b"y")], "comes twice"),
@@ -174,13 +166,8 @@ def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path: Path, monkey
 
 
 def test_a_pax_header_cannot_smuggle_a_path(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        info = tarfile.TarInfo("is2res/innocent")
-        info.pax_headers = {"path": "../../escaped"}
-        tar.addfile(info, io.BytesIO())
     with pytest.raises(InputError, match="leads outside"):
-        run(gzip.compress(buffer.getvalue(), mtime=0), tmp_path)
+        run(gzip.compress(_pax({"path": "../../escaped"}), mtime=0), tmp_path)
 
 
 def _pax(records: dict[str, str]) -> bytes:

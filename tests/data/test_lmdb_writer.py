@@ -20,12 +20,10 @@ from ase import Atoms
 from ase.build import fcc111, molecule
 from ase.io import write
 
-from molflt import vocabulary
 from molflt.data import lmdb_writer
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.lmdb_writer import convert, write_lmdb
 from molflt.data.reading import Reading
-from molflt.data.records import to_data, to_record
 from molflt.errors import InputError
 
 
@@ -78,16 +76,6 @@ def test_layout(tmp_path: Path, make_record: Any) -> None:
     write_lmdb(tmp_path / "b.lmdb", [{"pos": torch.ones(5, 3), "sid": np.int64(4), "y_init": np.float32(0.5)}])
     stored = pickle.loads(_content(tmp_path / "b.lmdb")["0"])
     assert [type(stored[key]) for key in ("pos", "sid", "y_init")] == [np.ndarray, int, float]
-
-
-def test_structures_come_back(tmp_path: Path, make_record: Any) -> None:
-    structures = [to_data(make_record(k, 3 + k), f"s{k}") for k in range(6)]
-    write_lmdb(tmp_path / "a.lmdb", (to_record(s) for s in structures))
-    for read, written in zip(LmdbDataset(tmp_path / "a.lmdb"), structures, strict=True):
-        assert read.name == written.name
-        for field in vocabulary.FIELDS:
-            if field in written:
-                torch.testing.assert_close(read[field], written[field], rtol=0, atol=1e-13)
 
 
 def test_file_is_compact(tmp_path: Path) -> None:
@@ -203,19 +191,8 @@ def test_killed_run_leaves_no_file_and_goes_on(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == -signal.SIGKILL
     assert not path.exists()
-
-    class Records(Sequence):
-        def __init__(self) -> None:
-            self.made: list[int] = []
-
-        def __len__(self) -> int:
-            return 500
-
-        def __getitem__(self, k: Any) -> dict[str, Any]:
-            self.made.append(k)
-            return {"pos": np.full((4, 3), float(k)), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
-
-    records = Records()
+    atoms = np.ones(4, dtype=int)
+    records = Counted(lambda k: {"pos": np.full((4, 3), float(k)), "atomic_numbers": atoms, "sid": k}, 500)
     assert write_lmdb(path, records) == 500
     done = 500 - (len(records.made) - 1)
     assert 0 < done < 500

@@ -73,12 +73,6 @@ def test_same_pairs_as_ase(
     assert (_distances(pairs, positions, cell) <= cutoff).all()
 
 
-def test_sign_of_the_offsets() -> None:
-    # atom 1 is just across the boundary: as a neighbour of atom 0 it is its image one cell lower
-    positions, cell = np.array([[0.2, 0.0, 0.0], [9.9, 0.0, 0.0]]), 10 * np.eye(3)
-    assert _ours(positions, cell, [True] * 3, 1.0) == [(0, 1, -1, 0, 0), (1, 0, 1, 0, 0)]
-
-
 @pytest.mark.parametrize("pbc", [(True, True, True), (True, True, False), (False, False, False)])
 def test_far_from_the_origin_nothing_changes(pbc: tuple[bool, bool, bool]) -> None:
     generator = np.random.default_rng(5)
@@ -87,13 +81,6 @@ def test_far_from_the_origin_nothing_changes(pbc: tuple[bool, bool, bool]) -> No
     near = _ours(positions, cell, pbc, 4.0)
     assert len(near) > 50
     assert _ours(positions + np.array([1e4, -2e4, 3e4]), cell, pbc, 4.0) == near
-
-
-def test_molecule_without_a_cell() -> None:
-    positions = np.array([[0.0, 0, 0], [1.0, 0, 0], [5.0, 0, 0]])
-    pairs = _ours(positions, np.zeros((3, 3)), [False] * 3, 1.5)
-    assert pairs == [(0, 1, 0, 0, 0), (1, 0, 0, 0, 0)]
-    assert _ours(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, 5.0) == []
 
 
 def test_lattice_vectors_along_open_directions_play_no_part() -> None:
@@ -143,15 +130,6 @@ def test_cutoff_must_be_a_positive_length() -> None:
     for cutoff in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="cutoff"):
             neighbour_list(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, cutoff)
-
-
-def test_attach_sets_both_fields(make_structure: Any) -> None:
-    data = attach_neighbours(make_structure(), 4.0)
-    assert (data.cell.shape, data.pbc.shape) == ((1, 3, 3), (1, 3))
-    edge_index, offsets = neighbour_list(data.positions.numpy(), data.cell[0], data.pbc[0], 4.0)
-    assert len(offsets) > 0
-    assert torch.equal(data.edge_index, edge_index)
-    assert torch.equal(data.cell_offsets, offsets)
 
 
 def test_all_pairs_of_an_isolated_structure(make_structure: Any) -> None:

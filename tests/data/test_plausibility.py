@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +116,10 @@ def test_forces_of_structures_that_have_nothing_in_common_are_judged_by_their_si
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
-def test_real_sets(name: str) -> None:
+def test_real_sets(name: str, real_data: Callable[[str], Path]) -> None:
     """No false alarm in eV; in Hartree and kcal/mol, and as totals of all electrons, caught with the remedy."""
-    path = Path(os.environ.get("MOLFLT_DATA", "")) / name
-    if not path.is_file():
-        pytest.skip(f"MOLFLT_DATA does not name a folder with {name}")
     target, some = SETS[name]
-    frames = ase.io.read(path, some, format="extxyz")
+    frames = ase.io.read(real_data(name), some, format="extxyz")
     stored = [a.info["y_relaxed"] if "y_relaxed" in a.info else a.get_potential_energy() for a in frames]
     energies = np.array(stored)
     compositions = np.stack([np.bincount(a.numbers, minlength=119) for a in frames])
@@ -154,11 +151,8 @@ def test_real_sets(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["3D_cluster_16_atoms_radius_2point5", "3D_cluster_32_atoms_radius_5"])
-def test_energies_in_units_of_their_own(name: str) -> None:
-    path = Path(os.environ.get("MOLFLT_DATA", "")) / "efa" / f"{name}.npz"
-    if not path.is_file():
-        pytest.skip("MOLFLT_DATA does not name a folder with efa")
-    with np.load(path) as found:
+def test_energies_in_units_of_their_own(name: str, real_data: Callable[[str], Path]) -> None:
+    with np.load(real_data(f"efa/{name}.npz")) as found:
         compositions = np.stack([np.bincount(z, minlength=119) for z in found["atomic_numbers"].astype(int)])
         assert doubts(LabelSpec(), found["energy"].ravel(), compositions, name) == []
 

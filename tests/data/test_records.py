@@ -95,14 +95,11 @@ def test_names_do_not_command_terminals(make_record: Any) -> None:
         ({"pos": None}, "'pos' is missing"),
         ({"pos": np.zeros((0, 3))}, "no atoms"),
         ({"pos": np.zeros((5, 2))}, "'pos' has shape"),
-        ({"pos": np.full((5, 3), np.nan)}, "NaN"),
         ({"pos": np.array(["a"] * 15).reshape(5, 3)}, "expected numbers"),
         ({"natoms": 6}, "'natoms' says 6"),
         ({"atomic_numbers": None}, "'atomic_numbers' is missing"),
-        ({"atomic_numbers": np.array([1, 2, 3, 4, 0])}, "between 1 and 118"),
         ({"atomic_numbers": np.array([1, 2, 3, 4, 5.5])}, "whole numbers"),
         ({"atomic_numbers": np.array([1, 2, 3, 4])}, r"expected \(5,\)"),
-        ({"tags": np.array([0, 1, 2, 3, 0])}, "between 0 and 2"),
         ({"tags": np.array([0, 1, 2, 0.5, 0])}, "whole numbers"),
         ({"tags": np.array([0, 1, 2, np.nan, 0])}, "whole numbers"),
         ({"fixed": np.array([0, 1, 2, 0, 0])}, "from 0 to 1"),
@@ -130,7 +127,8 @@ def test_a_zero_lattice_vector_is_not_periodic_by_default(make_record: Any) -> N
 
 
 def test_round_trip_is_exact(make_record: Any) -> None:
-    data = to_data({**make_record(1), "energy": -3.25, "name": "n", "adsorbate": "H"}, "x")
+    forces = np.arange(15.0).reshape(5, 3)
+    data = to_data({**make_record(1), "energy": -3.25, "forces": forces, "name": "n", "adsorbate": "H"}, "x")
     back = to_data(to_record(data), "y")
     assert set(back.keys()) == set(data.keys())
     for name in vocabulary.FIELDS:

@@ -64,18 +64,15 @@ def _read(storage: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_same_numbers_as_torch(dtype: torch.dtype) -> None:
+    numbers = 100 * torch.randn(65_536, generator=torch.Generator().manual_seed(1))
+    if dtype.is_floating_point:
+        numbers[:6] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, 3.3e38])
     for n_elements in (0, 1, 3, 255, 256, 65_535, 65_536):
-        raw = _save((100 * torch.randn(n_elements, generator=torch.Generator().manual_seed(1))).to(dtype))
+        raw = _save(numbers[:n_elements].to(dtype))
         read, expected = read_storage(raw), _by_torch(raw)
         assert plain_header(raw) is not None
         assert read.dtype == expected.dtype
-        np.testing.assert_array_equal(read, expected)
-
-
-def test_special_numbers_come_back_bit_by_bit() -> None:
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        raw = _save(torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, 3.3e38], dtype=dtype))
-        assert read_storage(raw).tobytes() == _by_torch(raw).tobytes()
+        assert read.tobytes() == expected.tobytes()
 
 
 def _swap(raw: bytes, old: bytes, new: bytes, count: int = -1) -> bytes:

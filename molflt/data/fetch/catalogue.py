@@ -22,16 +22,11 @@ class Archive:
     """One ``.tar`` or ``.tar.gz`` file with LMDBs or compressed extxyz files in it.
 
     Args:
-        name: what the user calls it.
-        title: what it is, in one line.
-        url: where it is published.
-        md5: its checksum, as published.
         size: bytes of the archive, as published.
         unpacked: bytes of its content, as published.
         folder: the folder its content lies in, below the one the user names.
         splits: the structures in every split it holds, as published, by ``SIZE/SPLIT`` of LMDBs or ``extxyz``; all
             of them present means that it is complete.
-        licence: of the data.
         page: where all this is published.
         max_members: more files and folders than this are refused.
         only: the splits wanted; empty: all.

@@ -76,12 +76,6 @@ def check_url(url: str, subject: str | None = None) -> None:
 def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], None]) -> None:
     """Bring ``part`` to its full length, going on from what it holds. Nothing is verified here but lengths.
 
-    Args:
-        archive: sizes to expect.
-        url: where to get it from.
-        part: the file to make or to go on with.
-        sleep: waits between tries.
-
     Raises:
         InputError: the address is wrong or leads to something else.
         OSError: the connection failed again and again; ``part`` stays.

@@ -23,8 +23,6 @@ class Plan:
     """What there is to do, and the space that it takes.
 
     Args:
-        archive: the data set.
-        folder: where the user wants it.
         url: where it comes from, unless it is here already.
         local: a complete archive that is here already and stays.
         keep: whether a downloaded archive stays.
@@ -127,14 +125,9 @@ def present_splits(plan: Plan) -> Splits | None:
 
 
 def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> Splits:
-    """Download, check and unpack.
+    """Download, check and unpack; ``say`` takes lines for the user.
 
     Whatever interrupts it, repeating it goes on: a download from its last byte, an unpacking from its beginning.
-
-    Args:
-        plan: from :func:`make_plan`.
-        say: takes a line for the user.
-        sleep: waits between tries.
 
     Raises:
         InputError: not enough space, a wrong checksum, an archive that is refused, a server that has no such file.

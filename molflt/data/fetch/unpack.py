@@ -41,15 +41,10 @@ class _Limited:
 
 
 def unpack(archive: Archive, file: Path, target: Path) -> None:
-    """Unpack regular files and folders into a new folder, which appears complete or not at all.
+    """Unpack regular files and folders of a ``.tar.gz`` or ``.tar`` file into a new folder.
 
-    Owners, permissions and times are not taken over. An interrupted unpacking is to be done again; what it left
-    behind is removed.
-
-    Args:
-        archive: limits.
-        file: the ``.tar.gz`` or ``.tar`` file.
-        target: the folder to make; it must not exist.
+    It appears complete or not at all. Owners, permissions and times are not taken over. An interrupted unpacking is
+    to be done again; what it left behind is removed.
 
     Raises:
         InputError: the file is damaged, or something in it is refused: an absolute path, one that leads outside,
