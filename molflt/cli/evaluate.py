@@ -91,7 +91,8 @@ def evaluate_command(
         tags=tags,
     )
     if found.skipped:
-        warn(listed(f"{len(found.skipped)} structures were skipped", found.skipped))
+        n = len(found.skipped)
+        warn(listed(f"{n} structure{'s were' if n != 1 else ' was'} skipped", found.skipped))
     unknown = unknown_elements(members[0], found.prediction.elements)
     if line := found.prediction.of_conformers():
         remark(line)

@@ -18,6 +18,10 @@ _ENDS = (0, 2, 10, 18, 36, 54, 86, 118)
 _RADII_ALIKE, _PAULING_ALIKE = 0.2, 0.3
 """Å, and on Pauling's scale: elements nearer than that are alike."""
 
+_SHARES = (0.32, 0.08, 0.22, 0.22)
+"""Of group, period, radius and electronegativity in how alike two elements are; the rest is an element's own. With a
+group that counts no more than a period, zinc would be guessed to be like copper and nickel rather than cadmium."""
+
 _PAULING = """
 H 2.20
 Li 0.98 Be 1.57 B 2.04 C 2.55 N 3.04 O 3.44 F 3.98
@@ -64,14 +68,14 @@ def descriptors() -> Tensor:
 def likeness() -> Tensor:
     """How alike every two elements are, (119, 119) float64: one for an element and itself.
 
-    A fifth each for the same group and the same period, and a fifth of exp(−Δ²/2ℓ²) each for radii and
-    electronegativities.
+    The sum of what the two have in common: 0.32 for the same group and 0.08 for the same period, and 0.22 times
+    exp(−Δ²/2ℓ²) each for radii and electronegativities.
     """
     table = descriptors()
     places, properties = table[:, :2], table[:, 2:] / torch.tensor([_RADII_ALIKE, _PAULING_ALIKE], dtype=table.dtype)
-    same = (places[:, None] == places).sum(dim=2)
-    near = torch.exp(-(properties[:, None] - properties).square() / 2).nan_to_num().sum(dim=2)
-    return ((same + near) / 5).fill_diagonal_(1.0)
+    same = (places[:, None] == places).to(table.dtype)
+    near = torch.exp(-(properties[:, None] - properties).square() / 2).nan_to_num()
+    return (torch.cat([same, near], dim=2) @ torch.tensor(_SHARES, dtype=table.dtype)).fill_diagonal_(1.0)
 
 
 @cache

@@ -59,10 +59,11 @@ def _like(first: str, second: str) -> float:
 
 def test_likeness() -> None:
     """Nb and Ta share their group and are near in radius and electronegativity; neon has no electronegativity."""
-    expected = (1 + math.exp(-((0.06 / 0.2) ** 2) / 2) + math.exp(-((0.1 / 0.3) ** 2) / 2)) / 5
+    expected = 0.32 + 0.22 * (math.exp(-((0.06 / 0.2) ** 2) / 2) + math.exp(-((0.1 / 0.3) ** 2) / 2))
     assert _like("Nb", "Ta") == pytest.approx(expected)
     assert _like("Nb", "Ta") > _like("Nb", "Sr") > _like("Nb", "O")
-    assert _like("Ne", "Ar") == pytest.approx((1 + math.exp(-((0.48 / 0.2) ** 2) / 2)) / 5)
+    assert _like("Ne", "Ar") == pytest.approx(0.32 + 0.22 * math.exp(-((0.48 / 0.2) ** 2) / 2))
+    assert _like("Zn", "Cd") > _like("Zn", "Cu")
     matrix = likeness()
     assert torch.equal(matrix, matrix.T)
     assert torch.equal(matrix.diagonal(), torch.ones(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64))
