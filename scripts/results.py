@@ -84,6 +84,12 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(handle))
 
 
+def find(rows: Iterable[Row], /, **wanted: Any) -> Row | None:
+    """The first row that has these values in these columns."""
+    cells = {name: text(value) for name, value in wanted.items()}
+    return next((row for row in rows if cells.items() <= row.items()), None)
+
+
 def write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), digits: int = 4) -> None:
     """Write a CSV, whole or not at all.
 
@@ -106,6 +112,14 @@ def record(
     """Write what has just been measured, with how and where: :func:`write` with :data:`PROVENANCE`."""
     known = provenance(conditions)
     write(path, [{**row, **known} for row in rows], digits=digits)
+
+
+def extend(
+    path: Path, rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Any] | None = None, digits: int = 4
+) -> None:
+    """Write what has just been measured behind what is there: as :func:`record`."""
+    known = provenance(conditions)
+    write(path, [*read(path), *({**row, **known} for row in rows)], (*rows[0], *PROVENANCE), digits)
 
 
 def text(value: Any, digits: int = 4) -> str:

@@ -57,21 +57,6 @@ _TYPED = ("gaussians", "softmax")
 VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types": True} for row in _TYPED}}
 """What each row changes of the model."""
 
-TURNED = ("concat, turned at random",)
-"""Rows that see every structure in another orientation in every epoch."""
-
-SEPARATED = ("flt, separation",)
-"""Rows that see compositions of distant molecules, too, as is the default of training."""
-
-UNBIASED = ("no local RPE",)
-"""Rows whose neighbours count by content and envelope alone."""
-
-FROZEN = ("scales frozen",)
-"""Rows whose members of f, and so the scales of its waves, stay as they start."""
-
-ONLY_RELAXED = ("no auxiliary head",)
-"""Rows that differ from the default where relaxed positions are known."""
-
 
 def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_steps: int = -1) -> TrainConfig:
     """The common trainer with the model of a row.
@@ -96,7 +81,8 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
             "max_atoms": chosen.max_atoms,
         },
         "model": model,
-        "loss": {"separation": "auto" if name in SEPARATED else 0},
+        # Compositions of distant molecules, as is the default of training.
+        "loss": {"separation": "auto" if name == "flt, separation" else 0},
         # What the other rows of the set were made with, so that rows differ in one thing.
         "optimiser": {
             "name": "muon" if name.endswith("muon") else chosen.optimiser,
@@ -168,6 +154,18 @@ class WithoutLocalRPE(Callback):
                 for parameter in module.parameters():
                     torch.nn.init.zeros_(parameter)
                     parameter.requires_grad_(False)
+
+
+def callbacks(name: str, seed: int) -> list[Callback]:
+    """What a row changes of its training."""
+    match name:
+        case "concat, turned at random":
+            return [RandomRotations(seed)]
+        case "no local RPE":
+            return [WithoutLocalRPE()]
+        case "scales frozen":
+            return [FrozenScales()]
+    return []
 
 
 def turn(batch: Batch, generator: torch.Generator) -> None:

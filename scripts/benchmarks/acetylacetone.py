@@ -114,14 +114,12 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         for seed, row in product(options.seeds, options.rows):
-            run = (row, options.test, str(seed), str(options.epochs))
-            known = [(one["row"], one["test"], one["seed"], one["epochs"]) for one in results.read(options.results)]
-            if run in known:
+            known = results.read(options.results)
+            if results.find(known, row=row, test=options.test, seed=seed, epochs=options.epochs):
                 continue
             found = judge(row, options.test, seed, options.epochs, options.out)
             print(found, flush=True)
-            rows = [*results.read(options.results), {**found, **results.provenance()}]
-            results.write(options.results, rows, (*found, *results.PROVENANCE), digits=3)
+            results.extend(options.results, [found], digits=3)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
 

@@ -209,17 +209,14 @@ def main() -> None:
     scales_path = options.results.with_name("scales.csv")
     try:
         for seed, row in product(options.seeds, options.rows):
-            run = (row, str(options.atoms), str(seed), str(options.epochs))
             known = results.read(options.results)
-            if any((one["row"], one["atoms"], one["seed"], one["epochs"]) == run for one in known):
+            if results.find(known, row=row, atoms=options.atoms, seed=seed, epochs=options.epochs):
                 continue
             found, waves = judge(row, options.atoms, seed, options.epochs, options.out)
             print(f"{row}, seed {seed}: loss {found['loss']:.3g}, {found['minutes']:.0f} minutes", flush=True)
-            made = results.provenance()
-            for path, new in ((scales_path, waves), (options.results, [found])):
-                if new:
-                    rows = [*results.read(path), *({**one, **made} for one in new)]
-                    results.write(path, rows, (*new[0], *results.PROVENANCE), digits=3)
+            if waves:
+                results.extend(scales_path, waves, digits=3)
+            results.extend(options.results, [found], digits=3)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     if options.results == KEPT:

@@ -16,7 +16,6 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,33 +33,6 @@ HOPELESS = (DOES_NOT_FIT, TOO_SLOW, UNAVAILABLE)
 """What more atoms do not mend."""
 
 _OUT_OF_MEMORY = ("can't allocate", "not enough memory", "out of memory", "cannot allocate", "bad_alloc")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measuring:
-    """How a point is measured, as the process that does it receives it.
-
-    Attributes:
-        direction: forward, or train: with the backward pass.
-        repeats: calls to time.
-        seconds: after which no further call is started.
-        gibibytes: memory that the measurement may take; 0 for no limit.
-        threads: of PyTorch.
-        device: cpu or cuda.
-    """
-
-    direction: str
-    repeats: int
-    seconds: float
-    gibibytes: float
-    threads: int
-    device: str
-
-    def start(self) -> torch.device:
-        """Set threads and seed, and return the device."""
-        torch.set_num_threads(self.threads)
-        torch.manual_seed(0)
-        return torch.device(self.device)
 
 
 class UnavailableError(Exception):

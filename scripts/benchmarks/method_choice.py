@@ -219,11 +219,6 @@ def point(kind: str, n: int, spectrum: str, threads: int, direction: str, way: t
     return dict(zip(POINT, (kind, str(n), spectrum, str(threads), direction, *way), strict=True))
 
 
-def known(store: results.Store, wanted: results.Row) -> results.Row | None:
-    """The row of a measurement, if it was made."""
-    return next((row for row in store.rows if all(row[name] == value for name, value in wanted.items())), None)
-
-
 def fit(options: argparse.Namespace) -> None:
     """Measure what is not measured yet, and write the costs that explain all of it best."""
     store = open_store(options, "method_fit.csv", FIT_COLUMNS, {"quick": int(options.quick)})
@@ -250,7 +245,7 @@ def fit(options: argparse.Namespace) -> None:
                     "dim": str(shape.dim),
                     "layers": str(shape.n_layers),
                 }
-                row = known(store, wanted)
+                row = results.find(store.rows, **wanted)
                 if row is None and options.report:
                     continue
                 if row is None:
@@ -327,7 +322,7 @@ def measure_structure(
         choice = min(expected, key=lambda way: expected[way])
         for way, (method, _) in ways.items():
             wanted = point(kind, n, spectrum, threads, direction, way)
-            if known(store, wanted):
+            if results.find(store.rows, **wanted):
                 continue
             seconds = None
             if expected[way] <= AT_MOST * expected[choice]:

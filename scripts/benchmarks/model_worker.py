@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from scripts.benchmarks.plain import PlainBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec(measuring.Measuring):
+class Spec:
     """What to measure.
 
     Attributes:
@@ -31,6 +32,12 @@ class Spec(measuring.Measuring):
         match: choose the width so that the model has about so many parameters; None keeps that of ``sizes``.
         batch: file of the batch.
         warm: file of a small batch, for all that a first call starts up.
+        direction: forward, or train: with the backward pass.
+        repeats: calls to time.
+        seconds: after which no further call is started.
+        gibibytes: memory that the measurement may take; 0 for no limit.
+        threads: of PyTorch.
+        device: cpu or cuda.
     """
 
     family: str
@@ -38,6 +45,12 @@ class Spec(measuring.Measuring):
     match: int | None
     batch: str
     warm: str
+    direction: str
+    repeats: int
+    seconds: float
+    gibibytes: float
+    threads: int
+    device: str
 
 
 def build(family: str, sizes: dict[str, Any]) -> nn.Module:
@@ -70,11 +83,8 @@ WIDTHS = range(8, 1025, 4)
 
 def matched(target: int, count: Callable[[int], int]) -> int:
     """The width, of :data:`WIDTHS`, whose number of parameters is nearest to ``target``; ``count`` increases."""
-    low, high = 0, len(WIDTHS) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count(WIDTHS[middle]) <= target else (low, middle)
-    return min((WIDTHS[low], WIDTHS[high]), key=lambda width: abs(count(width) - target))
+    above = bisect_right(WIDTHS, target, key=count)
+    return min(WIDTHS[max(0, above - 1) : above + 1], key=lambda width: abs(count(width) - target))
 
 
 def n_parameters(model: nn.Module) -> int:
@@ -114,7 +124,9 @@ class Step:
 
 def measure(spec: Spec) -> dict[str, Any]:
     """Memory of a step after one to warm up, then seconds of further ones."""
-    device, train = spec.start(), spec.direction == "train"
+    torch.set_num_threads(spec.threads)
+    torch.manual_seed(0)
+    device, train = torch.device(spec.device), spec.direction == "train"
     sizes = spec.sizes
     if spec.match is not None:
         target = spec.match

@@ -314,14 +314,10 @@ def main() -> None:
             chosen = config(
                 train_file, next(iter(tests.values())), pilot.attentions[name], seed, epochs, pilot.max_atoms, lr
             )
-            known = results.read(kept)
-            asked = (name, str(seed), str(epochs), results.text(lr))
-            if any((row["attention"], row["seed"], row["epochs"], row["lr"]) == asked for row in known):
+            if results.find(results.read(kept), attention=name, seed=seed, epochs=epochs, lr=lr):
                 continue
             run = options.out / f"{options.pilot}-{names.index(name)}-{seed}"
-            made = results.provenance()
-            rows = [{**row, **made} for row in errors(name, chosen, run, tests)]
-            results.write(kept, [*results.read(kept), *rows], list(rows[0]))
+            results.extend(kept, errors(name, chosen, run, tests))
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     if pilot.axis:

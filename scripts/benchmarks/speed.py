@@ -100,12 +100,12 @@ def run_layers(options: argparse.Namespace, store: results.Store) -> None:
     """All layers that are not in the results yet."""
     for job in layer_jobs(options.quick, options.device):
         points = [
-            {"part": "layer", "kind": job.kind, "size": str(job.size), "threads": str(job.threads)}
+            {"part": "layer", "kind": job.kind, "size": job.size, "threads": job.threads}
             | {"row": row, "direction": direction}
             for direction in job.directions
             for row in job.rows
         ]
-        missing = [point for point in points if not known(store, point)]
+        missing = [point for point in points if not results.find(store.rows, **point)]
         if not missing:
             continue
         print(f"{job.kind}, size {job.size:,}, {job.threads} threads", flush=True)
@@ -132,9 +132,9 @@ def run_models(options: argparse.Namespace, store: results.Store, folder: Path) 
     found = structures.bundled(100 if options.quick else 768)
     atoms = sum(len(data.positions) for data in found)
     for row in models.rows():
-        point = {"part": "model", "kind": "adsorption", "size": str(atoms), "row": row.name}
-        point |= {"direction": "train", "threads": str(options.threads)}
-        if known(store, point):
+        point = {"part": "model", "kind": "adsorption", "size": atoms, "row": row.name}
+        point |= {"direction": "train", "threads": options.threads}
+        if results.find(store.rows, **point):
             continue
         print(f"training step of {row.name}", flush=True)
         answer = models.measure(options, row, models.batch_files(folder, found, row))
@@ -151,9 +151,9 @@ def run_dynamics(options: argparse.Namespace, store: results.Store, folder: Path
     n = 64 if options.quick else 10_000
     path = folder / "bulk.xyz"
     for model, name in (("molflt", "molflt small"), ("painn", "PaiNN")):
-        point = {"part": "md", "kind": "periodic", "size": str(n), "row": name}
-        point |= {"direction": "forces", "threads": str(options.threads)}
-        if known(store, point):
+        point = {"part": "md", "kind": "periodic", "size": n, "row": name}
+        point |= {"direction": "forces", "threads": options.threads}
+        if results.find(store.rows, **point):
             continue
         print(f"dynamics with {name}", flush=True)
         if not path.exists():
@@ -169,7 +169,7 @@ def run_dynamics(options: argparse.Namespace, store: results.Store, folder: Path
 def run_profile(options: argparse.Namespace, store: results.Store) -> None:
     """Where the time of a layer goes, with one thread."""
     for n in (64,) if options.quick else profile_layer.ATOMS:
-        if any(row["atoms"] == str(n) for row in store.rows):
+        if results.find(store.rows, atoms=n):
             continue
         print(f"profile, {n:,} atoms", flush=True)
         command = [sys.executable, "-m", "scripts.benchmarks.profile_layer", "--json", "--row", BOTH]
@@ -178,11 +178,6 @@ def run_profile(options: argparse.Namespace, store: results.Store) -> None:
             print(summary(answer), flush=True)
         for row in answer.get("rows", []):
             store.add({**row, "threads": 1, "load_before": answer["load_before"]})
-
-
-def known(store: results.Store, point: dict[str, str]) -> bool:
-    """Whether a point has been measured."""
-    return any(point.items() <= row.items() for row in store.rows)
 
 
 def elsewhere(options: argparse.Namespace, family: str) -> dict[str, str]:

@@ -113,10 +113,9 @@ def relax(task: Task, make: Callable[[Atoms], Any]) -> dict[str, Any]:
 
 def measure(store: results.Store, optimisers: dict[str, Callable[[Atoms], Any]], name: str, n: int) -> None:
     """All optimisers on a set; what is in the store is not measured again."""
-    done = {(row["set"], row["structure"], row["optimiser"]) for row in store.rows}
     for k, task in enumerate(tasks(name, n)):
         for optimiser, make in optimisers.items():
-            if (name, str(k), optimiser) not in done:
+            if not results.find(store.rows, set=name, structure=k, optimiser=optimiser):
                 row = {"set": name, "structure": k, "atoms": len(task.atoms), "optimiser": optimiser}
                 store.add(row | relax(task, make))
         print(f"{name} {k}", flush=True)
