@@ -165,10 +165,6 @@ class Store:
         self.rows.append({name: text(whole.get(name), 6) for name in self.columns})
         write(self.path, self.rows, self.columns)
 
-    def forget(self, status: Sequence[str]) -> None:
-        """Drop rows that ended in one of these ways, so that they are measured again."""
-        self.rows = [row for row in self.rows if row["status"] not in status]
-
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""

@@ -42,6 +42,7 @@ from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import preset_config
 from scripts import results
+from scripts.benchmarks import measuring
 
 WORKERS = (0, 2)
 BUDGET = preset_config("base").data.max_atoms
@@ -178,9 +179,7 @@ def training_rates(dataset: LmdbDataset, max_atoms: int, steps: int) -> list[flo
 
 def resident() -> tuple[int, int]:
     """Anonymous and file-backed resident memory of this process, bytes (Linux)."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
-    anonymous, file = (int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))
-    return anonymous, file
+    return int(measuring.resident("RssAnon")), int(measuring.resident("RssFile"))
 
 
 class Memory:

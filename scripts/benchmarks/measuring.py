@@ -17,9 +17,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,21 +28,12 @@ MARK = "measured: "
 
 DOES_NOT_FIT, UNAVAILABLE, FAILED, DONE = "does not fit", "not available", "failed", "done"
 TOO_SLOW = "over the time limit"
-HOPELESS = (DOES_NOT_FIT, TOO_SLOW, UNAVAILABLE)
-"""What more atoms do not mend."""
 
 _OUT_OF_MEMORY = ("can't allocate", "not enough memory", "out of memory", "cannot allocate", "bad_alloc")
 
 
 class UnavailableError(Exception):
     """The machine or the environment cannot do what was asked for, for the reason given."""
-
-
-class Growth(NamedTuple):
-    """What a call did to the memory in use, bytes."""
-
-    peak: float
-    kept: float
 
 
 def synchronise(device: torch.device) -> None:
@@ -63,7 +53,7 @@ def start_peak(device: torch.device) -> float:
         synchronise(device)
         torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.memory_allocated(device))
-    _return_free_memory()
+    return_free_memory()
     # The peak so far may be that of imports: the kernel starts anew from what is resident now. ru_maxrss would not
     # do, which a process takes over from the one that started it.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -78,16 +68,14 @@ def peak(device: torch.device) -> float:
     return resident("VmHWM")
 
 
-def peak_growth(call: Callable[[], object], device: torch.device) -> Growth:
-    """By how many bytes a call raises the peak above what was taken before it, and how many are still taken after."""
+def peak_growth(call: Callable[[], object], device: torch.device) -> float:
+    """By how many bytes a call raises the peak above what was taken before it."""
     before = start_peak(device)
     call()
-    highest = peak(device)
-    after = start_peak(device)
-    return Growth(max(0.0, highest - before), max(0.0, after - before))
+    return max(0.0, peak(device) - before)
 
 
-def _return_free_memory() -> None:
+def return_free_memory() -> None:
     """Give back what malloc holds: memory freed earlier, and used again by the call, would otherwise not count."""
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -96,7 +84,7 @@ def _return_free_memory() -> None:
 
 
 def resident(field: str) -> float:
-    """VmRSS (now), VmHWM (the peak) or VmSize (addresses in use) of this process, bytes."""
+    """A field of /proc/self/status in bytes, as VmRSS (now), VmHWM (the peak) or VmSize (addresses in use)."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(field))
 
@@ -175,12 +163,6 @@ def run_isolated(command: Sequence[str], threads: int, limit_seconds: float) -> 
     if any(words in err for words in ("bad_alloc", "Cannot allocate memory", "Thread creation failed")):
         return {"status": DOES_NOT_FIT, "note": last}
     return {"status": FAILED, "note": f"exit {process.returncode}: {last}", "stderr": err[-2000:]}
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and extremes."""
-    low, q1, median, q3, high = (float(x) for x in np.percentile(values, [0, 25, 50, 75, 100]))
-    return {"min": low, "q1": q1, "median": median, "q3": q3, "max": high, "n": len(values)}
 
 
 def duration(seconds: float) -> str:

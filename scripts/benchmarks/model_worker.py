@@ -141,14 +141,11 @@ def measure(spec: Spec) -> dict[str, Any]:
     if spec.gibibytes and device.type == "cpu":
         measuring.limit_memory(spec.gibibytes)
     step = Step(model, batch, optimiser)
-    growth = measuring.peak_growth(step, device)
+    added = measuring.peak_growth(step, device)
     return {
         "seconds": measuring.seconds_of(step, spec.repeats, spec.seconds, device),
-        "bytes": growth.peak,
+        "bytes": added,
         "parameters": n_parameters(model),
-        "structures": batch.n_structures,
-        "atoms": len(batch.positions),
-        "edges": int(batch.edge_index.shape[1]),
         "sizes": ", ".join(f"{key}={x}" for key, x in sizes.items() if isinstance(x, (int, float, str))),
     }
 

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import ase.io
@@ -31,7 +32,7 @@ from molflt.data.ase_io import to_atoms
 from scripts import results
 from scripts.benchmarks import layers, models, profile_layer, structures
 from scripts.benchmarks.layer_worker import DENSE, Spec
-from scripts.benchmarks.measuring import DONE, FAILED, HOPELESS, UNAVAILABLE, duration, run_isolated, size, spread
+from scripts.benchmarks.measuring import DONE, UNAVAILABLE, duration, run_isolated, size
 from scripts.benchmarks.speed_report import BOTH, GAUSSIANS, MILLION, OURS, PATH, RATIO_AT
 
 COLUMNS = (
@@ -198,9 +199,9 @@ def summary(found: dict[str, Any]) -> str:
         return f"{found['status']}: {found.get('note', '')}"
     if "rows" in found or not found.get("layer_seconds"):
         return ""
-    text = duration(spread(found["layer_seconds"])["median"])
+    text = duration(median(found["layer_seconds"]))
     if found.get("prepare_seconds"):
-        text += f", prepared in {duration(spread(found['prepare_seconds'])['median'])}"
+        text += f", prepared in {duration(median(found['prepare_seconds']))}"
     return f"{text}, {len(found['layer_seconds'])} times, {size(found['peak_bytes'])}  {found.get('how', '')}"
 
 
@@ -233,7 +234,7 @@ def main() -> None:
     store = results.Store(options.out / PATH.name, COLUMNS, conditions)
     profiles = results.Store(options.out / "speed_profile.csv", PROFILE_COLUMNS, conditions)
     if options.again:
-        store.forget([*HOPELESS, FAILED])
+        store.rows = [row for row in store.rows if row["status"] == DONE]
     with tempfile.TemporaryDirectory(prefix="speed-") as folder:
         parts = {
             "model": lambda: run_models(options, store, Path(folder)),

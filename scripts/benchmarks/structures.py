@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
-from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from molflt.data.ase_io import from_atoms
@@ -111,10 +109,3 @@ def make(kind: str, size: int) -> list[Data]:
 def batch_with_neighbours(structures: list[Data], cutoff: float, all_pairs_if_isolated: bool = False) -> Batch:
     """One batch; the structures get their neighbour lists."""
     return collate([attach_neighbours(data, cutoff, all_pairs_if_isolated) for data in structures])
-
-
-def edge_vectors(batch: Batch) -> Tensor:
-    """(n_edges, 3) float32, Δ_ij = r_i − r_j − offset·cell of every edge (i, j)."""
-    receiver, sender = batch.edge_index
-    shift = torch.einsum("ek,ekl->el", batch.cell_offsets.to(torch.float64), batch.cell[batch.batch[receiver]])
-    return (batch.positions[receiver] - batch.positions[sender] - shift).to(torch.float32)

@@ -142,8 +142,7 @@ def test_a_process_that_wants_too_much_fails_dies_or_hangs_is_a_result():
 def test_peak_memory_counts_what_is_freed_again():
     n_bytes = 2**27
     growth = measuring.peak_growth(lambda: float(torch.ones(n_bytes // 4).sum()), torch.device("cpu"))
-    assert 0.9 * n_bytes < growth.peak < 1.5 * n_bytes
-    assert growth.kept < 0.2 * n_bytes
+    assert 0.9 * n_bytes < growth < 1.5 * n_bytes
 
 
 def test_numbers_of_the_report():
