@@ -132,13 +132,9 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
     }
 
 
-def table() -> str:
-    """The table of the page."""
-    return summary(results.read(KEPT))
-
-
-def summary(rows: list[results.Row]) -> str:
-    """Errors of those structures that have all predictions, as a table."""
+def table(rows: list[results.Row] | None = None) -> str:
+    """Errors of those structures that have all predictions, as a table; by default of those that the page quotes."""
+    rows = results.read(KEPT) if rows is None else rows
     whole = [row for row in rows if all(row[name] for name in PREDICTIONS)]
     lines = []
     for name, what in PREDICTIONS.items():
@@ -177,7 +173,7 @@ def main() -> None:
             store.add(judge(atoms, model, options.guesses))
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
-    print(summary(store.rows))
+    print(table(store.rows))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class Calls:
             prepared = self.module.prepare(self.batch)
             for path in self.on_demand:
                 touch(prepared, path)
-            self.prepared, self.leaves = cut(prepared)
+            self.prepared, self.leaves = cut(prepared) if self.train else (prepared, [])
         originals = [original for original, _ in self.leaves]
         if originals:
             torch.autograd.backward(originals, [torch.ones_like(t) for t in originals])

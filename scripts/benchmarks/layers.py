@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -116,37 +117,21 @@ def cut(prepared: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
         The copy, and the pairs of (original tensor, its leaf).
     """
     leaves: dict[int, tuple[Tensor, Tensor]] = {}
-    walked: dict[int, Any] = {}
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if not value.requires_grad:
-                return value
-            if id(value) not in leaves:
-                leaves[id(value)] = (value, value.detach().requires_grad_())
-            return leaves[id(value)][1]
-        if isinstance(value, (list, tuple)):
-            items = [walk(item) for item in value]
-            changed = any(a is not b for a, b in zip(items, value, strict=True))
-            return type(value)(items) if changed else value
-        if isinstance(value, dict):
-            entries = {key: walk(item) for key, item in value.items()}
-            return entries if any(entries[key] is not item for key, item in value.items()) else value
-        if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or (callable(value) and not _holds(value)):
-            return value
-        if id(value) in walked:
-            return walked[id(value)]
-        # Objects may refer to each other, as a pattern and its transpose do: those hold indices, no gradients.
-        walked[id(value)] = value
-        found = {key: walk(item) for key, item in vars(value).items()}
-        if all(found[key] is item for key, item in vars(value).items()):
-            return value
-        twin = walked[id(value)] = copy.copy(value)
-        for key, item in found.items():
-            object.__setattr__(twin, key, item)
-        return twin
+    def leaf(tensor: Tensor, _: dict[int, Any]) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        return leaves.setdefault(id(tensor), (tensor, tensor.detach().requires_grad_()))[1]
 
-    return walk(prepared), list(leaves.values())
+    def itself(module: nn.Module, _: dict[int, Any]) -> nn.Module:
+        return module
+
+    with (
+        patch.object(Tensor, "__deepcopy__", leaf),
+        patch.object(nn.Parameter, "__deepcopy__", leaf),
+        patch.object(nn.Module, "__deepcopy__", itself, create=True),
+    ):
+        return copy.deepcopy(prepared), list(leaves.values())
 
 
 Path = tuple[str | int, ...]
@@ -174,8 +159,3 @@ def touch(prepared: Any, path: Path) -> None:
     """Have made what is made when it is first asked for."""
     for key in path:
         prepared = prepared[key] if isinstance(key, int) else getattr(prepared, key)
-
-
-def _holds(value: Any) -> bool:
-    """Whether a callable is an object with tensors, as a far field's operator is, and no function or class."""
-    return not isinstance(value, type) and any(isinstance(item, (Tensor, list)) for item in vars(value).values())

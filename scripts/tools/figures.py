@@ -23,6 +23,7 @@ from scripts.benchmarks.estimator import (
     SPREAD,
     basis,
     displacements,
+    exact,
     quadrature_mask,
     sampled_mask,
     sampled_method,
@@ -33,12 +34,6 @@ R = 16
 N_FEATURES = 64
 N_TURNS = 20
 FOLDER = results.DOCS / "figures"
-
-
-def exact(delta: Tensor) -> Tensor:
-    """F of displacements (..., 3)."""
-    gaussians, weights = basis()
-    return gaussians.values(delta.square().sum(-1)) @ weights
 
 
 def mask_figure() -> Figure:
