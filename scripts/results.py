@@ -142,18 +142,18 @@ class Store:
     Args:
         path: of the file; what it holds already is kept.
         columns: besides those of :data:`PROVENANCE`.
-        conditions: what all rows share; None reads only.
+        conditions: what all rows share.
 
     Raises:
         SystemExit: the file was made under other conditions, which must not be mixed.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str], conditions: Mapping[str, Any] | None) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], conditions: Mapping[str, Any]) -> None:
         self.path, self.columns = path, (*columns, *PROVENANCE)
         self.rows = read(path)
         self.provenance = provenance(conditions)
         mine = self.provenance["conditions"]
-        if other := {row["conditions"] for row in self.rows if conditions is not None} - {mine}:
+        if other := {row["conditions"] for row in self.rows} - {mine}:
             raise SystemExit(
                 f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another "
                 "--out, or move the file away"

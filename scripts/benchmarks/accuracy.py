@@ -76,10 +76,7 @@ MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("flt", "softmax", "concat, 
 def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> str:
     """The Markdown table of a data set: mean and standard deviation over seeds and folds, median of the minutes.
 
-    Args:
-        data: of :data:`DATA_SETS`.
-        group: of :data:`GROUPS`.
-        rows: of the CSV; those that the pages quote for None.
+    ``rows`` are those that the pages quote, unless they are given.
     """
     mine = [row for row in (results.read(KEPT) if rows is None else rows) if row["set"] == data]
     judged = list(dict.fromkeys(row["split"] for row in mine))
@@ -99,11 +96,7 @@ def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> 
 
 
 def divisions(rows: list[results.Row] | None = None) -> str:
-    """The Markdown table of the divisions of the FG set: a row for each, and a column for each model.
-
-    Args:
-        rows: as of :func:`table`.
-    """
+    """The Markdown table of the divisions of the FG set: a row for each, and a column for each model."""
     mine = [row for row in (results.read(KEPT) if rows is None else rows) if DATA_SETS[row["set"]].rule]
     models = [name for name in ROWS if any(row["model"] == name for row in mine)]
     cells = []

@@ -59,16 +59,7 @@ VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types":
 
 
 def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_steps: int = -1) -> TrainConfig:
-    """The common trainer with the model of a row.
-
-    Args:
-        name: of :data:`VARIANTS`.
-        data: of :data:`DATA_SETS`.
-        split: its files.
-        seed: of everything.
-        epochs: of training.
-        max_steps: optimiser steps at most; -1 for no limit.
-    """
+    """The common trainer with the model of a row, of :data:`VARIANTS`, for a data set and the files of a division."""
     chosen = DATA_SETS[data]
     model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **VARIANTS[name]}
     values: dict[str, Any] = {
@@ -118,11 +109,7 @@ class ProcessorTime(Callback):
 
 
 class RandomRotations(Callback):
-    """Turns every structure of a training batch at random, another way each time.
-
-    Args:
-        seed: of the rotations.
-    """
+    """Turns every structure of a training batch at random, another way each time."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)

@@ -10,7 +10,6 @@ by anything but its kind, size or elements.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 from collections.abc import Callable, Sequence
@@ -143,9 +142,7 @@ def _parts(structures: Sequence[Data], chosen: Callable[[Data], bool]) -> tuple[
 
 def main() -> None:
     """Ask, and write FOLDER/domain.csv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of domain.csv")
-    options = parser.parse_args()
+    options = results.parser(__doc__, "domain.csv").parse_args()
     folder = Path(os.environ["MOLFLT_DATA"])
     rows = of_fg(folder / "fg") + of_qm7(folder / "qm7" / "qm7_train.extxyz.gz")
     results.record(options.out / "domain.csv", rows)

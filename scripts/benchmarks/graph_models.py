@@ -38,12 +38,7 @@ def model_config(preset: str, attention: str) -> ModelConfig:
 
 
 class MolfltEnergy(nn.Module):
-    """The energy model of a preset.
-
-    Args:
-        preset: tiny, small, base, ...
-        attention: a name that ``model.attention`` takes.
-    """
+    """The energy model of a preset, with an attention that ``model.attention`` takes."""
 
     def __init__(self, preset: str, attention: str = "flt") -> None:
         super().__init__()

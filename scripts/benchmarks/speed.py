@@ -21,7 +21,8 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,83 +47,58 @@ LIMIT = 900.0
 """Seconds after which a process is given up."""
 
 
-@dataclass(frozen=True)
-class LayerJob:
-    """Layers that take turns on the same structures.
+def layer_jobs(options: argparse.Namespace) -> Iterator[Spec]:
+    """Layers that take turns on the same structures: small ones first, and the largest cell once."""
+    all_rows, both = [*OURS, DENSE], ["forward", "train"]
 
-    Attributes:
-        kind: of structure.
-        size: atoms, or slabs.
-        rows: layers.
-        directions: forward, train.
-        threads: of PyTorch.
-    """
+    def job(kind: str, size: int, rows: list[str], directions: list[str], threads: int) -> Spec:
+        memory = options.memory if DENSE in rows else 0.0
+        how = {"device": options.device, "repeats": options.repeats, "seconds": options.seconds}
+        return Spec(kind=kind, size=size, rows=rows, directions=directions, threads=threads, gibibytes=memory, **how)
 
-    kind: str
-    size: int
-    rows: tuple[str, ...]
-    directions: tuple[str, ...]
-    threads: int
-
-
-def layer_jobs(quick: bool, device: str) -> Iterator[LayerJob]:
-    """Small ones first; dense attention where it fits, and the largest cell once."""
-    all_rows, both = (*OURS, DENSE), ("forward", "train")
-    if quick:
-        yield LayerJob("oc20", 1, all_rows, both, 1)
+    if options.quick:
+        yield job("oc20", 1, all_rows, both, 1)
         for n in (32, 64):
-            yield LayerJob("isolated", n, all_rows, both, 1)
+            yield job("isolated", n, all_rows, both, 1)
         return
-    if device != "cpu":
+    if options.device != "cpu":
         # Threads of the processor count for nothing here.
-        yield LayerJob("oc20", 48, all_rows, both, 1)
+        yield job("oc20", 48, all_rows, both, 1)
         for n in (1024, 4096, RATIO_AT):
-            yield LayerJob("isolated", n, all_rows, both, 1)
+            yield job("isolated", n, all_rows, both, 1)
         for kind in ("isolated", "periodic"):
-            yield LayerJob(kind, 131_072, OURS, ("forward",), 1)
-        yield LayerJob("periodic", MILLION, (GAUSSIANS,), ("forward",), 1)
+            yield job(kind, 131_072, list(OURS), ["forward"], 1)
+        yield job("periodic", MILLION, [GAUSSIANS], ["forward"], 1)
         return
     for threads in THREADS:
-        yield LayerJob("oc20", 48, all_rows, both, threads)
+        yield job("oc20", 48, all_rows, both, threads)
         for n in (256, 512, 1024, 2048, 4096):
-            yield LayerJob("isolated", n, all_rows, both, threads)
-        yield LayerJob("periodic", 4096, all_rows, ("forward",), threads)
+            yield job("isolated", n, all_rows, both, threads)
+        yield job("periodic", 4096, all_rows, ["forward"], threads)
     for threads in reversed(THREADS):
         # At this size the dense bias takes minutes with one thread: that is extrapolated.
-        rows = all_rows if threads == 2 else OURS
+        rows = all_rows if threads == 2 else list(OURS)
         for kind in ("isolated", "periodic"):
-            yield LayerJob(kind, RATIO_AT, rows, ("forward",), threads)
+            yield job(kind, RATIO_AT, rows, ["forward"], threads)
         for kind in ("isolated", "periodic"):
-            yield LayerJob(kind, 131_072, OURS, ("forward",), threads)
-    yield LayerJob("periodic", MILLION, (GAUSSIANS,), ("forward",), 2)
+            yield job(kind, 131_072, list(OURS), ["forward"], threads)
+    yield job("periodic", MILLION, [GAUSSIANS], ["forward"], 2)
 
 
 def run_layers(options: argparse.Namespace, store: results.Store) -> None:
     """All layers that are not in the results yet."""
-    for job in layer_jobs(options.quick, options.device):
+    for spec in layer_jobs(options):
         points = [
-            {"part": "layer", "kind": job.kind, "size": job.size, "threads": job.threads}
+            {"part": "layer", "kind": spec.kind, "size": spec.size, "threads": spec.threads}
             | {"row": row, "direction": direction}
-            for direction in job.directions
-            for row in job.rows
+            for direction, row in product(spec.directions, spec.rows)
         ]
         missing = [point for point in points if not results.find(store.rows, **point)]
         if not missing:
             continue
-        print(f"{job.kind}, size {job.size:,}, {job.threads} threads", flush=True)
-        spec = Spec(
-            kind=job.kind,
-            size=job.size,
-            rows=list(job.rows),
-            directions=list(job.directions),
-            threads=job.threads,
-            device=options.device,
-            repeats=options.repeats,
-            seconds=options.seconds,
-            gibibytes=options.memory if DENSE in job.rows else 0.0,
-        )
+        print(f"{spec.kind}, size {spec.size:,}, {spec.threads} threads", flush=True)
         command = [sys.executable, "-m", "scripts.benchmarks.layer_worker", json.dumps(asdict(spec))]
-        answer = run_isolated(command, job.threads, LIMIT)
+        answer = run_isolated(command, spec.threads, LIMIT)
         found = {(row["row"], row["direction"]): row for row in answer.pop("rows", [])}
         for point in missing:
             add(store, {**point, **answer, **found.get((point["row"], point["direction"]), {})})

@@ -59,13 +59,8 @@ def uniforms(random: np.random.Generator) -> Iterator[float]:
 def draw_tree(random: Iterator[float], max_depth: int, max_args: int, max_length: int) -> Tree:
     """A tree with an operator at its root.
 
-    The Arena draws the root like any other node and throws away a lone digit as too short, which is the same.
-
-    Args:
-        random: uniform numbers in [0, 1).
-        max_depth: see :func:`examples`.
-        max_args: see :func:`examples`.
-        max_length: see :func:`examples`.
+    The Arena draws the root like any other node and throws away a lone digit as too short, which is the same. Random
+    numbers are uniform in [0, 1); for the bounds see :func:`examples`.
 
     Raises:
         TooLongError: it has more than ``max_length`` tokens.

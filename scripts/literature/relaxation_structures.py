@@ -153,16 +153,9 @@ def _slab(random: np.random.Generator, n: int, symbols: list[str], spacing: floa
 
 
 def draw(random: np.random.Generator, kind: str, smallest: int, largest: int) -> tuple[Atoms, dict[str, float]]:
-    """A disturbed structure, without atoms so close that no calculation would start from them.
+    """A disturbed structure without calculator, and the constants of its potential, ``lj`` or ``emt``.
 
-    Args:
-        random: generator.
-        kind: ``lj`` or ``emt``.
-        smallest: number of atoms, about.
-        largest: the same.
-
-    Returns:
-        The structure without calculator, and the constants of its potential.
+    No atoms are so close that no calculation would start from them.
     """
     while True:
         atoms, constants, well = _draw(random, kind, smallest, largest)

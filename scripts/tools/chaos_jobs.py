@@ -139,6 +139,10 @@ def _files(*patterns: str) -> Callable[[Path], list[Path]]:
     return lambda folder: sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
 
 
+def _bytes(name: str) -> Callable[[Path], dict[str, Any]]:
+    return lambda folder: {name: (folder / name).read_bytes()}
+
+
 _PREDICT = ("predict", "../inputs/model.safetensors", "../inputs/set.lmdb", "-o", "out.csv", "--max-atoms", "64")
 
 JOBS = {
@@ -162,7 +166,7 @@ JOBS = {
             "predict",
             [_PREDICT],
             _files("out.csv", ".out.*"),
-            lambda folder: {"out.csv": (folder / "out.csv").read_bytes()},
+            _bytes("out.csv"),
             ("--overwrite",),
             "out.csv",
         ),
@@ -174,7 +178,7 @@ JOBS = {
                 ("merge", "out.csv.shard-1-of-2", "out.csv.shard-2-of-2", "-o", "out.csv"),
             ],
             _files("out.csv*", ".out.*"),
-            lambda folder: {"out.csv": (folder / "out.csv").read_bytes()},
+            _bytes("out.csv"),
             ("--overwrite",),
             "out.csv",
         ),
@@ -203,10 +207,10 @@ JOBS = {
                 ("--overwrite",),
                 f"out.{suffix}",
             )
-            for suffix, content in {
-                "extxyz": lambda folder: {"out.extxyz": (folder / "out.extxyz").read_bytes()},
-                "npz": lambda folder: npz_content(folder / "out.npz"),
-            }.items()
+            for suffix, content in (
+                ("extxyz", _bytes("out.extxyz")),
+                ("npz", lambda folder: npz_content(folder / "out.npz")),
+            )
         ),
     )
 }

@@ -91,15 +91,7 @@ def _install(folder: Path, python: str, constraints: str) -> tuple[str, Path]:
 
 
 def record(python: str, oldest: bool, summary: str, tests: Sequence[str], path: Path = RESULTS) -> None:
-    """Replace the row of a Python and its packages.
-
-    Args:
-        python: the interpreter of the environment.
-        oldest: whether its packages are those of :func:`stated`.
-        summary: the last line of pytest.
-        tests: what ran.
-        path: of the CSV.
-    """
+    """Replace the row of a Python and its packages, from the last line of pytest."""
     show = "import platform, sys; from importlib.metadata import version as v; print(platform.python_version(), "
     show += "*(f'{name}=={v(name)}' for name in sys.argv[1:]))"
     lowest = stated()

@@ -111,13 +111,7 @@ def slope(x: list[int], y: list[float]) -> float:
 
 
 def soak(name: str, work: Callable[[int], None], seconds: float) -> Series:
-    """Work for a while, and sample on the way.
-
-    Args:
-        name: of the work.
-        work: takes the number of calls before it.
-        seconds: for how long, about.
-    """
+    """Work for some seconds, each time with the number of calls before, and sample on the way."""
     series, end, due, calls = Series(name), time.monotonic() + seconds, 0.0, 0
     while time.monotonic() < end:
         work(calls)

@@ -205,15 +205,13 @@ def in_this_process(command, threads, limit):
 
 
 @pytest.mark.slow
-def test_quick(tmp_path, monkeypatch):
+def test_quick(tmp_path, monkeypatch, call):
     """Every layer and the profile, restarted half-way: what is there is not measured again."""
     asked = []
     monkeypatch.setattr(measuring, "limit_memory", lambda gibibytes: None)
     monkeypatch.setattr(speed, "run_isolated", lambda *a: asked.append(a) or in_this_process(*a))
-    command = ["speed", "--quick", "--out", str(tmp_path), "--parts"]
     for parts, n in ((["profile"], 1), (["layer", "profile"], 4), (["layer", "profile"], 4)):
-        monkeypatch.setattr(sys, "argv", [*command, *parts])
-        speed.main()
+        call(speed.main, "--quick", "--out", tmp_path, "--parts", *parts)
         assert len(asked) == n
     rows = results.read(tmp_path / "speed.csv")
     assert len(rows) == 3 * 3 * 2
@@ -225,9 +223,8 @@ def test_quick(tmp_path, monkeypatch):
     monkeypatch.setattr(speed_report, "PATH", tmp_path / "speed.csv")
     assert "| method | exact, quadratic |" in speed_report.table("profile")
     assert "seconds = 1" in speed_report.table("machine")
-    monkeypatch.setattr(sys, "argv", ["speed", "--quick"])
     with pytest.raises(SystemExit):
-        speed.main()
+        call(speed.main, "--quick")
 
 
 def test_a_layer_that_fails_does_not_end_the_others(monkeypatch):
