@@ -13,16 +13,16 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from molflt.errors import InputError
 from molflt.files import atomic_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -203,14 +203,6 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format="png", dpi=140)
 
 
-def plot_curves(axes: Axes, label: str, curves: Sequence[Sequence[tuple[int, float]]]) -> None:
-    """Mean and range over the seeds of curves of (step, value) with the same steps."""
-    steps = [step for step, _ in curves[0]]
-    values = np.array([[value for _, value in curve] for curve in curves])
-    axes.plot(steps, values.mean(axis=0), label=label)
-    axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
-
-
 def output_folder(path: str) -> Path:
     """The folder that ``--out`` names, made if it is not there; a type of argparse."""
     folder = Path(path)
@@ -221,6 +213,15 @@ def output_folder(path: str) -> Path:
     if not os.access(folder, os.W_OK):
         raise argparse.ArgumentTypeError(f"{path} cannot be the output folder (no permission to write in it)")
     return folder
+
+
+@contextmanager
+def input_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """A mistake in the user's files ends the process with one line and status 2."""
+    try:
+        yield
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
 
 
 def parser(description: str | None, out: str, required: bool = True) -> argparse.ArgumentParser:

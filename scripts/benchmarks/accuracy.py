@@ -40,7 +40,6 @@ from filelock import FileLock, Timeout
 
 from molflt.bundled import resolve_path
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.training.run import train
 from molflt.training.run_directory import read_records
@@ -227,10 +226,8 @@ def main() -> None:
     options = parser.parse_args()
     options.results = options.results or options.out / "accuracy.csv"
     torch.set_num_threads(options.threads)
-    try:
+    with results.input_errors(parser):
         run_missing(options)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
     rows = results.read(options.results)
     for data in (name for name in MAIN if any(row["set"] == name for row in rows)):
         print(f"\n{data}, {DATA_SETS[data].unit}\n\n{table(data, rows=rows)}", end="")

@@ -17,6 +17,7 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
+from molflt.errors import InputError
 from scripts.benchmarks import fg_splits
 
 N_FOLDS = 5
@@ -80,11 +81,21 @@ class Split:
     target: Target
 
 
+def shared(file: str) -> Path:
+    """A file below the folder MOLFLT_DATA.
+
+    Raises:
+        InputError: the variable is not set.
+    """
+    if "MOLFLT_DATA" not in os.environ:
+        raise InputError(f"MOLFLT_DATA is not set: it is the folder that has {file}")
+    return Path(os.environ["MOLFLT_DATA"]) / file
+
+
 def available(name: str) -> bool:
     """Whether the data set is there."""
-    return not DATA_SETS[name].file or (
-        "MOLFLT_DATA" in os.environ and (Path(os.environ["MOLFLT_DATA"]) / DATA_SETS[name].file).exists()
-    )
+    file = DATA_SETS[name].file
+    return not file or ("MOLFLT_DATA" in os.environ and shared(file).exists())
 
 
 def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
@@ -126,7 +137,7 @@ def write_missing(
     """
     if all(path.exists() for path in paths):
         return
-    frames = read(Path(os.environ["MOLFLT_DATA"]) / data.file, most)
+    frames = read(shared(data.file), most)
     for path, chosen in zip(paths, parts(len(frames)), strict=True):
         if not path.exists():
             write(path, frames, chosen)

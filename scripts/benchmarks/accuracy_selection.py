@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.training.config_file import to_yaml
 from scripts import results
@@ -56,10 +55,8 @@ def main() -> None:
     options = parser.parse_args()
     if not available(options.data):
         parser.error(f"MOLFLT_DATA is not set or has no {DATA_SETS[options.data].file}")
-    try:
+    with results.input_errors(parser):
         split = selection_split(options.data, options.out, options.n_train)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
     config = run_config(options.row, options.data, split, options.seed, DATA_SETS[options.data].epochs)
     path = Path(f"{split.train.removesuffix('-train.lmdb')}.yaml")
     with atomic_file(path) as temporary:

@@ -159,7 +159,7 @@ def main() -> None:
         parser.error("give --data, or set MOLFLT_DATA to the folder that has fg/slice1.extxyz.gz")
     data = options.data or Path(os.environ["MOLFLT_DATA"]) / "fg" / "slice1.extxyz.gz"
     torch.set_num_threads(1)
-    try:
+    with results.input_errors(parser):
         weights = " ".join(fingerprint(path)[:12] for path in member_paths(options.model))
         conditions = {"data": data.name, "guesses": options.guesses, "weights": weights}
         store = results.Store(options.results, COLUMNS, conditions)
@@ -171,8 +171,6 @@ def main() -> None:
         waiting = [structures[k] for k in order if str(structures[k].info["sid"]) not in known]
         for atoms in track(waiting, "structures", total=len(order), done=len(order) - len(waiting)):
             store.add(judge(atoms, model, options.guesses))
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
     print(table(store.rows))
 
 

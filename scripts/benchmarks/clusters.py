@@ -16,7 +16,6 @@ figures of both into docs/figures.
 
 from __future__ import annotations
 
-import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from matplotlib.figure import Figure
 
 from molflt.data.labels import LabelSpec
 from molflt.data.sources import open_dataset
-from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model
@@ -39,6 +37,7 @@ from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 from scripts import results
+from scripts.benchmarks.accuracy_data import shared
 from scripts.benchmarks.accuracy_rows import FrozenScales, ProcessorTime
 
 FILES = {16: "efa/3D_cluster_16_atoms_radius_2point5.npz", 32: "efa/3D_cluster_32_atoms_radius_5.npz"}
@@ -64,9 +63,7 @@ def write_parts(folder: Path, n_atoms: int) -> dict[str, Path]:
     paths = {name: folder / f"{name}-{n_atoms}.extxyz" for name in PARTS}
     if all(path.exists() for path in paths.values()):
         return paths
-    if "MOLFLT_DATA" not in os.environ:
-        raise InputError(f"MOLFLT_DATA is not set: it is the folder that has {FILES[n_atoms]}")
-    with np.load(Path(os.environ["MOLFLT_DATA"]) / FILES[n_atoms]) as found:
+    with np.load(shared(FILES[n_atoms])) as found:
         order = np.random.RandomState(0).permutation(np.arange(len(found["energy"])))
         arrays = {name: found[name][order] for name in ("atomic_numbers", "positions", "energy", "forces")}
     for name, path in paths.items():
@@ -207,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     scales_path = options.results.with_name("scales.csv")
-    try:
+    with results.input_errors(parser):
         for seed, row in product(options.seeds, options.rows):
             known = results.read(options.results)
             if results.find(known, row=row, atoms=options.atoms, seed=seed, epochs=options.epochs):
@@ -217,8 +214,6 @@ def main() -> None:
             if waves:
                 results.extend(scales_path, waves, digits=3)
             results.extend(options.results, [found], digits=3)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
     if options.results == KEPT:
         figures = results.DOCS / "figures"
         results.save(scales_figure(results.read(scales_path)), figures / "scales.png")

@@ -10,7 +10,6 @@ import copy
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
@@ -38,22 +37,17 @@ class MolfltLayer(nn.Module):
 
     Args:
         name: one of :data:`ROWS`.
-        dim: width.
-        n_heads: heads.
-        n_rbf: size of the distance basis.
         n_layers: of the model that it is a layer of: they share what is prepared, which decides how it is prepared.
     """
 
-    def __init__(
-        self, name: str, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF, n_layers: int = 1
-    ) -> None:
+    def __init__(self, name: str, n_layers: int = 1) -> None:
         super().__init__()
         schema = mechanisms()[ROWS[name].get("mechanism", DEFAULT_MECHANISM)].config
         keys = {"n_basis": N_BASIS, "sigma_min": 2.0, "sigma_max": 12.0, "moment_channels": 0}
         own = {key: value for key, value in keys.items() if key in schema.model_fields}
         self.config = attention_config(**{**own, **ROWS[name]})
-        self.radial = GaussianDistanceBasis(n_rbf, CUTOFF)
-        sizes = Sizes(dim=dim, n_heads=n_heads, n_layers=n_layers, n_rbf=n_rbf)
+        self.radial = GaussianDistanceBasis(N_RBF, CUTOFF)
+        sizes = Sizes(dim=DIM, n_heads=HEADS, n_layers=n_layers, n_rbf=N_RBF)
         self.positions, (self.layer, *_) = build_attention(self.config, sizes)
         self.local = isinstance(self.config, LayerKeys)
 
@@ -80,7 +74,7 @@ class MolfltLayer(nn.Module):
             batch.pbc,
             edges,
             offsets,
-            self.radial_dtype,
+            next(self.layer.parameters()).dtype,
         )
         neighbourhood = local_neighbourhood(geometry, self.radial, CUTOFF) if self.local else None
         return geometry, self.positions(geometry, neighbourhood)
@@ -90,21 +84,11 @@ class MolfltLayer(nn.Module):
         geometry, context = prepared
         return self.layer(x, geometry, self.layer.prepare(geometry, context))
 
-    @property
-    def radial_dtype(self) -> torch.dtype:
-        """Floating dtype of the weights."""
-        return next(self.layer.parameters()).dtype
-
     def how(self, prepared: tuple[Geometry, Any]) -> str:
         """Numerical method and contraction order of the far field, where there is a choice."""
         contractions = getattr(prepared[1], "contractions", [])
         names = (f"{c.method.name if c.method is not None else 'none'}, {c.order}" for c in contractions)
         return "; ".join(dict.fromkeys(names))
-
-
-def distance_basis(n_rbf: int, cutoff: float) -> nn.Module:
-    """The radial basis of molflt's distance bias, for peers that carry the same bias."""
-    return GaussianDistanceBasis(n_rbf, cutoff)
 
 
 def cut(prepared: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:

@@ -44,7 +44,6 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.screening import Screening, labels
 from molflt.data.sources import open_dataset
-from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
@@ -308,7 +307,7 @@ def main() -> None:
     kept = options.results or results.DOCS / "results" / f"{options.pilot}.csv"
     drawn = (options.results or results.DOCS / "figures" / options.pilot).with_suffix(".png")
     epochs, lr = options.epochs or pilot.epochs, options.lr or pilot.lr
-    try:
+    with results.input_errors(parser):
         train_file, tests = write_data(options.pilot, options.out, pilot.n_train)
         for name, seed in product(options.attention or names, options.seeds):
             chosen = config(
@@ -318,8 +317,6 @@ def main() -> None:
                 continue
             run = options.out / f"{options.pilot}-{names.index(name)}-{seed}"
             results.extend(kept, errors(name, chosen, run, tests))
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
     if pilot.axis:
         results.save(figure(results.read(kept), pilot.axis), drawn)
 

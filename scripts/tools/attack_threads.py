@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from tempfile import TemporaryFile
 
@@ -53,13 +53,10 @@ def different(seed: int, n: int) -> list[str]:
             if (made := _made(word)) != expected[word]:
                 found.append(f"{word!r}: {made[:200]!r} instead of {expected[word][:200]!r}")
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(N_THREADS)]
     # So that they meet in the middle of each molecule.
     sys.setswitchinterval(1e-5)
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        list(pool.map(work, range(N_THREADS)))
     if not _log_speaks():
         found.append("RDKit's log stays silent")
     return found

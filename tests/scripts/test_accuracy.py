@@ -17,7 +17,16 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import open_dataset
 from molflt.model.energy_model import EnergyModel
 from scripts import results
-from scripts.benchmarks import accuracy, accuracy_rows, models, peer_worker, structures
+from scripts.benchmarks import (
+    accuracy,
+    accuracy_rows,
+    acetylacetone,
+    clusters,
+    domain,
+    models,
+    peer_worker,
+    structures,
+)
 from scripts.benchmarks.accuracy_data import DATA_SETS, MATBENCH_SEED, QM7_TRAIN, Split, divide, split
 from scripts.benchmarks.accuracy_peers import plain_files, plain_set
 from scripts.benchmarks.accuracy_rows import VARIANTS, ProcessorTime, WithoutLocalRPE, run_config, turn
@@ -144,6 +153,15 @@ def test_a_damaged_data_file_gets_one_line(tmp_path, monkeypatch, capsys, call):
     said = capsys.readouterr().err
     assert str(file) in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("main", [acetylacetone.main, clusters.main, domain.main])
+def test_data_that_are_nowhere_get_one_line(main, tmp_path, monkeypatch, capsys, call):
+    monkeypatch.delenv("MOLFLT_DATA", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        call(main, "--out", tmp_path, *(["--results", tmp_path / "r.csv"] if main is not domain.main else []))
+    assert stop.value.code == 2
+    assert "error: MOLFLT_DATA is not set: it is the folder that has " in capsys.readouterr().err
 
 
 def test_every_row_is_a_configuration(tmp_path):
