@@ -119,7 +119,6 @@ def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
     """Mean square errors of the energies and of the components of the forces of a file, eV² and (eV/Å)²."""
     data = open_dataset(path, labels=LabelSpec(target="energy"))
     prediction = predict(loaded, data, forces=True)
-    assert prediction.forces is not None
     labels = [data[k] for k in range(len(data))]
     energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])
     force = np.mean([np.mean((f - d.forces.numpy()) ** 2) for f, d in zip(prediction.forces, labels, strict=True)])

@@ -43,13 +43,6 @@ N_TURNED = 64
 KEPT = results.DOCS / "literature" / "compare_attention.csv"
 
 
-def write_qm7(folder: Path) -> None:
-    """The first 3,000 molecules of the file and the 1,000 after them, as LMDB; energies in eV."""
-    paths = folder / "qm7-train.lmdb", folder / "qm7-val.lmdb"
-    parts = np.arange(QM7_TRAIN), np.arange(QM7_TRAIN, QM7_TRAIN + QM7_VAL)
-    accuracy_data.write_missing(accuracy_data.DATA_SETS["qm7"], paths, lambda n: parts, QM7_TRAIN + QM7_VAL)
-
-
 def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -> TrainConfig:
     """The preset ``tiny`` with another attention; QM7 has no relaxed positions to learn."""
     values = preset_config("tiny").model_dump()
@@ -157,7 +150,12 @@ def main() -> None:
         print("MOLFLT_DATA is not set: without QM7")
         options.data.remove("qm7")
     if "qm7" in options.data:
-        write_qm7(options.out)
+        # The first molecules of the file and those after them.
+        paths = options.out / "qm7-train.lmdb", options.out / "qm7-val.lmdb"
+        n = QM7_TRAIN + QM7_VAL
+        accuracy_data.write_missing(
+            accuracy_data.DATA_SETS["qm7"], paths, lambda _: np.split(np.arange(n), [QM7_TRAIN]), n
+        )
     for seed, data, name in product(options.seeds, options.data, options.attention):
         run = options.out / data / name / str(seed)
         settings = {"attention": name, "data": data, "seed": seed, "steps": options.steps}

@@ -71,7 +71,6 @@ class SchNetEnergy(nn.Module):
         self.graph: tuple[Tensor, Tensor] | None = None
 
     def _graph(self, positions: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.graph is not None
         return self.graph
 
     def prepare(self, batch: PlainBatch) -> Inputs:

@@ -121,11 +121,10 @@ def answer(measure: Callable[[], dict[str, Any]]) -> None:
     # If memory runs out after all, this process is the one to be killed.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
-    found: dict[str, Any]
     try:
         found = {"status": DONE, **measure()}
     except Exception as error:
-        found = dict(why(error))
+        found = why(error)
     print(MARK + json.dumps({**found, "load_before": load}), flush=True)
 
 

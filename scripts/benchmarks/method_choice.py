@@ -37,7 +37,6 @@ from torch_geometric.data import Data
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import SpectrumName
-from molflt.attention.context import FourierPositions
 from molflt.attention.far.choice import ORDERS, Order, work_of
 from molflt.attention.far.costs import DIRECTIONS, THREADS, VARIABLE, Costs, Direction, Threads, Work, costs
 from molflt.attention.far.method import FrequencyMethod
@@ -154,18 +153,14 @@ class Stack:
         sizes = Sizes(dim=shape.dim, n_heads=shape.n_heads, n_layers=shape.n_layers, n_rbf=N_RBF)
         self.radial = GaussianDistanceBasis(N_RBF, CUTOFF)
         self.shape = shape
-        positions, layers = build_attention(config, sizes)
-        self.layers = layers
-        assert isinstance(positions, FourierPositions)
-        assert positions.method is not None
-        self.positions, self.auto = positions, positions.method
+        self.positions, self.layers = build_attention(config, sizes)
+        self.auto = self.positions.method
         self.geometry = geometry_of_batch(batch, torch.float32)
         self.n_edges = batch.edge_index.shape[1]
         self.x = torch.randn(self.geometry.n_atoms, shape.dim)
 
     def ways(self) -> dict[tuple[str, Order], tuple[FrequencyMethod, Work]]:
         """The methods and orders that ``auto`` has for the structure, and what work they are."""
-        assert self.positions.rpe is not None
         found = {}
         with torch.no_grad():
             basis = self.positions.rpe()

@@ -66,16 +66,12 @@ def build(family: str, sizes: dict[str, Any]) -> nn.Module:
 
 def with_width(family: str, sizes: dict[str, Any], width: int) -> dict[str, Any]:
     """The same model at another width, in the proportions of its published size."""
-    match family:
-        case "schnet":
-            own: dict[str, Any] = {"hidden_channels": width, "num_filters": max(8, width // 3)}
-        case "dimenet++":
-            own = {"hidden_channels": width, "int_emb_size": width // 4, "out_emb_channels": 3 * width // 4}
-        case "painn":
-            own = {"n_atom_basis": width}
-        case _:
-            raise ValueError(f"no rule for the width of {family}")
-    return {**sizes, **own}
+    own = {
+        "schnet": {"hidden_channels": width, "num_filters": max(8, width // 3)},
+        "dimenet++": {"hidden_channels": width, "int_emb_size": width // 4, "out_emb_channels": 3 * width // 4},
+        "painn": {"n_atom_basis": width},
+    }
+    return {**sizes, **own[family]}
 
 
 WIDTHS = range(8, 1025, 4)

@@ -96,14 +96,7 @@ def bundled(n_atoms: int) -> list[Data]:
 
 def make(kind: str, size: int) -> list[Data]:
     """The structures of one point of a measurement, without neighbour lists: of so many atoms, or so many slabs."""
-    match kind:
-        case "periodic":
-            return [cube(size)]
-        case "isolated":
-            return [ball(size)]
-        case "oc20":
-            return large_slabs(size)
-    raise ValueError(f"unknown kind of structure '{kind}'; choose one of {', '.join(KINDS)}")
+    return large_slabs(size) if kind == "oc20" else [{"periodic": cube, "isolated": ball}[kind](size)]
 
 
 def batch_with_neighbours(structures: list[Data], cutoff: float, all_pairs_if_isolated: bool = False) -> Batch:

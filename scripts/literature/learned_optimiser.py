@@ -52,9 +52,10 @@ FOUND = 1e-8
 """At or below it a minimum counts as found: the rest is rounding."""
 
 
-def learned_curves(model: nn.Module, functions: list[landscapes.Landscapes], dim: int, seed: int) -> Tensor:
+def learned_curves(
+    model: meta_training.StepNetwork, functions: list[landscapes.Landscapes], dim: int, seed: int
+) -> Tensor:
     """The best value after every call, (CALLS + 1, batch)."""
-    assert isinstance(model, meta_training.StepNetwork)
     generator = torch.Generator().manual_seed(seed)
     n = sum(len(f.shift) for f in functions)
     x = landscapes.start(n, meta_training.MEMBERS, dim, generator)

@@ -68,7 +68,6 @@ def run_two(folder: Path, first: Commands, second: Commands, seconds: float) -> 
     child = _fork(folder, second, None, log, folder.with_suffix(".second.count"), seconds)
     one = run(folder, first, None)
     status = _ended(child, 0)
-    assert status is not None
     return one, Ended(status, log.read_text(encoding="utf-8", errors="replace"), time.monotonic() - start, 0)
 
 
@@ -87,7 +86,6 @@ def run(folder: Path, commands: Commands, moment: Moment | None) -> Ended:
             os.kill(child, moment.number)
     if status is None:
         status = _ended(child, 0)
-    assert status is not None
     seconds = time.monotonic() - start
     text = log.read_text(errors="replace", encoding="utf-8") if log.exists() else ""
     return Ended(status, text, seconds, int(count.read_text(encoding="utf-8")) if count.exists() else 0)
