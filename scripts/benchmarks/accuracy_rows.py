@@ -27,7 +27,7 @@ MODEL: dict[str, Any] = {
     "auxiliary_head": False,
 }
 
-_CHANGES: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "flt": {},
     "flt, separation": {},
     "flt, muon": {},
@@ -51,10 +51,9 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "undamped, free spectrum": {"attention": {"mechanism": "undamped", "spectrum": "free"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
+    "gaussians, pair types": {"attention": {"spectrum": "gaussians"}, "pair_types": True},
+    "softmax, pair types": {"attention": "softmax", "ffn_dim": 332, "pair_types": True},
 }
-_TYPED = ("gaussians", "softmax")
-
-VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types": True} for row in _TYPED}}
 """What each row changes of the model."""
 
 

@@ -78,7 +78,7 @@ def strike(
         if final_is_there and not torn and (half := _half_written(job, folder, reference)):
             return Point(", then ".join(map(str, moments[: k + 1])), torn, half)
         if k == 0 and kind == 2:
-            torn = _tear(job.out(folder), folder, chance)
+            torn = _tear(job.files(folder), folder, chance)
     how = ", then ".join(map(str, moments))
     again = run_to_the_end(folder, job.commands)
     if again.status == 0:
@@ -89,11 +89,11 @@ def strike(
         return Point(how, torn, "complete already")
     if not torn:
         return Point(how, torn, f"refused: {again.text.strip()[-300:]}")
-    if not any(path.name in again.text for path in job.out(folder)):
+    if not any(path.name in again.text for path in job.files(folder)):
         return Point(how, torn, f"refused without naming the file: {again.text.strip()[-300:]}")
     commands = [*job.commands[:-1], (*job.commands[-1], *job.remedy)]
     if not job.remedy:
-        for path in job.out(folder):
+        for path in job.files(folder):
             path.unlink()
     run_to_the_end(folder, commands)
     outcome = _compared(job, folder, reference)

@@ -46,7 +46,7 @@ def outcome(folder):
 work = Path(sys.argv[1]) / "work"
 for kind in ("same", "different", "refused"):
     find = outcome if kind != "different" else lambda folder: {"another": random.random()}
-    job = Job("config", [("config", "absent" if kind == "refused" else "tiny")], lambda folder: [], find)
+    job = Job("config", [("config", "absent" if kind == "refused" else "tiny")], [], find, remedy=())
     work.mkdir()
     whole = run_to_the_end(work, [("config", "tiny")])
     assert whole.status == 0, whole
