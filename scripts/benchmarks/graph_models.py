@@ -20,7 +20,7 @@ from molflt.attention.registry import presets
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import PRESETS
-from scripts.benchmarks.plain import PlainBatch
+from scripts.benchmarks.plain import FIELDS, PlainBatch
 
 Inputs = dict[str, Any]
 
@@ -46,8 +46,7 @@ class MolfltEnergy(nn.Module):
 
     def prepare(self, batch: PlainBatch) -> Any:
         """What a loader gives: fields and neighbour list. Geometry is part of the model, and is timed."""
-        names = ("positions", "atomic_numbers", "batch", "cell", "pbc", "tags", "edge_index", "cell_offsets")
-        return SimpleNamespace(**{name: getattr(batch, name) for name in names})
+        return SimpleNamespace(**{name: getattr(batch, name) for name in FIELDS})
 
     def forward(self, inputs: Any) -> Tensor:
         """(n_structures,) energies."""

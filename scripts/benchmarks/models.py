@@ -17,7 +17,7 @@ from scripts.benchmarks import structures
 from scripts.benchmarks.graph_models import MolfltEnergy, model_config
 from scripts.benchmarks.measuring import UNAVAILABLE, run_isolated
 from scripts.benchmarks.model_worker import Spec, n_parameters, with_width
-from scripts.benchmarks.plain import PlainBatch, edge_vectors
+from scripts.benchmarks.plain import FIELDS, PlainBatch, edge_vectors
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,10 @@ def rows() -> list[Row]:
 def plain_batch(found: list[Data], cutoff: float, all_pairs: bool) -> PlainBatch:
     """Structures as one batch with a neighbour list."""
     batch = structures.batch_with_neighbours([data.clone() for data in found], cutoff, all_pairs)
-    names = ("positions", "atomic_numbers", "batch", "cell", "pbc", "tags", "edge_index", "cell_offsets")
     target = batch.y_relaxed if "y_relaxed" in batch else torch.randn(len(batch.cell))
     relaxed = batch.positions_relaxed if "positions_relaxed" in batch else batch.positions
     return PlainBatch(
-        **{name: batch[name] for name in names},
+        **{name: batch[name] for name in FIELDS},
         edge_vectors=edge_vectors(batch.positions, batch.batch, batch.cell, batch.edge_index, batch.cell_offsets),
         target=target.float(),
         displacement=(relaxed - batch.positions).float(),

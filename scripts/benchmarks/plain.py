@@ -10,6 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+FIELDS = ("positions", "atomic_numbers", "batch", "cell", "pbc", "tags", "edge_index", "cell_offsets")
+"""What a loader of molflt gives."""
+
 
 class _Saved:
     """A dataclass of tensors that goes to a file and comes back."""
