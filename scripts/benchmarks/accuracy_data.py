@@ -99,13 +99,9 @@ def available(name: str) -> bool:
 
 
 def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
-    """Write the files of a division, unless they are there.
+    """Write the files of a division, unless they are there: of all structures, or of the first so many.
 
-    Args:
-        name: of :data:`DATA_SETS`.
-        fold: which.
-        folder: for the files.
-        most: structures to take, the first of the file, but all of the FG set and its ``val``; None for all.
+    The FG set and its ``val`` are there, and taken whole.
     """
     data = DATA_SETS[name]
     if not data.file and not data.rule:
@@ -127,13 +123,9 @@ def write_missing(
     parts: Callable[[int], tuple[np.ndarray, np.ndarray]],
     most: int | None = None,
 ) -> None:
-    """Write those of the two files of a division that are not there.
+    """Write those of the two files of a division that are not there: to train on, and held out.
 
-    Args:
-        data: with a file.
-        paths: of what is trained on and of what is held out.
-        parts: number of structures to the indices of either.
-        most: structures to take, the first of the file; None for all.
+    ``parts`` makes the indices of either from the number of structures: all of the file, or the first ``most``.
     """
     if all(path.exists() for path in paths):
         return

@@ -22,13 +22,7 @@ from scripts.benchmarks.accuracy_rows import VARIANTS, run_config
 
 
 def selection_split(name: str, folder: Path, n_train: int | None = None) -> Split:
-    """Write a division of the structures to train on, unless it is there: four fifths and a fifth.
-
-    Args:
-        name: of :data:`accuracy_data.DATA_SETS`, with a file.
-        folder: for the files.
-        n_train: of the four fifths to take; None for all.
-    """
+    """Write a division of the structures to train on, unless it is there: four fifths, or fewer, and a fifth."""
     data, label = DATA_SETS[name], name if n_train is None else f"{name}-{n_train}"
     train, val = folder / f"{label}-train.lmdb", folder / f"{label}-val.lmdb"
 

@@ -50,9 +50,7 @@ KEPT = results.DOCS / "results" / "acetylacetone.csv"
 def write_parts(folder: Path, test: str) -> dict[str, Path]:
     """Training and validation part as extxyz, kept if they are there, and the test file.
 
-    Args:
-        folder: for the files.
-        test: of :data:`TESTS`; the hottest are validated on as well, and nothing is chosen by them.
+    The hottest are validated on as well, and nothing is chosen by them.
     """
     given = shared("acac/train_300K.xyz.gz")
     hottest = test == "hottest"

@@ -35,7 +35,7 @@ class Spec:
     """What to measure on which structures.
 
     Attributes:
-        kind: of structure.
+        kind: of structure, as :func:`structures.make` has it.
         size: atoms, or slabs.
         rows: layers, which take turns.
         directions: forward, train.
@@ -69,13 +69,7 @@ def batch_for(found: list[Data], layer: torch.nn.Module) -> Batch:
 
 
 class Calls:
-    """The two calls that are measured: preparation, and the layer; with their backward passes when training.
-
-    Args:
-        layer: with ``prepare`` and ``forward``.
-        batch: what it is applied to.
-        train: with backward passes.
-    """
+    """The two calls that are measured: preparation, and the layer; with their backward passes when training."""
 
     def __init__(self, layer: torch.nn.Module, batch: Batch, train: bool) -> None:
         self.module, self.batch, self.train = layer, batch, train

@@ -136,13 +136,7 @@ MAKERS: dict[str, Callable[[int], Data]] = {"isolated": structures.ball, "slab":
 
 
 class Stack:
-    """Layers of attention with what they share, on one structure.
-
-    Args:
-        structure: with its neighbours within CUTOFF.
-        shape: of the layers.
-        spectrum: members of f.
-    """
+    """Layers of attention with what they share, on one structure."""
 
     def __init__(self, structure: Data, shape: Shape, spectrum: SpectrumName) -> None:
         torch.manual_seed(0)

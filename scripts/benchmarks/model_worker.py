@@ -89,13 +89,7 @@ def n_parameters(model: nn.Module) -> int:
 
 
 class Step:
-    """What is timed: a forward pass without gradients, or a step of training.
-
-    Args:
-        model: on its device.
-        batch: a batch.
-        optimiser: None for forward passes.
-    """
+    """What is timed: a step of training, or without an optimiser a forward pass without gradients."""
 
     def __init__(self, model: nn.Module, batch: PlainBatch, optimiser: torch.optim.Optimizer | None) -> None:
         self.model, self.batch, self.optimiser = model, batch, optimiser
