@@ -13,16 +13,16 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from molflt.errors import InputError
 from molflt.files import atomic_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +84,12 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(handle))
 
 
+def find(rows: Iterable[Row], /, **wanted: Any) -> Row | None:
+    """The first row that has these values in these columns."""
+    cells = {name: text(value) for name, value in wanted.items()}
+    return next((row for row in rows if cells.items() <= row.items()), None)
+
+
 def write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), digits: int = 4) -> None:
     """Write a CSV, whole or not at all.
 
@@ -108,6 +114,14 @@ def record(
     write(path, [{**row, **known} for row in rows], digits=digits)
 
 
+def extend(
+    path: Path, rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Any] | None = None, digits: int = 4
+) -> None:
+    """Write what has just been measured behind what is there: as :func:`record`."""
+    known = provenance(conditions)
+    write(path, [*read(path), *({**row, **known} for row in rows)], (*rows[0], *PROVENANCE), digits)
+
+
 def text(value: Any, digits: int = 4) -> str:
     """A value as it stands in a CSV."""
     if isinstance(value, float):
@@ -128,18 +142,18 @@ class Store:
     Args:
         path: of the file; what it holds already is kept.
         columns: besides those of :data:`PROVENANCE`.
-        conditions: what all rows share; None reads only.
+        conditions: what all rows share.
 
     Raises:
         SystemExit: the file was made under other conditions, which must not be mixed.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str], conditions: Mapping[str, Any] | None) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], conditions: Mapping[str, Any]) -> None:
         self.path, self.columns = path, (*columns, *PROVENANCE)
         self.rows = read(path)
         self.provenance = provenance(conditions)
         mine = self.provenance["conditions"]
-        if other := {row["conditions"] for row in self.rows if conditions is not None} - {mine}:
+        if other := {row["conditions"] for row in self.rows} - {mine}:
             raise SystemExit(
                 f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another "
                 "--out, or move the file away"
@@ -150,10 +164,6 @@ class Store:
         whole = {**row, **self.provenance, **provenance}
         self.rows.append({name: text(whole.get(name), 6) for name in self.columns})
         write(self.path, self.rows, self.columns)
-
-    def forget(self, status: Sequence[str]) -> None:
-        """Drop rows that ended in one of these ways, so that they are measured again."""
-        self.rows = [row for row in self.rows if row["status"] not in status]
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -193,14 +203,6 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format="png", dpi=140)
 
 
-def plot_curves(axes: Axes, label: str, curves: Sequence[Sequence[tuple[int, float]]]) -> None:
-    """Mean and range over the seeds of curves of (step, value) with the same steps."""
-    steps = [step for step, _ in curves[0]]
-    values = np.array([[value for _, value in curve] for curve in curves])
-    axes.plot(steps, values.mean(axis=0), label=label)
-    axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
-
-
 def output_folder(path: str) -> Path:
     """The folder that ``--out`` names, made if it is not there; a type of argparse."""
     folder = Path(path)
@@ -211,6 +213,15 @@ def output_folder(path: str) -> Path:
     if not os.access(folder, os.W_OK):
         raise argparse.ArgumentTypeError(f"{path} cannot be the output folder (no permission to write in it)")
     return folder
+
+
+@contextmanager
+def input_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """A mistake in the user's files ends the process with one line and status 2."""
+    try:
+        yield
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
 
 
 def parser(description: str | None, out: str, required: bool = True) -> argparse.ArgumentParser:

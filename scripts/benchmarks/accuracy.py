@@ -37,29 +37,16 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from lightning.pytorch.callbacks import Callback
 
 from molflt.bundled import resolve_path
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.training.run import train
 from molflt.training.run_directory import read_records
 from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, Split, available, split
 from scripts.benchmarks.accuracy_peers import PEERS, train_peer
-from scripts.benchmarks.accuracy_rows import (
-    FROZEN,
-    ONLY_RELAXED,
-    TURNED,
-    UNBIASED,
-    VARIANTS,
-    FrozenScales,
-    ProcessorTime,
-    RandomRotations,
-    WithoutLocalRPE,
-    run_config,
-)
+from scripts.benchmarks.accuracy_rows import VARIANTS, ProcessorTime, callbacks, run_config
 from scripts.tools.fg import describe
 
 COLUMNS = (
@@ -88,10 +75,7 @@ MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("flt", "softmax", "concat, 
 def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> str:
     """The Markdown table of a data set: mean and standard deviation over seeds and folds, median of the minutes.
 
-    Args:
-        data: of :data:`DATA_SETS`.
-        group: of :data:`GROUPS`.
-        rows: of the CSV; those that the pages quote for None.
+    ``rows`` are those that the pages quote, unless they are given.
     """
     mine = [row for row in (results.read(KEPT) if rows is None else rows) if row["set"] == data]
     judged = list(dict.fromkeys(row["split"] for row in mine))
@@ -111,11 +95,7 @@ def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> 
 
 
 def divisions(rows: list[results.Row] | None = None) -> str:
-    """The Markdown table of the divisions of the FG set: a row for each, and a column for each model.
-
-    Args:
-        rows: as of :func:`table`.
-    """
+    """The Markdown table of the divisions of the FG set: a row for each, and a column for each model."""
     mine = [row for row in (results.read(KEPT) if rows is None else rows) if DATA_SETS[row["set"]].rule]
     models = [name for name in ROWS if any(row["model"] == name for row in mine)]
     cells = []
@@ -136,7 +116,8 @@ def wanted(row: str, data: str) -> bool:
     """Whether a row says anything about a data set."""
     if row in describe.BASELINES:
         return not DATA_SETS[data].file
-    return row not in ONLY_RELAXED or bool(DATA_SETS[data].model.get("auxiliary_head"))
+    # It differs from the default only where relaxed positions are known.
+    return row != "no auxiliary head" or bool(DATA_SETS[data].model.get("auxiliary_head"))
 
 
 def run_variant(
@@ -146,11 +127,7 @@ def run_variant(
     epochs = options.epochs or DATA_SETS[data].epochs
     config = run_config(row, data, files, seed, epochs, MINIATURE_STEPS if options.miniature else -1)
     spent = ProcessorTime(run.parent / f"{run.name}-seconds.json")
-    callbacks: list[Callback] = [spent]
-    callbacks += [RandomRotations(seed)] if row in TURNED else []
-    callbacks += [WithoutLocalRPE()] if row in UNBIASED else []
-    callbacks += [FrozenScales()] if row in FROZEN else []
-    train(config, run, resume=True, say=lambda line: None, callbacks=callbacks)
+    train(config, run, resume=True, say=lambda line: None, callbacks=[spent, *callbacks(row, seed)])
     # The last epoch is always validated, by the model that is saved.
     last = read_records(run)[-1]
     return {
@@ -182,12 +159,6 @@ def run_baseline(row: str, files: Split) -> dict[str, Any]:
     return {"mae": errors, "seconds": time.process_time() - start}
 
 
-def finished(path: Path, *run: object) -> bool:
-    """Whether a run (set, model, seed, fold) is among the results."""
-    wanted = tuple(map(str, run))
-    return any((row["set"], row["model"], row["seed"], row["fold"]) == wanted for row in results.read(path))
-
-
 def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespace) -> None:
     """One run, unless it is finished or another process is at it."""
     name = "-".join([data, row, str(seed), str(fold)]).replace(" ", "_").replace(",", "").replace("=", "").lower()
@@ -199,7 +170,7 @@ def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespa
         return
     with claim:
         # Asked of the claimed run only: another process may have finished it a moment ago.
-        if finished(options.results, data, row, seed, fold):
+        if results.find(results.read(options.results), set=data, model=row, seed=seed, fold=fold):
             return
         with FileLock(claims / "data"):
             files = split(data, fold, options.out / "data", MINIATURE if options.miniature else None)
@@ -255,10 +226,8 @@ def main() -> None:
     options = parser.parse_args()
     options.results = options.results or options.out / "accuracy.csv"
     torch.set_num_threads(options.threads)
-    try:
+    with results.input_errors(parser):
         run_missing(options)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
     rows = results.read(options.results)
     for data in (name for name in MAIN if any(row["set"] == name for row in rows)):
         print(f"\n{data}, {DATA_SETS[data].unit}\n\n{table(data, rows=rows)}", end="")

@@ -17,6 +17,7 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
+from molflt.errors import InputError
 from scripts.benchmarks import fg_splits
 
 N_FOLDS = 5
@@ -80,21 +81,27 @@ class Split:
     target: Target
 
 
+def shared(file: str) -> Path:
+    """A file below the folder MOLFLT_DATA.
+
+    Raises:
+        InputError: the variable is not set.
+    """
+    if "MOLFLT_DATA" not in os.environ:
+        raise InputError(f"MOLFLT_DATA is not set: it is the folder that has {file}")
+    return Path(os.environ["MOLFLT_DATA"]) / file
+
+
 def available(name: str) -> bool:
     """Whether the data set is there."""
-    return not DATA_SETS[name].file or (
-        "MOLFLT_DATA" in os.environ and (Path(os.environ["MOLFLT_DATA"]) / DATA_SETS[name].file).exists()
-    )
+    file = DATA_SETS[name].file
+    return not file or ("MOLFLT_DATA" in os.environ and shared(file).exists())
 
 
 def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
-    """Write the files of a division, unless they are there.
+    """Write the files of a division, unless they are there: of all structures, or of the first so many.
 
-    Args:
-        name: of :data:`DATA_SETS`.
-        fold: which.
-        folder: for the files.
-        most: structures to take, the first of the file, but all of the FG set and its ``val``; None for all.
+    The FG set and its ``val`` are there, and taken whole.
     """
     data = DATA_SETS[name]
     if not data.file and not data.rule:
@@ -116,17 +123,13 @@ def write_missing(
     parts: Callable[[int], tuple[np.ndarray, np.ndarray]],
     most: int | None = None,
 ) -> None:
-    """Write those of the two files of a division that are not there.
+    """Write those of the two files of a division that are not there: to train on, and held out.
 
-    Args:
-        data: with a file.
-        paths: of what is trained on and of what is held out.
-        parts: number of structures to the indices of either.
-        most: structures to take, the first of the file; None for all.
+    ``parts`` makes the indices of either from the number of structures: all of the file, or the first ``most``.
     """
     if all(path.exists() for path in paths):
         return
-    frames = read(Path(os.environ["MOLFLT_DATA"]) / data.file, most)
+    frames = read(shared(data.file), most)
     for path, chosen in zip(paths, parts(len(frames)), strict=True):
         if not path.exists():
             write(path, frames, chosen)

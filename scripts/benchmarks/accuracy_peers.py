@@ -81,17 +81,10 @@ def train_peer(
     folder: Path,
     python: str | None,
 ) -> dict[str, Any]:
-    """Train a peer in a process of its own.
+    """Train a peer for some seconds of processor time, in a process of its own.
 
-    Args:
-        name: of :data:`PEERS`.
-        split: files of the division.
-        molecules: which of its cutoffs to take.
-        seconds: of processor time to train for.
-        seed: of weights and batches.
-        threads: of PyTorch.
-        folder: for the data in the form that it reads.
-        python: interpreter of the peers' environment, for those that need it.
+    ``molecules`` says which of its cutoffs to take; ``folder`` is for the data in the form that it reads; ``python``
+    is the interpreter of the peers' environment, for those that need it.
 
     Returns:
         What :func:`peer_worker.train` found; where there is nothing, why.

@@ -27,7 +27,7 @@ MODEL: dict[str, Any] = {
     "auxiliary_head": False,
 }
 
-_CHANGES: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "flt": {},
     "flt, separation": {},
     "flt, muon": {},
@@ -51,39 +51,14 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "undamped, free spectrum": {"attention": {"mechanism": "undamped", "spectrum": "free"}},
     "4 recycles": {"n_recycles": 4},
     "no auxiliary head": {"auxiliary_head": False},
+    "gaussians, pair types": {"attention": {"spectrum": "gaussians"}, "pair_types": True},
+    "softmax, pair types": {"attention": "softmax", "ffn_dim": 332, "pair_types": True},
 }
-_TYPED = ("gaussians", "softmax")
-
-VARIANTS = {**_CHANGES, **{f"{row}, pair types": {**_CHANGES[row], "pair_types": True} for row in _TYPED}}
 """What each row changes of the model."""
-
-TURNED = ("concat, turned at random",)
-"""Rows that see every structure in another orientation in every epoch."""
-
-SEPARATED = ("flt, separation",)
-"""Rows that see compositions of distant molecules, too, as is the default of training."""
-
-UNBIASED = ("no local RPE",)
-"""Rows whose neighbours count by content and envelope alone."""
-
-FROZEN = ("scales frozen",)
-"""Rows whose members of f, and so the scales of its waves, stay as they start."""
-
-ONLY_RELAXED = ("no auxiliary head",)
-"""Rows that differ from the default where relaxed positions are known."""
 
 
 def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_steps: int = -1) -> TrainConfig:
-    """The common trainer with the model of a row.
-
-    Args:
-        name: of :data:`VARIANTS`.
-        data: of :data:`DATA_SETS`.
-        split: its files.
-        seed: of everything.
-        epochs: of training.
-        max_steps: optimiser steps at most; -1 for no limit.
-    """
+    """The common trainer with the model of a row, of :data:`VARIANTS`, for a data set and the files of a division."""
     chosen = DATA_SETS[data]
     model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **VARIANTS[name]}
     values: dict[str, Any] = {
@@ -96,7 +71,8 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
             "max_atoms": chosen.max_atoms,
         },
         "model": model,
-        "loss": {"separation": "auto" if name in SEPARATED else 0},
+        # Compositions of distant molecules, as is the default of training.
+        "loss": {"separation": "auto" if name == "flt, separation" else 0},
         # What the other rows of the set were made with, so that rows differ in one thing.
         "optimiser": {
             "name": "muon" if name.endswith("muon") else chosen.optimiser,
@@ -132,11 +108,7 @@ class ProcessorTime(Callback):
 
 
 class RandomRotations(Callback):
-    """Turns every structure of a training batch at random, another way each time.
-
-    Args:
-        seed: of the rotations.
-    """
+    """Turns every structure of a training batch at random, another way each time."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -168,6 +140,18 @@ class WithoutLocalRPE(Callback):
                 for parameter in module.parameters():
                     torch.nn.init.zeros_(parameter)
                     parameter.requires_grad_(False)
+
+
+def callbacks(name: str, seed: int) -> list[Callback]:
+    """What a row changes of its training."""
+    match name:
+        case "concat, turned at random":
+            return [RandomRotations(seed)]
+        case "no local RPE":
+            return [WithoutLocalRPE()]
+        case "scales frozen":
+            return [FrozenScales()]
+    return []
 
 
 def turn(batch: Batch, generator: torch.Generator) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.training.config_file import to_yaml
 from scripts import results
@@ -23,13 +22,7 @@ from scripts.benchmarks.accuracy_rows import VARIANTS, run_config
 
 
 def selection_split(name: str, folder: Path, n_train: int | None = None) -> Split:
-    """Write a division of the structures to train on, unless it is there: four fifths and a fifth.
-
-    Args:
-        name: of :data:`accuracy_data.DATA_SETS`, with a file.
-        folder: for the files.
-        n_train: of the four fifths to take; None for all.
-    """
+    """Write a division of the structures to train on, unless it is there: four fifths, or fewer, and a fifth."""
     data, label = DATA_SETS[name], name if n_train is None else f"{name}-{n_train}"
     train, val = folder / f"{label}-train.lmdb", folder / f"{label}-val.lmdb"
 
@@ -56,10 +49,8 @@ def main() -> None:
     options = parser.parse_args()
     if not available(options.data):
         parser.error(f"MOLFLT_DATA is not set or has no {DATA_SETS[options.data].file}")
-    try:
+    with results.input_errors(parser):
         split = selection_split(options.data, options.out, options.n_train)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
     config = run_config(options.row, options.data, split, options.seed, DATA_SETS[options.data].epochs)
     path = Path(f"{split.train.removesuffix('-train.lmdb')}.yaml")
     with atomic_file(path) as temporary:

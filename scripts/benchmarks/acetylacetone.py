@@ -15,7 +15,6 @@ docs/results/acetylacetone.csv.
 
 from __future__ import annotations
 
-import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,13 @@ import torch
 from ase.io import read as read_frames
 from ase.io import write as write_frames
 
-from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
 from molflt.training.presets import preset_config
 from molflt.training.run import train
 from scripts import results
+from scripts.benchmarks.accuracy_data import shared
 from scripts.benchmarks.accuracy_rows import ProcessorTime
 from scripts.benchmarks.clusters import mean_squares
 
@@ -51,17 +50,13 @@ KEPT = results.DOCS / "results" / "acetylacetone.csv"
 def write_parts(folder: Path, test: str) -> dict[str, Path]:
     """Training and validation part as extxyz, kept if they are there, and the test file.
 
-    Args:
-        folder: for the files.
-        test: of :data:`TESTS`; the hottest are validated on as well, and nothing is chosen by them.
+    The hottest are validated on as well, and nothing is chosen by them.
     """
-    if "MOLFLT_DATA" not in os.environ:
-        raise InputError("MOLFLT_DATA is not set: it is the folder that has acac/train_300K.xyz.gz")
-    given = Path(os.environ["MOLFLT_DATA"]) / "acac"
+    given = shared("acac/train_300K.xyz.gz")
     hottest = test == "hottest"
     paths = {name: folder / f"{test}-{name}.extxyz".replace(" ", "_") for name in ("train", "val")}
     if not all(path.exists() for path in paths.values()):
-        frames = read_frames(given / "train_300K.xyz.gz", index=":", format="extxyz")
+        frames = read_frames(given, index=":", format="extxyz")
         held_out = np.arange(len(frames)) % 10 == 0
         if hottest:
             energies = np.array([frame.get_potential_energy() for frame in frames])
@@ -70,7 +65,7 @@ def write_parts(folder: Path, test: str) -> dict[str, Path]:
             chosen = [frame for frame, out in zip(frames, held_out, strict=True) if out == (name == "val")]
             with atomic_file(path) as partial:
                 write_frames(partial, chosen, format="extxyz")
-    return {**paths, "test": paths["val"] if hottest else given / "test_MD_300K.xyz.gz"}
+    return {**paths, "test": paths["val"] if hottest else given.with_name("test_MD_300K.xyz.gz")}
 
 
 def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> TrainConfig:
@@ -112,18 +107,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=KEPT, help="CSV of the finished runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    try:
+    with results.input_errors(parser):
         for seed, row in product(options.seeds, options.rows):
-            run = (row, options.test, str(seed), str(options.epochs))
-            known = [(one["row"], one["test"], one["seed"], one["epochs"]) for one in results.read(options.results)]
-            if run in known:
+            known = results.read(options.results)
+            if results.find(known, row=row, test=options.test, seed=seed, epochs=options.epochs):
                 continue
             found = judge(row, options.test, seed, options.epochs, options.out)
             print(found, flush=True)
-            rows = [*results.read(options.results), {**found, **results.provenance()}]
-            results.write(options.results, rows, (*found, *results.PROVENANCE), digits=3)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
+            results.extend(options.results, [found], digits=3)
 
 
 if __name__ == "__main__":

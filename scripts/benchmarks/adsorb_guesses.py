@@ -132,13 +132,9 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
     }
 
 
-def table() -> str:
-    """The table of the page."""
-    return summary(results.read(KEPT))
-
-
-def summary(rows: list[results.Row]) -> str:
-    """Errors of those structures that have all predictions, as a table."""
+def table(rows: list[results.Row] | None = None) -> str:
+    """Errors of those structures that have all predictions, as a table; by default of those that the page quotes."""
+    rows = results.read(KEPT) if rows is None else rows
     whole = [row for row in rows if all(row[name] for name in PREDICTIONS)]
     lines = []
     for name, what in PREDICTIONS.items():
@@ -163,7 +159,7 @@ def main() -> None:
         parser.error("give --data, or set MOLFLT_DATA to the folder that has fg/slice1.extxyz.gz")
     data = options.data or Path(os.environ["MOLFLT_DATA"]) / "fg" / "slice1.extxyz.gz"
     torch.set_num_threads(1)
-    try:
+    with results.input_errors(parser):
         weights = " ".join(fingerprint(path)[:12] for path in member_paths(options.model))
         conditions = {"data": data.name, "guesses": options.guesses, "weights": weights}
         store = results.Store(options.results, COLUMNS, conditions)
@@ -175,9 +171,7 @@ def main() -> None:
         waiting = [structures[k] for k in order if str(structures[k].info["sid"]) not in known]
         for atoms in track(waiting, "structures", total=len(order), done=len(order) - len(waiting)):
             store.add(judge(atoms, model, options.guesses))
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
-    print(summary(store.rows))
+    print(table(store.rows))
 
 
 if __name__ == "__main__":

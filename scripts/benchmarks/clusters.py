@@ -16,7 +16,6 @@ figures of both into docs/figures.
 
 from __future__ import annotations
 
-import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from matplotlib.figure import Figure
 
 from molflt.data.labels import LabelSpec
 from molflt.data.sources import open_dataset
-from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model
@@ -39,6 +37,7 @@ from molflt.prediction.predictor import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 from scripts import results
+from scripts.benchmarks.accuracy_data import shared
 from scripts.benchmarks.accuracy_rows import FrozenScales, ProcessorTime
 
 FILES = {16: "efa/3D_cluster_16_atoms_radius_2point5.npz", 32: "efa/3D_cluster_32_atoms_radius_5.npz"}
@@ -64,9 +63,7 @@ def write_parts(folder: Path, n_atoms: int) -> dict[str, Path]:
     paths = {name: folder / f"{name}-{n_atoms}.extxyz" for name in PARTS}
     if all(path.exists() for path in paths.values()):
         return paths
-    if "MOLFLT_DATA" not in os.environ:
-        raise InputError(f"MOLFLT_DATA is not set: it is the folder that has {FILES[n_atoms]}")
-    with np.load(Path(os.environ["MOLFLT_DATA"]) / FILES[n_atoms]) as found:
+    with np.load(shared(FILES[n_atoms])) as found:
         order = np.random.RandomState(0).permutation(np.arange(len(found["energy"])))
         arrays = {name: found[name][order] for name in ("atomic_numbers", "positions", "energy", "forces")}
     for name, path in paths.items():
@@ -122,7 +119,6 @@ def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
     """Mean square errors of the energies and of the components of the forces of a file, eV² and (eV/Å)²."""
     data = open_dataset(path, labels=LabelSpec(target="energy"))
     prediction = predict(loaded, data, forces=True)
-    assert prediction.forces is not None
     labels = [data[k] for k in range(len(data))]
     energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])
     force = np.mean([np.mean((f - d.forces.numpy()) ** 2) for f, d in zip(prediction.forces, labels, strict=True)])
@@ -207,21 +203,16 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     scales_path = options.results.with_name("scales.csv")
-    try:
+    with results.input_errors(parser):
         for seed, row in product(options.seeds, options.rows):
-            run = (row, str(options.atoms), str(seed), str(options.epochs))
             known = results.read(options.results)
-            if any((one["row"], one["atoms"], one["seed"], one["epochs"]) == run for one in known):
+            if results.find(known, row=row, atoms=options.atoms, seed=seed, epochs=options.epochs):
                 continue
             found, waves = judge(row, options.atoms, seed, options.epochs, options.out)
             print(f"{row}, seed {seed}: loss {found['loss']:.3g}, {found['minutes']:.0f} minutes", flush=True)
-            made = results.provenance()
-            for path, new in ((scales_path, waves), (options.results, [found])):
-                if new:
-                    rows = [*results.read(path), *({**one, **made} for one in new)]
-                    results.write(path, rows, (*new[0], *results.PROVENANCE), digits=3)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
+            if waves:
+                results.extend(scales_path, waves, digits=3)
+            results.extend(options.results, [found], digits=3)
     if options.results == KEPT:
         figures = results.DOCS / "figures"
         results.save(scales_figure(results.read(scales_path)), figures / "scales.png")

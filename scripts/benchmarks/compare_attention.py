@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from itertools import islice
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ import numpy as np
 from molflt.attention.registry import attention_config, presets
 from molflt.bundled import resolve_path
 from molflt.data.sources import open_dataset
-from molflt.files import atomic_file
 from molflt.invariance.energies import energies
 from molflt.invariance.structures import rotation
 from molflt.model.model_file import load_model
@@ -31,6 +31,7 @@ from molflt.training.presets import preset_config
 from molflt.training.run import train
 from scripts import results
 from scripts.benchmarks import accuracy_data
+from scripts.literature import training
 
 QM7_TRAIN, QM7_VAL = 3000, 1000
 MAX_ATOMS = 256
@@ -40,13 +41,6 @@ DEFAULT = [name for name in presets() if name not in _LEFT_OUT]
 """Every preset but the other names of flt and performer, and the sphere-sampled features of nobody's."""
 N_TURNED = 64
 KEPT = results.DOCS / "literature" / "compare_attention.csv"
-
-
-def write_qm7(folder: Path) -> None:
-    """The first 3,000 molecules of the file and the 1,000 after them, as LMDB; energies in eV."""
-    paths = folder / "qm7-train.lmdb", folder / "qm7-val.lmdb"
-    parts = np.arange(QM7_TRAIN), np.arange(QM7_TRAIN, QM7_TRAIN + QM7_VAL)
-    accuracy_data.write_missing(accuracy_data.DATA_SETS["qm7"], paths, lambda n: parts, QM7_TRAIN + QM7_VAL)
 
 
 def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -> TrainConfig:
@@ -72,11 +66,8 @@ def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -
     return TrainConfig.model_validate(values)
 
 
-def run_once(folder: Path, data: str, attention: str, seed: int, steps: int) -> None:
-    """Train and judge one model; its numbers go to result.json in its folder."""
-    run = folder / data / attention / str(seed)
-    if (run / "result.json").exists():
-        return
+def judge(folder: Path, run: Path, data: str, attention: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train and judge one model."""
     config = run_config(folder, data, attention, seed, steps)
     start = time.perf_counter()
     found = train(config, run, resume=True, say=lambda line: None)
@@ -88,11 +79,8 @@ def run_once(folder: Path, data: str, attention: str, seed: int, steps: int) -> 
     turned = [rotation(structure, random) for structure in structures]
     change = np.abs(energies(model, turned).energy - energies(model, structures).energy)
     errors = [(line["step"], line["val/energy_mae"]) for line in curve if "val/energy_mae" in line]
-    record = {
-        "attention": attention,
-        "data": data,
-        "seed": seed,
-        "steps": steps,
+    print(f"{data:<11}{attention:<17}seed {seed}  MAE {errors[-1][1]:.4f} eV  {seconds:.0f} s", flush=True)
+    return {
         "mae": errors[-1][1],
         "mad": found.mad,
         "curve": errors,
@@ -100,39 +88,28 @@ def run_once(folder: Path, data: str, attention: str, seed: int, steps: int) -> 
         "parameters": model.n_parameters(),
         "seconds": seconds,
     }
-    with atomic_file(run / "result.json") as temporary:
-        temporary.write_text(json.dumps(record), encoding="utf-8")
-    print(f"{data:<11}{attention:<17}seed {seed}  MAE {record['mae']:.4f} eV  {seconds:.0f} s", flush=True)
-
-
-def finished(folder: Path, data: str, name: str) -> list[dict[str, Any]]:
-    """The runs of an attention that have ended."""
-    return [
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / data / name).glob("*/result.json"))
-    ]
 
 
 def summarised(folder: Path, names: list[str], data_sets: list[str]) -> list[dict[str, Any]]:
-    """A row for every attention and data set with at least one finished run."""
+    """A row for every attention and data set, over all seeds that are finished."""
     rows = []
-    for data in data_sets:
-        for name in names:
-            runs = finished(folder, data, name)
-            if not runs:
-                continue
-            mae = np.array([run["mae"] for run in runs])
-            row: dict[str, Any] = {
+    for data, name in product(data_sets, names):
+        paths = sorted((folder / data / name).glob("*/result.json"))
+        runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        mean, spread = training.mean_spread([run["mae"] for run in runs])
+        rows.append(
+            {
                 "data": data,
                 "attention": name,
                 "seeds": len(runs),
                 "steps": runs[0]["steps"],
                 "parameters": runs[0]["parameters"],
-                "mae": float(mae.mean()),
-                "spread": float(mae.std(ddof=1)) if len(mae) > 1 else float("nan"),
+                "mae": mean,
+                "spread": spread,
                 "mad": runs[0]["mad"],
                 "rotation": max(run["rotation"] for run in runs),
             }
-            rows.append(row)
+        )
     return rows
 
 
@@ -173,11 +150,17 @@ def main() -> None:
         print("MOLFLT_DATA is not set: without QM7")
         options.data.remove("qm7")
     if "qm7" in options.data:
-        write_qm7(options.out)
-    for seed in options.seeds:
-        for data in options.data:
-            for name in options.attention:
-                run_once(options.out, data, name, seed, options.steps)
+        # The first molecules of the file and those after them.
+        paths = options.out / "qm7-train.lmdb", options.out / "qm7-val.lmdb"
+        n = QM7_TRAIN + QM7_VAL
+        accuracy_data.write_missing(
+            accuracy_data.DATA_SETS["qm7"], paths, lambda _: np.split(np.arange(n), [QM7_TRAIN]), n
+        )
+    for seed, data, name in product(options.seeds, options.data, options.attention):
+        run = options.out / data / name / str(seed)
+        settings = {"attention": name, "data": data, "seed": seed, "steps": options.steps}
+        make = partial(judge, options.out, run, **settings)
+        training.kept(run, settings, make)
     path = options.out / "compare_attention.csv"
     found = summarised(options.out, options.attention, options.data)
     results.record(path, found, digits=6)

@@ -10,9 +10,7 @@ by anything but its kind, size or elements.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from molflt.data.domain import Domain, DomainFit
 from molflt.data.sources import open_dataset
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
+from scripts.benchmarks.accuracy_data import shared
 
 _METALS = ("Pt", "Cu", "Zn")
 _LARGEST_ADSORBATE, _LARGEST_MOLECULE, _HELD_OUT = 9, 15, 5
@@ -143,12 +142,11 @@ def _parts(structures: Sequence[Data], chosen: Callable[[Data], bool]) -> tuple[
 
 def main() -> None:
     """Ask, and write FOLDER/domain.csv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of domain.csv")
+    parser = results.parser(__doc__, "domain.csv")
     options = parser.parse_args()
-    folder = Path(os.environ["MOLFLT_DATA"])
-    rows = of_fg(folder / "fg") + of_qm7(folder / "qm7" / "qm7_train.extxyz.gz")
-    results.record(options.out / "domain.csv", rows)
+    with results.input_errors(parser):
+        rows = of_fg(shared("fg")) + of_qm7(shared("qm7/qm7_train.extxyz.gz"))
+        results.record(options.out / "domain.csv", rows)
 
 
 if __name__ == "__main__":

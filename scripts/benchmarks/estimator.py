@@ -49,6 +49,12 @@ def basis() -> tuple[GaussianBasis, Tensor]:
     return found, AMPLITUDES / found.amplitudes
 
 
+def exact(delta: Tensor) -> Tensor:
+    """F of displacements (..., 3)."""
+    gaussians, weights = basis()
+    return gaussians.values(delta.square().sum(-1)) @ weights
+
+
 def sampled_method(r: int, options: dict[str, Any], seed: int) -> UndampedMethod:
     """The paper's estimator as it starts out in a model."""
     rpe = GaussianRPE(len(WIDTHS), float(WIDTHS[0]), float(WIDTHS[-1]))
@@ -86,13 +92,11 @@ def quadrature_mask(delta: Tensor, r: int, tolerance: float) -> Tensor:
 def errors(r: int, seeds: range) -> dict[str, list[float]]:
     """Relative root-mean-square error of the mask for each seed, by estimator."""
     found: dict[str, list[float]] = {name: [] for name in (*ESTIMATORS, QUADRATURE)}
-    gaussians, weights = basis()
     for seed in seeds:
         delta = displacements(seed)
-        exact = gaussians.values(delta.square().sum(-1)) @ weights
 
-        def relative(mask: Tensor, exact: Tensor = exact) -> float:
-            return float((mask - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+        def relative(mask: Tensor, right: Tensor = exact(delta)) -> float:
+            return float((mask - right).square().mean().sqrt() / right.square().mean().sqrt())
 
         for name, options in ESTIMATORS.items():
             found[name].append(relative(sampled_mask(delta, r, options, seed)))

@@ -18,14 +18,7 @@ if not hasattr(dataloader, "T_co"):
 
 
 class PaiNNEnergy(nn.Module):
-    """SchNetPack's PaiNN with a sum over atoms.
-
-    Args:
-        n_atom_basis: width.
-        n_interactions: layers.
-        n_rbf: Gaussians of the distance basis.
-        cutoff: Å.
-    """
+    """SchNetPack's PaiNN with a sum over atoms; the cutoff is in Å."""
 
     def __init__(self, n_atom_basis: int, n_interactions: int, n_rbf: int, cutoff: float) -> None:
         super().__init__()
@@ -56,14 +49,7 @@ class PaiNNEnergy(nn.Module):
 
 
 def painn_with_forces(n_atom_basis: int, n_interactions: int, n_rbf: int, cutoff: float) -> Any:
-    """SchNetPack's ASE calculator of an untrained PaiNN, with the neighbour list of matscipy.
-
-    Args:
-        n_atom_basis: width.
-        n_interactions: layers.
-        n_rbf: Gaussians of the distance basis.
-        cutoff: Å.
-    """
+    """SchNetPack's ASE calculator of an untrained PaiNN, with the neighbour list of matscipy; the cutoff is in Å."""
     try:
         from schnetpack.atomistic import Atomwise, Forces, PairwiseDistances
         from schnetpack.interfaces import SpkCalculator

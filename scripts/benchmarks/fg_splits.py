@@ -41,11 +41,7 @@ RULES: dict[str, Rule] = {
 
 
 def divide(name: str) -> tuple[list[Data], list[Data]]:
-    """What is trained on and what is held out.
-
-    Args:
-        name: of :data:`RULES`.
-    """
+    """What is trained on and what is held out by one of :data:`RULES`."""
     everything = [data for part in ("train", "val") for data in LmdbDataset(resolve_path(f"bundled:fg/{part}.lmdb"))]
     held_out = RULES[name]
     return [data for data in everything if not held_out(data)], [data for data in everything if held_out(data)]

@@ -34,7 +34,6 @@ import torch
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
-from molflt.errors import InputError
 from molflt.model.model_file import read_metadata
 from molflt.prediction.evaluation import evaluate
 from molflt.training.config import FINE_TUNING_RATE, TrainConfig
@@ -111,21 +110,16 @@ def main() -> None:
     options = parser.parse_args()
     path = options.results or (options.out / KEPT.name if options.miniature else KEPT)
     torch.set_num_threads(1)
-    try:
+    with results.input_errors(parser):
         for data, seed, row in product(options.data, options.seeds, ROWS):
-            run = (data, row, str(seed))
-            if any((known["set"], known["row"], known["seed"]) == run for known in results.read(path)):
+            if results.find(results.read(path), set=data, row=row, seed=seed):
                 continue
             epochs = options.base_epochs or DATA_SETS[data].epochs, options.epochs
             if options.miniature:
                 epochs = MINIATURE_EPOCHS, MINIATURE_EPOCHS
             found = judge(data, row, seed, options.out, options.miniature, epochs)
             print(f"{data:<22}{row:<14}seed {seed}: {found['mae']:.4f} eV (MAD {found['mad']:.4f} eV)", flush=True)
-            conditions = {"base_epochs": epochs[0], "epochs": epochs[1]}
-            rows = [*results.read(path), {**found, **results.provenance(conditions)}]
-            results.write(path, rows, (*found, *results.PROVENANCE), digits=4)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
+            results.extend(path, [found], {"base_epochs": epochs[0], "epochs": epochs[1]})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from scripts.benchmarks import measuring
 from scripts.benchmarks.model_worker import build, n_parameters
-from scripts.benchmarks.plain import PlainBatch
+from scripts.benchmarks.plain import PlainBatch, edge_vectors
 
 PRESET = "small"
 SIZES: dict[str, dict[str, Any]] = {
@@ -39,9 +40,7 @@ CUTOFF = 5.0
 
 def energies(model: Any, batch: PlainBatch, positions: Tensor) -> Tensor:
     """(n_structures,) as a function of positions; everything that depends on them is computed anew."""
-    (i, j), structure = batch.edge_index, batch.batch
-    images = torch.einsum("ek,ekl->el", batch.cell_offsets.to(positions.dtype), batch.cell[structure[i]])
-    vectors = (positions[i] - positions[j] - images).float()
+    vectors = edge_vectors(positions, batch.batch, batch.cell, batch.edge_index, batch.cell_offsets)
     moved = dataclasses.replace(batch, positions=positions, edge_vectors=vectors)
     found: Tensor = model(model.prepare(moved))
     return found
@@ -82,7 +81,7 @@ def measure(family: str, path: Path, repeats: int) -> dict[str, Any]:
             call()
             found[name].append(1e3 * (time.process_time() - start))
     # The first sets everything up.
-    middle = {name: measuring.spread(times[1:])["median"] for name, times in found.items()}
+    middle = {name: median(times[1:]) for name, times in found.items()}
     return {**middle, "parameters": n_parameters(model)}
 
 

@@ -20,7 +20,7 @@ from molflt.attention.registry import presets
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import PRESETS
-from scripts.benchmarks.plain import PlainBatch
+from scripts.benchmarks.plain import FIELDS, PlainBatch
 
 Inputs = dict[str, Any]
 
@@ -38,12 +38,7 @@ def model_config(preset: str, attention: str) -> ModelConfig:
 
 
 class MolfltEnergy(nn.Module):
-    """The energy model of a preset.
-
-    Args:
-        preset: tiny, small, base, ...
-        attention: a name that ``model.attention`` takes.
-    """
+    """The energy model of a preset, with an attention that ``model.attention`` takes."""
 
     def __init__(self, preset: str, attention: str = "flt") -> None:
         super().__init__()
@@ -51,8 +46,7 @@ class MolfltEnergy(nn.Module):
 
     def prepare(self, batch: PlainBatch) -> Any:
         """What a loader gives: fields and neighbour list. Geometry is part of the model, and is timed."""
-        names = ("positions", "atomic_numbers", "batch", "cell", "pbc", "tags", "edge_index", "cell_offsets")
-        return SimpleNamespace(**{name: getattr(batch, name) for name in names})
+        return SimpleNamespace(**{name: getattr(batch, name) for name in FIELDS})
 
     def forward(self, inputs: Any) -> Tensor:
         """(n_structures,) energies."""
@@ -76,7 +70,6 @@ class SchNetEnergy(nn.Module):
         self.graph: tuple[Tensor, Tensor] | None = None
 
     def _graph(self, positions: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.graph is not None
         return self.graph
 
     def prepare(self, batch: PlainBatch) -> Inputs:

@@ -72,13 +72,11 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="atoms")
     options = parser.parse_args()
     model = scaled_model(structures.make("isolated", SIZES[0]))
-    done = results.read(options.out) if options.out.exists() else []
     for n in options.sizes:
         for kind in ("isolated", "periodic"):
-            if any(row["kind"] == kind and row["atoms"] == str(n) for row in done):
+            if results.find(results.read(options.out), kind=kind, atoms=n):
                 continue
-            done += [{**row, **results.provenance({"draws": 1})} for row in rows(model, kind, n)]
-            results.write(options.out, done)
+            results.extend(options.out, rows(model, kind, n), {"draws": 1})
             print(f"{kind}, {n:,} atoms: done", flush=True)
 
 

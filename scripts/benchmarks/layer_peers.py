@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Batch
 
-from scripts.benchmarks.layers import CUTOFF, DIM, HEADS, N_RBF, distance_basis
+from molflt.attention.near import GaussianDistanceBasis
+from scripts.benchmarks.layers import CUTOFF, DIM, HEADS, N_RBF
 
 _PAIRS_AT_ONCE = 1 << 20
 """Pairs times radial functions held while a bias is made; bounds what the preparation takes."""
@@ -53,31 +54,19 @@ def layout(batch: Batch) -> Layout:
     return Layout(slot, len(sizes), n_max, mask)
 
 
-def _heads_first(padded: Tensor, n_heads: int) -> Tensor:
-    """(b, n, dim) → (b, heads, n, head_dim)."""
-    return padded.unflatten(-1, (n_heads, -1)).transpose(1, 2)
-
-
 class DenseWithBias(nn.Module):
     """Projections, softmax(q·k/√d + b_h(|Δ_ij|, z_i, z_j)) v, output; the bias is made once and kept.
 
     The bias is Graphormer's, linear in the radial basis, of the nearest image of every pair; without gradient, which
     is the peer's best case: learning it as well costs a tensor of its size more.
-
-    Args:
-        dim: width.
-        n_heads: heads.
-        n_rbf: size of the radial basis.
-        cutoff: Å, extent of the radial basis.
     """
 
-    def __init__(self, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF, cutoff: float = 2 * CUTOFF) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.n_heads = n_heads
-        self.projection = nn.Linear(dim, 3 * dim)
-        self.radial = distance_basis(n_rbf, cutoff)
-        self.bias = nn.Linear(n_rbf, n_heads)
-        self.output = nn.Linear(dim, dim)
+        self.projection = nn.Linear(DIM, 3 * DIM)
+        self.radial = GaussianDistanceBasis(N_RBF, 2 * CUTOFF)
+        self.bias = nn.Linear(N_RBF, HEADS)
+        self.output = nn.Linear(DIM, DIM)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Layout, Tensor]:
@@ -85,14 +74,14 @@ class DenseWithBias(nn.Module):
         places = layout(batch)
         n_max, dtype = places.n_max, self.bias.weight.dtype
         bias = torch.full(
-            (places.n_structures, self.n_heads, n_max, n_max), -torch.inf, dtype=dtype, device=places.slot.device
+            (places.n_structures, HEADS, n_max, n_max), -torch.inf, dtype=dtype, device=places.slot.device
         )
         for b in range(places.n_structures):
             mine = torch.nonzero(batch.batch == b).squeeze(1)
             r, z, n = batch.positions[mine], batch.atomic_numbers[mine], len(mine)
             # Periodic structures here have all three axes periodic.
             cell = batch.cell[b] if bool(batch.pbc[b].all()) else None
-            step = max(1, _PAIRS_AT_ONCE // (n * self.bias.in_features))
+            step = max(1, _PAIRS_AT_ONCE // (n * N_RBF))
             for first in range(0, n, step):
                 rows = slice(first, min(first + step, n))
                 distances = _distances(r[rows], r, cell).to(dtype)
@@ -106,7 +95,9 @@ class DenseWithBias(nn.Module):
     def forward(self, x: Tensor, prepared: tuple[Layout, Tensor]) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
         places, bias = prepared
-        q, k, v = (_heads_first(t, self.n_heads) for t in places.pad(self.projection(x)).chunk(3, dim=-1))
+        parts = places.pad(self.projection(x)).chunk(3, dim=-1)
+        # (b, n, dim) → (b, heads, n, head_dim)
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.output(places.pack(attended.transpose(1, 2).flatten(2)))
 

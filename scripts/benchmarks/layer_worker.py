@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +35,7 @@ class Spec:
     """What to measure on which structures.
 
     Attributes:
-        kind: of structure.
+        kind: of structure, as :func:`structures.make` has it.
         size: atoms, or slabs.
         rows: layers, which take turns.
         directions: forward, train.
@@ -70,13 +69,7 @@ def batch_for(found: list[Data], layer: torch.nn.Module) -> Batch:
 
 
 class Calls:
-    """The two calls that are measured: preparation, and the layer; with their backward passes when training.
-
-    Args:
-        layer: with ``prepare`` and ``forward``.
-        batch: what it is applied to.
-        train: with backward passes.
-    """
+    """The two calls that are measured: preparation, and the layer; with their backward passes when training."""
 
     def __init__(self, layer: torch.nn.Module, batch: Batch, train: bool) -> None:
         self.module, self.batch, self.train = layer, batch, train
@@ -108,7 +101,7 @@ class Calls:
             prepared = self.module.prepare(self.batch)
             for path in self.on_demand:
                 touch(prepared, path)
-            self.prepared, self.leaves = cut(prepared)
+            self.prepared, self.leaves = cut(prepared) if self.train else (prepared, [])
         originals = [original for original, _ in self.leaves]
         if originals:
             torch.autograd.backward(originals, [torch.ones_like(t) for t in originals])
@@ -170,10 +163,9 @@ def measure(spec: Spec) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.device(spec.device)
     named = {row: build(row, SLAB_LAYERS if spec.kind == "oc20" else 1).to(device) for row in spec.rows}
-    start = time.perf_counter()
     found = structures.make(spec.kind, spec.size)
     batch = structures.batch_with_neighbours(found, layers.CUTOFF).to(device)
-    making = {"making_seconds": time.perf_counter() - start, "making_bytes": resident("VmHWM")}
+    making_bytes = resident("VmHWM")
     del found
     if spec.gibibytes and device.type == "cpu":
         measuring.limit_memory(spec.gibibytes)
@@ -187,7 +179,10 @@ def measure(spec: Spec) -> dict[str, Any]:
     for _ in range(spec.repeats):
         running = [one for one in running if _goes_on(one, partial(one.turn, spec.seconds))]
     return {
-        "rows": [{"row": o.row, "direction": o.direction, "status": DONE, **making, **o.found} for o in contestants]
+        "rows": [
+            {"row": o.row, "direction": o.direction, "status": DONE, "making_bytes": making_bytes, **o.found}
+            for o in contestants
+        ]
     }
 
 

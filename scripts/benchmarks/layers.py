@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import patch
 
-import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
@@ -37,22 +37,17 @@ class MolfltLayer(nn.Module):
 
     Args:
         name: one of :data:`ROWS`.
-        dim: width.
-        n_heads: heads.
-        n_rbf: size of the distance basis.
         n_layers: of the model that it is a layer of: they share what is prepared, which decides how it is prepared.
     """
 
-    def __init__(
-        self, name: str, dim: int = DIM, n_heads: int = HEADS, n_rbf: int = N_RBF, n_layers: int = 1
-    ) -> None:
+    def __init__(self, name: str, n_layers: int = 1) -> None:
         super().__init__()
         schema = mechanisms()[ROWS[name].get("mechanism", DEFAULT_MECHANISM)].config
         keys = {"n_basis": N_BASIS, "sigma_min": 2.0, "sigma_max": 12.0, "moment_channels": 0}
         own = {key: value for key, value in keys.items() if key in schema.model_fields}
         self.config = attention_config(**{**own, **ROWS[name]})
-        self.radial = GaussianDistanceBasis(n_rbf, CUTOFF)
-        sizes = Sizes(dim=dim, n_heads=n_heads, n_layers=n_layers, n_rbf=n_rbf)
+        self.radial = GaussianDistanceBasis(N_RBF, CUTOFF)
+        sizes = Sizes(dim=DIM, n_heads=HEADS, n_layers=n_layers, n_rbf=N_RBF)
         self.positions, (self.layer, *_) = build_attention(self.config, sizes)
         self.local = isinstance(self.config, LayerKeys)
 
@@ -79,7 +74,7 @@ class MolfltLayer(nn.Module):
             batch.pbc,
             edges,
             offsets,
-            self.radial_dtype,
+            next(self.layer.parameters()).dtype,
         )
         neighbourhood = local_neighbourhood(geometry, self.radial, CUTOFF) if self.local else None
         return geometry, self.positions(geometry, neighbourhood)
@@ -89,21 +84,11 @@ class MolfltLayer(nn.Module):
         geometry, context = prepared
         return self.layer(x, geometry, self.layer.prepare(geometry, context))
 
-    @property
-    def radial_dtype(self) -> torch.dtype:
-        """Floating dtype of the weights."""
-        return next(self.layer.parameters()).dtype
-
     def how(self, prepared: tuple[Geometry, Any]) -> str:
         """Numerical method and contraction order of the far field, where there is a choice."""
         contractions = getattr(prepared[1], "contractions", [])
         names = (f"{c.method.name if c.method is not None else 'none'}, {c.order}" for c in contractions)
         return "; ".join(dict.fromkeys(names))
-
-
-def distance_basis(n_rbf: int, cutoff: float) -> nn.Module:
-    """The radial basis of molflt's distance bias, for peers that carry the same bias."""
-    return GaussianDistanceBasis(n_rbf, cutoff)
 
 
 def cut(prepared: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
@@ -116,37 +101,21 @@ def cut(prepared: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
         The copy, and the pairs of (original tensor, its leaf).
     """
     leaves: dict[int, tuple[Tensor, Tensor]] = {}
-    walked: dict[int, Any] = {}
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if not value.requires_grad:
-                return value
-            if id(value) not in leaves:
-                leaves[id(value)] = (value, value.detach().requires_grad_())
-            return leaves[id(value)][1]
-        if isinstance(value, (list, tuple)):
-            items = [walk(item) for item in value]
-            changed = any(a is not b for a, b in zip(items, value, strict=True))
-            return type(value)(items) if changed else value
-        if isinstance(value, dict):
-            entries = {key: walk(item) for key, item in value.items()}
-            return entries if any(entries[key] is not item for key, item in value.items()) else value
-        if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or (callable(value) and not _holds(value)):
-            return value
-        if id(value) in walked:
-            return walked[id(value)]
-        # Objects may refer to each other, as a pattern and its transpose do: those hold indices, no gradients.
-        walked[id(value)] = value
-        found = {key: walk(item) for key, item in vars(value).items()}
-        if all(found[key] is item for key, item in vars(value).items()):
-            return value
-        twin = walked[id(value)] = copy.copy(value)
-        for key, item in found.items():
-            object.__setattr__(twin, key, item)
-        return twin
+    def leaf(tensor: Tensor, _: dict[int, Any]) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        return leaves.setdefault(id(tensor), (tensor, tensor.detach().requires_grad_()))[1]
 
-    return walk(prepared), list(leaves.values())
+    def itself(module: nn.Module, _: dict[int, Any]) -> nn.Module:
+        return module
+
+    with (
+        patch.object(Tensor, "__deepcopy__", leaf),
+        patch.object(nn.Parameter, "__deepcopy__", leaf),
+        patch.object(nn.Module, "__deepcopy__", itself, create=True),
+    ):
+        return copy.deepcopy(prepared), list(leaves.values())
 
 
 Path = tuple[str | int, ...]
@@ -174,8 +143,3 @@ def touch(prepared: Any, path: Path) -> None:
     """Have made what is made when it is first asked for."""
     for key in path:
         prepared = prepared[key] if isinstance(key, int) else getattr(prepared, key)
-
-
-def _holds(value: Any) -> bool:
-    """Whether a callable is an object with tensors, as a far field's operator is, and no function or class."""
-    return not isinstance(value, type) and any(isinstance(item, (Tensor, list)) for item in vars(value).values())

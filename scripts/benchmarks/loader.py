@@ -42,6 +42,7 @@ from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import preset_config
 from scripts import results
+from scripts.benchmarks import measuring
 
 WORKERS = (0, 2)
 BUDGET = preset_config("base").data.max_atoms
@@ -57,9 +58,9 @@ Measured = Mapping[str, Sequence[float]]
 """Values of a quantity by its name."""
 
 
-def make_templates(n: int, seed: int = 0) -> list[dict[str, Any]]:
+def make_templates(n: int) -> list[dict[str, Any]]:
     """Records of slabs with an adsorbate, in molflt's compact layout; lengths in Å, energies in eV."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     made = []
     for k in range(n):
         metal = random.choice(list(METALS))
@@ -84,10 +85,10 @@ def make_templates(n: int, seed: int = 0) -> list[dict[str, Any]]:
     return made
 
 
-def records(n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+def records(n: int) -> Iterator[dict[str, Any]]:
     """``n`` records: the templates in turn, every time with other positions and energies."""
-    templates = make_templates(min(n, N_TEMPLATES), seed)
-    random = np.random.default_rng(seed + 1)
+    templates = make_templates(min(n, N_TEMPLATES))
+    random = np.random.default_rng(1)
     for k in range(n):
         record = dict(templates[k % len(templates)])
         moved = random.normal(scale=0.05, size=(2, *record["pos"].shape)).astype(np.float32)
@@ -178,9 +179,7 @@ def training_rates(dataset: LmdbDataset, max_atoms: int, steps: int) -> list[flo
 
 def resident() -> tuple[int, int]:
     """Anonymous and file-backed resident memory of this process, bytes (Linux)."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
-    anonymous, file = (int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))
-    return anonymous, file
+    return int(measuring.resident("RssAnon")), int(measuring.resident("RssFile"))
 
 
 class Memory:

@@ -145,7 +145,7 @@ def main() -> None:
     ):
         if not value >= least:
             parser.error(f"{name} must be at least {least:g}, not {value:g}")
-    try:
+    with results.input_errors(parser):
         atoms = to_atoms(read_ase(options.structure, options.tags)[0])
         if tuple(options.supercell) != (1, 1, 1):
             if not atoms.pbc.any():
@@ -161,8 +161,6 @@ def main() -> None:
         if any(frame.numbers.tolist() != atoms.numbers.tolist() for frame in frames):
             raise InputError(f"{options.reference}: not the atoms of {options.structure} in their order")
         dynamics = run_dynamics(atoms, options.steps, options.timestep, options.temperature, options.seed)
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
     kelvin = dynamics.temperature[len(dynamics.temperature) // 2 :].mean()
     print(f"{len(atoms)} atoms, {options.steps} steps of {options.timestep:g} fs from {options.temperature:g} K")
     print(f"energy drift   {dynamics.drift:+.3g} meV/atom/ps")

@@ -16,11 +16,9 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,48 +28,12 @@ MARK = "measured: "
 
 DOES_NOT_FIT, UNAVAILABLE, FAILED, DONE = "does not fit", "not available", "failed", "done"
 TOO_SLOW = "over the time limit"
-HOPELESS = (DOES_NOT_FIT, TOO_SLOW, UNAVAILABLE)
-"""What more atoms do not mend."""
 
 _OUT_OF_MEMORY = ("can't allocate", "not enough memory", "out of memory", "cannot allocate", "bad_alloc")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measuring:
-    """How a point is measured, as the process that does it receives it.
-
-    Attributes:
-        direction: forward, or train: with the backward pass.
-        repeats: calls to time.
-        seconds: after which no further call is started.
-        gibibytes: memory that the measurement may take; 0 for no limit.
-        threads: of PyTorch.
-        device: cpu or cuda.
-    """
-
-    direction: str
-    repeats: int
-    seconds: float
-    gibibytes: float
-    threads: int
-    device: str
-
-    def start(self) -> torch.device:
-        """Set threads and seed, and return the device."""
-        torch.set_num_threads(self.threads)
-        torch.manual_seed(0)
-        return torch.device(self.device)
-
-
 class UnavailableError(Exception):
     """The machine or the environment cannot do what was asked for, for the reason given."""
-
-
-class Growth(NamedTuple):
-    """What a call did to the memory in use, bytes."""
-
-    peak: float
-    kept: float
 
 
 def synchronise(device: torch.device) -> None:
@@ -91,7 +53,7 @@ def start_peak(device: torch.device) -> float:
         synchronise(device)
         torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.memory_allocated(device))
-    _return_free_memory()
+    return_free_memory()
     # The peak so far may be that of imports: the kernel starts anew from what is resident now. ru_maxrss would not
     # do, which a process takes over from the one that started it.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -106,25 +68,20 @@ def peak(device: torch.device) -> float:
     return resident("VmHWM")
 
 
-def peak_growth(call: Callable[[], object], device: torch.device) -> Growth:
-    """By how many bytes a call raises the peak above what was taken before it, and how many are still taken after."""
+def peak_growth(call: Callable[[], object], device: torch.device) -> float:
+    """By how many bytes a call raises the peak above what was taken before it."""
     before = start_peak(device)
     call()
-    highest = peak(device)
-    after = start_peak(device)
-    return Growth(max(0.0, highest - before), max(0.0, after - before))
+    return max(0.0, peak(device) - before)
 
 
-def _return_free_memory() -> None:
+def return_free_memory() -> None:
     """Give back what malloc holds: memory freed earlier, and used again by the call, would otherwise not count."""
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident(field: str) -> float:
-    """VmRSS (now), VmHWM (the peak) or VmSize (addresses in use) of this process, bytes."""
+    """A field of /proc/self/status in bytes, as VmRSS (now), VmHWM (the peak) or VmSize (addresses in use)."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(field))
 
@@ -164,11 +121,10 @@ def answer(measure: Callable[[], dict[str, Any]]) -> None:
     # If memory runs out after all, this process is the one to be killed.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
-    found: dict[str, Any]
     try:
         found = {"status": DONE, **measure()}
     except Exception as error:
-        found = dict(why(error))
+        found = why(error)
     print(MARK + json.dumps({**found, "load_before": load}), flush=True)
 
 
@@ -203,12 +159,6 @@ def run_isolated(command: Sequence[str], threads: int, limit_seconds: float) -> 
     if any(words in err for words in ("bad_alloc", "Cannot allocate memory", "Thread creation failed")):
         return {"status": DOES_NOT_FIT, "note": last}
     return {"status": FAILED, "note": f"exit {process.returncode}: {last}", "stderr": err[-2000:]}
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and extremes."""
-    low, q1, median, q3, high = (float(x) for x in np.percentile(values, [0, 25, 50, 75, 100]))
-    return {"min": low, "q1": q1, "median": median, "q3": q3, "max": high, "n": len(values)}
 
 
 def duration(seconds: float) -> str:

@@ -37,7 +37,6 @@ from torch_geometric.data import Data
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import SpectrumName
-from molflt.attention.context import FourierPositions
 from molflt.attention.far.choice import ORDERS, Order, work_of
 from molflt.attention.far.costs import DIRECTIONS, THREADS, VARIABLE, Costs, Direction, Threads, Work, costs
 from molflt.attention.far.method import FrequencyMethod
@@ -137,13 +136,7 @@ MAKERS: dict[str, Callable[[int], Data]] = {"isolated": structures.ball, "slab":
 
 
 class Stack:
-    """Layers of attention with what they share, on one structure.
-
-    Args:
-        structure: with its neighbours within CUTOFF.
-        shape: of the layers.
-        spectrum: members of f.
-    """
+    """Layers of attention with what they share, on one structure."""
 
     def __init__(self, structure: Data, shape: Shape, spectrum: SpectrumName) -> None:
         torch.manual_seed(0)
@@ -154,18 +147,14 @@ class Stack:
         sizes = Sizes(dim=shape.dim, n_heads=shape.n_heads, n_layers=shape.n_layers, n_rbf=N_RBF)
         self.radial = GaussianDistanceBasis(N_RBF, CUTOFF)
         self.shape = shape
-        positions, layers = build_attention(config, sizes)
-        self.layers = layers
-        assert isinstance(positions, FourierPositions)
-        assert positions.method is not None
-        self.positions, self.auto = positions, positions.method
+        self.positions, self.layers = build_attention(config, sizes)
+        self.auto = self.positions.method
         self.geometry = geometry_of_batch(batch, torch.float32)
         self.n_edges = batch.edge_index.shape[1]
         self.x = torch.randn(self.geometry.n_atoms, shape.dim)
 
     def ways(self) -> dict[tuple[str, Order], tuple[FrequencyMethod, Work]]:
         """The methods and orders that ``auto`` has for the structure, and what work they are."""
-        assert self.positions.rpe is not None
         found = {}
         with torch.no_grad():
             basis = self.positions.rpe()
@@ -219,11 +208,6 @@ def point(kind: str, n: int, spectrum: str, threads: int, direction: str, way: t
     return dict(zip(POINT, (kind, str(n), spectrum, str(threads), direction, *way), strict=True))
 
 
-def known(store: results.Store, wanted: results.Row) -> results.Row | None:
-    """The row of a measurement, if it was made."""
-    return next((row for row in store.rows if all(row[name] == value for name, value in wanted.items())), None)
-
-
 def fit(options: argparse.Namespace) -> None:
     """Measure what is not measured yet, and write the costs that explain all of it best."""
     store = open_store(options, "method_fit.csv", FIT_COLUMNS, {"quick": int(options.quick)})
@@ -250,7 +234,7 @@ def fit(options: argparse.Namespace) -> None:
                     "dim": str(shape.dim),
                     "layers": str(shape.n_layers),
                 }
-                row = known(store, wanted)
+                row = results.find(store.rows, **wanted)
                 if row is None and options.report:
                     continue
                 if row is None:
@@ -327,7 +311,7 @@ def measure_structure(
         choice = min(expected, key=lambda way: expected[way])
         for way, (method, _) in ways.items():
             wanted = point(kind, n, spectrum, threads, direction, way)
-            if known(store, wanted):
+            if results.find(store.rows, **wanted):
                 continue
             seconds = None
             if expected[way] <= AT_MOST * expected[choice]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from scripts.benchmarks.plain import PlainBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec(measuring.Measuring):
+class Spec:
     """What to measure.
 
     Attributes:
@@ -31,6 +32,12 @@ class Spec(measuring.Measuring):
         match: choose the width so that the model has about so many parameters; None keeps that of ``sizes``.
         batch: file of the batch.
         warm: file of a small batch, for all that a first call starts up.
+        direction: forward, or train: with the backward pass.
+        repeats: calls to time.
+        seconds: after which no further call is started.
+        gibibytes: memory that the measurement may take; 0 for no limit.
+        threads: of PyTorch.
+        device: cpu or cuda.
     """
 
     family: str
@@ -38,6 +45,12 @@ class Spec(measuring.Measuring):
     match: int | None
     batch: str
     warm: str
+    direction: str
+    repeats: int
+    seconds: float
+    gibibytes: float
+    threads: int
+    device: str
 
 
 def build(family: str, sizes: dict[str, Any]) -> nn.Module:
@@ -53,16 +66,12 @@ def build(family: str, sizes: dict[str, Any]) -> nn.Module:
 
 def with_width(family: str, sizes: dict[str, Any], width: int) -> dict[str, Any]:
     """The same model at another width, in the proportions of its published size."""
-    match family:
-        case "schnet":
-            own: dict[str, Any] = {"hidden_channels": width, "num_filters": max(8, width // 3)}
-        case "dimenet++":
-            own = {"hidden_channels": width, "int_emb_size": width // 4, "out_emb_channels": 3 * width // 4}
-        case "painn":
-            own = {"n_atom_basis": width}
-        case _:
-            raise ValueError(f"no rule for the width of {family}")
-    return {**sizes, **own}
+    own = {
+        "schnet": {"hidden_channels": width, "num_filters": max(8, width // 3)},
+        "dimenet++": {"hidden_channels": width, "int_emb_size": width // 4, "out_emb_channels": 3 * width // 4},
+        "painn": {"n_atom_basis": width},
+    }
+    return {**sizes, **own[family]}
 
 
 WIDTHS = range(8, 1025, 4)
@@ -70,11 +79,8 @@ WIDTHS = range(8, 1025, 4)
 
 def matched(target: int, count: Callable[[int], int]) -> int:
     """The width, of :data:`WIDTHS`, whose number of parameters is nearest to ``target``; ``count`` increases."""
-    low, high = 0, len(WIDTHS) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count(WIDTHS[middle]) <= target else (low, middle)
-    return min((WIDTHS[low], WIDTHS[high]), key=lambda width: abs(count(width) - target))
+    above = bisect_right(WIDTHS, target, key=count)
+    return min(WIDTHS[max(0, above - 1) : above + 1], key=lambda width: abs(count(width) - target))
 
 
 def n_parameters(model: nn.Module) -> int:
@@ -83,13 +89,7 @@ def n_parameters(model: nn.Module) -> int:
 
 
 class Step:
-    """What is timed: a forward pass without gradients, or a step of training.
-
-    Args:
-        model: on its device.
-        batch: a batch.
-        optimiser: None for forward passes.
-    """
+    """What is timed: a step of training, or without an optimiser a forward pass without gradients."""
 
     def __init__(self, model: nn.Module, batch: PlainBatch, optimiser: torch.optim.Optimizer | None) -> None:
         self.model, self.batch, self.optimiser = model, batch, optimiser
@@ -114,7 +114,9 @@ class Step:
 
 def measure(spec: Spec) -> dict[str, Any]:
     """Memory of a step after one to warm up, then seconds of further ones."""
-    device, train = spec.start(), spec.direction == "train"
+    torch.set_num_threads(spec.threads)
+    torch.manual_seed(0)
+    device, train = torch.device(spec.device), spec.direction == "train"
     sizes = spec.sizes
     if spec.match is not None:
         target = spec.match
@@ -129,14 +131,11 @@ def measure(spec: Spec) -> dict[str, Any]:
     if spec.gibibytes and device.type == "cpu":
         measuring.limit_memory(spec.gibibytes)
     step = Step(model, batch, optimiser)
-    growth = measuring.peak_growth(step, device)
+    added = measuring.peak_growth(step, device)
     return {
         "seconds": measuring.seconds_of(step, spec.repeats, spec.seconds, device),
-        "bytes": growth.peak,
+        "bytes": added,
         "parameters": n_parameters(model),
-        "structures": batch.n_structures,
-        "atoms": len(batch.positions),
-        "edges": int(batch.edge_index.shape[1]),
         "sizes": ", ".join(f"{key}={x}" for key, x in sizes.items() if isinstance(x, (int, float, str))),
     }
 

@@ -17,7 +17,7 @@ from scripts.benchmarks import structures
 from scripts.benchmarks.graph_models import MolfltEnergy, model_config
 from scripts.benchmarks.measuring import UNAVAILABLE, run_isolated
 from scripts.benchmarks.model_worker import Spec, n_parameters, with_width
-from scripts.benchmarks.plain import PlainBatch
+from scripts.benchmarks.plain import FIELDS, PlainBatch, edge_vectors
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,11 @@ def rows() -> list[Row]:
 def plain_batch(found: list[Data], cutoff: float, all_pairs: bool) -> PlainBatch:
     """Structures as one batch with a neighbour list."""
     batch = structures.batch_with_neighbours([data.clone() for data in found], cutoff, all_pairs)
-    n_structures = len(batch.cell)
-    target = batch.y_relaxed if "y_relaxed" in batch else torch.randn(n_structures)
+    target = batch.y_relaxed if "y_relaxed" in batch else torch.randn(len(batch.cell))
     relaxed = batch.positions_relaxed if "positions_relaxed" in batch else batch.positions
     return PlainBatch(
-        positions=batch.positions,
-        atomic_numbers=batch.atomic_numbers,
-        batch=batch.batch,
-        cell=batch.cell,
-        pbc=batch.pbc,
-        tags=batch.tags,
-        edge_index=batch.edge_index,
-        cell_offsets=batch.cell_offsets,
-        edge_vectors=structures.edge_vectors(batch),
+        **{name: batch[name] for name in FIELDS},
+        edge_vectors=edge_vectors(batch.positions, batch.batch, batch.cell, batch.edge_index, batch.cell_offsets),
         target=target.float(),
         displacement=(relaxed - batch.positions).float(),
     )

@@ -44,7 +44,6 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.screening import Screening, labels
 from molflt.data.sources import open_dataset
-from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predictor import predict
@@ -308,22 +307,16 @@ def main() -> None:
     kept = options.results or results.DOCS / "results" / f"{options.pilot}.csv"
     drawn = (options.results or results.DOCS / "figures" / options.pilot).with_suffix(".png")
     epochs, lr = options.epochs or pilot.epochs, options.lr or pilot.lr
-    try:
+    with results.input_errors(parser):
         train_file, tests = write_data(options.pilot, options.out, pilot.n_train)
         for name, seed in product(options.attention or names, options.seeds):
             chosen = config(
                 train_file, next(iter(tests.values())), pilot.attentions[name], seed, epochs, pilot.max_atoms, lr
             )
-            known = results.read(kept)
-            asked = (name, str(seed), str(epochs), results.text(lr))
-            if any((row["attention"], row["seed"], row["epochs"], row["lr"]) == asked for row in known):
+            if results.find(results.read(kept), attention=name, seed=seed, epochs=epochs, lr=lr):
                 continue
             run = options.out / f"{options.pilot}-{names.index(name)}-{seed}"
-            made = results.provenance()
-            rows = [{**row, **made} for row in errors(name, chosen, run, tests)]
-            results.write(kept, [*results.read(kept), *rows], list(rows[0]))
-    except InputError as error:
-        parser.exit(2, f"error: {error}\n")
+            results.extend(kept, errors(name, chosen, run, tests))
     if pilot.axis:
         results.save(figure(results.read(kept), pilot.axis), drawn)
 

@@ -10,6 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+FIELDS = ("positions", "atomic_numbers", "batch", "cell", "pbc", "tags", "edge_index", "cell_offsets")
+"""What a loader of molflt gives."""
+
 
 class _Saved:
     """A dataclass of tensors that goes to a file and comes back."""
@@ -23,6 +26,13 @@ class _Saved:
         """What :meth:`save` wrote."""
         found = torch.load(path, weights_only=True)
         return cls(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in found.items()})
+
+
+def edge_vectors(positions: Tensor, batch: Tensor, cell: Tensor, edge_index: Tensor, cell_offsets: Tensor) -> Tensor:
+    """(n_edges, 3) float32, Δ_ij = r_i − r_j − offset·cell of every edge (i, j)."""
+    receiver, sender = edge_index
+    shifts = torch.einsum("ek,ekl->el", cell_offsets.to(cell.dtype), cell[batch[receiver]])
+    return (positions[receiver] - positions[sender] - shifts).float()
 
 
 @dataclass
@@ -96,8 +106,6 @@ class PlainSet(_Saved):
         edge_index = torch.cat([self.edge_index[:, e] + start for e, start in zip(edges, starts, strict=True)], dim=1)
         positions, cell = torch.cat([self.positions[a] for a in atoms]), self.cell[index]
         offsets = torch.cat([self.cell_offsets[e] for e in edges])
-        receiver, sender = edge_index
-        shifts = torch.einsum("ek,ekl->el", offsets.to(cell.dtype), cell[batch[receiver]])
         return PlainBatch(
             positions=positions,
             atomic_numbers=torch.cat([self.atomic_numbers[a] for a in atoms]),
@@ -107,7 +115,7 @@ class PlainSet(_Saved):
             tags=torch.cat([self.tags[a] for a in atoms]),
             edge_index=edge_index,
             cell_offsets=offsets,
-            edge_vectors=(positions[receiver] - positions[sender] - shifts).float(),
+            edge_vectors=edge_vectors(positions, batch, cell, edge_index, offsets),
             target=self.target[index].float(),
             displacement=torch.zeros_like(positions, dtype=torch.float32),
         )

@@ -14,6 +14,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ def profile(kind: str, n: int, row: str, repeats: int) -> list[dict[str, Any]]:
             "atoms": n,
             "row": row,
             "stage": name,
-            "ms": 1e3 * measuring.spread(times.get(name, [0.0]))["median"],
+            "ms": 1e3 * median(times.get(name, [0.0])),
             "how": layer_.how(calls.prepared),
         }
         for name in order

@@ -21,8 +21,10 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import ase.io
@@ -31,7 +33,7 @@ from molflt.data.ase_io import to_atoms
 from scripts import results
 from scripts.benchmarks import layers, models, profile_layer, structures
 from scripts.benchmarks.layer_worker import DENSE, Spec
-from scripts.benchmarks.measuring import DONE, FAILED, HOPELESS, UNAVAILABLE, duration, run_isolated, size, spread
+from scripts.benchmarks.measuring import DONE, UNAVAILABLE, duration, run_isolated, size
 from scripts.benchmarks.speed_report import BOTH, GAUSSIANS, MILLION, OURS, PATH, RATIO_AT
 
 COLUMNS = (
@@ -45,83 +47,58 @@ LIMIT = 900.0
 """Seconds after which a process is given up."""
 
 
-@dataclass(frozen=True)
-class LayerJob:
-    """Layers that take turns on the same structures.
+def layer_jobs(options: argparse.Namespace) -> Iterator[Spec]:
+    """Layers that take turns on the same structures: small ones first, and the largest cell once."""
+    all_rows, both = [*OURS, DENSE], ["forward", "train"]
 
-    Attributes:
-        kind: of structure.
-        size: atoms, or slabs.
-        rows: layers.
-        directions: forward, train.
-        threads: of PyTorch.
-    """
+    def job(kind: str, size: int, rows: list[str], directions: list[str], threads: int) -> Spec:
+        memory = options.memory if DENSE in rows else 0.0
+        how = {"device": options.device, "repeats": options.repeats, "seconds": options.seconds}
+        return Spec(kind=kind, size=size, rows=rows, directions=directions, threads=threads, gibibytes=memory, **how)
 
-    kind: str
-    size: int
-    rows: tuple[str, ...]
-    directions: tuple[str, ...]
-    threads: int
-
-
-def layer_jobs(quick: bool, device: str) -> Iterator[LayerJob]:
-    """Small ones first; dense attention where it fits, and the largest cell once."""
-    all_rows, both = (*OURS, DENSE), ("forward", "train")
-    if quick:
-        yield LayerJob("oc20", 1, all_rows, both, 1)
+    if options.quick:
+        yield job("oc20", 1, all_rows, both, 1)
         for n in (32, 64):
-            yield LayerJob("isolated", n, all_rows, both, 1)
+            yield job("isolated", n, all_rows, both, 1)
         return
-    if device != "cpu":
+    if options.device != "cpu":
         # Threads of the processor count for nothing here.
-        yield LayerJob("oc20", 48, all_rows, both, 1)
+        yield job("oc20", 48, all_rows, both, 1)
         for n in (1024, 4096, RATIO_AT):
-            yield LayerJob("isolated", n, all_rows, both, 1)
+            yield job("isolated", n, all_rows, both, 1)
         for kind in ("isolated", "periodic"):
-            yield LayerJob(kind, 131_072, OURS, ("forward",), 1)
-        yield LayerJob("periodic", MILLION, (GAUSSIANS,), ("forward",), 1)
+            yield job(kind, 131_072, list(OURS), ["forward"], 1)
+        yield job("periodic", MILLION, [GAUSSIANS], ["forward"], 1)
         return
     for threads in THREADS:
-        yield LayerJob("oc20", 48, all_rows, both, threads)
+        yield job("oc20", 48, all_rows, both, threads)
         for n in (256, 512, 1024, 2048, 4096):
-            yield LayerJob("isolated", n, all_rows, both, threads)
-        yield LayerJob("periodic", 4096, all_rows, ("forward",), threads)
+            yield job("isolated", n, all_rows, both, threads)
+        yield job("periodic", 4096, all_rows, ["forward"], threads)
     for threads in reversed(THREADS):
         # At this size the dense bias takes minutes with one thread: that is extrapolated.
-        rows = all_rows if threads == 2 else OURS
+        rows = all_rows if threads == 2 else list(OURS)
         for kind in ("isolated", "periodic"):
-            yield LayerJob(kind, RATIO_AT, rows, ("forward",), threads)
+            yield job(kind, RATIO_AT, rows, ["forward"], threads)
         for kind in ("isolated", "periodic"):
-            yield LayerJob(kind, 131_072, OURS, ("forward",), threads)
-    yield LayerJob("periodic", MILLION, (GAUSSIANS,), ("forward",), 2)
+            yield job(kind, 131_072, list(OURS), ["forward"], threads)
+    yield job("periodic", MILLION, [GAUSSIANS], ["forward"], 2)
 
 
 def run_layers(options: argparse.Namespace, store: results.Store) -> None:
     """All layers that are not in the results yet."""
-    for job in layer_jobs(options.quick, options.device):
+    for spec in layer_jobs(options):
         points = [
-            {"part": "layer", "kind": job.kind, "size": str(job.size), "threads": str(job.threads)}
+            {"part": "layer", "kind": spec.kind, "size": spec.size, "threads": spec.threads}
             | {"row": row, "direction": direction}
-            for direction in job.directions
-            for row in job.rows
+            for direction, row in product(spec.directions, spec.rows)
         ]
-        missing = [point for point in points if not known(store, point)]
+        missing = [point for point in points if not results.find(store.rows, **point)]
         if not missing:
             continue
-        print(f"{job.kind}, size {job.size:,}, {job.threads} threads", flush=True)
-        spec = Spec(
-            kind=job.kind,
-            size=job.size,
-            rows=list(job.rows),
-            directions=list(job.directions),
-            threads=job.threads,
-            device=options.device,
-            repeats=options.repeats,
-            seconds=options.seconds,
-            gibibytes=options.memory if DENSE in job.rows else 0.0,
-        )
+        print(f"{spec.kind}, size {spec.size:,}, {spec.threads} threads", flush=True)
         command = [sys.executable, "-m", "scripts.benchmarks.layer_worker", json.dumps(asdict(spec))]
-        answer = run_isolated(command, job.threads, LIMIT)
+        answer = run_isolated(command, spec.threads, LIMIT)
         found = {(row["row"], row["direction"]): row for row in answer.pop("rows", [])}
         for point in missing:
             add(store, {**point, **answer, **found.get((point["row"], point["direction"]), {})})
@@ -132,9 +109,9 @@ def run_models(options: argparse.Namespace, store: results.Store, folder: Path) 
     found = structures.bundled(100 if options.quick else 768)
     atoms = sum(len(data.positions) for data in found)
     for row in models.rows():
-        point = {"part": "model", "kind": "adsorption", "size": str(atoms), "row": row.name}
-        point |= {"direction": "train", "threads": str(options.threads)}
-        if known(store, point):
+        point = {"part": "model", "kind": "adsorption", "size": atoms, "row": row.name}
+        point |= {"direction": "train", "threads": options.threads}
+        if results.find(store.rows, **point):
             continue
         print(f"training step of {row.name}", flush=True)
         answer = models.measure(options, row, models.batch_files(folder, found, row))
@@ -151,9 +128,9 @@ def run_dynamics(options: argparse.Namespace, store: results.Store, folder: Path
     n = 64 if options.quick else 10_000
     path = folder / "bulk.xyz"
     for model, name in (("molflt", "molflt small"), ("painn", "PaiNN")):
-        point = {"part": "md", "kind": "periodic", "size": str(n), "row": name}
-        point |= {"direction": "forces", "threads": str(options.threads)}
-        if known(store, point):
+        point = {"part": "md", "kind": "periodic", "size": n, "row": name}
+        point |= {"direction": "forces", "threads": options.threads}
+        if results.find(store.rows, **point):
             continue
         print(f"dynamics with {name}", flush=True)
         if not path.exists():
@@ -169,7 +146,7 @@ def run_dynamics(options: argparse.Namespace, store: results.Store, folder: Path
 def run_profile(options: argparse.Namespace, store: results.Store) -> None:
     """Where the time of a layer goes, with one thread."""
     for n in (64,) if options.quick else profile_layer.ATOMS:
-        if any(row["atoms"] == str(n) for row in store.rows):
+        if results.find(store.rows, atoms=n):
             continue
         print(f"profile, {n:,} atoms", flush=True)
         command = [sys.executable, "-m", "scripts.benchmarks.profile_layer", "--json", "--row", BOTH]
@@ -178,11 +155,6 @@ def run_profile(options: argparse.Namespace, store: results.Store) -> None:
             print(summary(answer), flush=True)
         for row in answer.get("rows", []):
             store.add({**row, "threads": 1, "load_before": answer["load_before"]})
-
-
-def known(store: results.Store, point: dict[str, str]) -> bool:
-    """Whether a point has been measured."""
-    return any(point.items() <= row.items() for row in store.rows)
 
 
 def elsewhere(options: argparse.Namespace, family: str) -> dict[str, str]:
@@ -203,9 +175,9 @@ def summary(found: dict[str, Any]) -> str:
         return f"{found['status']}: {found.get('note', '')}"
     if "rows" in found or not found.get("layer_seconds"):
         return ""
-    text = duration(spread(found["layer_seconds"])["median"])
+    text = duration(median(found["layer_seconds"]))
     if found.get("prepare_seconds"):
-        text += f", prepared in {duration(spread(found['prepare_seconds'])['median'])}"
+        text += f", prepared in {duration(median(found['prepare_seconds']))}"
     return f"{text}, {len(found['layer_seconds'])} times, {size(found['peak_bytes'])}  {found.get('how', '')}"
 
 
@@ -238,7 +210,7 @@ def main() -> None:
     store = results.Store(options.out / PATH.name, COLUMNS, conditions)
     profiles = results.Store(options.out / "speed_profile.csv", PROFILE_COLUMNS, conditions)
     if options.again:
-        store.forget([*HOPELESS, FAILED])
+        store.rows = [row for row in store.rows if row["status"] == DONE]
     with tempfile.TemporaryDirectory(prefix="speed-") as folder:
         parts = {
             "model": lambda: run_models(options, store, Path(folder)),

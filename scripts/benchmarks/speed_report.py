@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
+from statistics import median
 
 import numpy as np
 
 from scripts import results
 from scripts.benchmarks.layer_worker import DENSE, SLAB_LAYERS
-from scripts.benchmarks.measuring import DONE, duration, size, spread
+from scripts.benchmarks.measuring import DONE, duration, size
 
 PATH = results.DOCS / "results" / "speed.csv"
 GAUSSIANS, BOTH = "flt, gaussians", "flt, both"
@@ -47,14 +49,7 @@ class Measured:
     def medians(self, kind: str, direction: str, threads: str, row: str, what: str) -> dict[int, float]:
         """Their medians."""
         found = self.seconds(kind, direction, threads, row, what)
-        return {n: spread(values)["median"] for n, values in found.items()}
-
-    def peak(self, kind: str, n: int, row: str) -> float | None:
-        """Resident bytes at the most, whether while the structure was made or while the layer ran."""
-        found = [
-            r for r in self.rows if r["part"] == "layer" and (r["kind"], r["row"], r["size"]) == (kind, row, str(n))
-        ]
-        return max((max(float(r["peak_bytes"]), float(r["making_bytes"])) for r in found), default=None)
+        return {n: median(values) for n, values in found.items()}
 
 
 def targets() -> str:
@@ -63,37 +58,25 @@ def targets() -> str:
     columns = [(row, threads) for row in OURS for threads in measured.threads]
     found = []
 
-    def line(what: str, target: str, value: Callable[[str, str], str]) -> None:
-        found.append([what, target, *(value(row, threads) for row, threads in columns)])
+    def line(what: str, target: str, value: Callable[..., str], *arguments: str) -> None:
+        found.append([what, target, *(value(measured, row, threads, *arguments) for row, threads in columns)])
 
-    for kind, target in (("isolated", "≤ 1.15"), ("periodic", "≤ 1.15")):
-        what = f"{_KINDS[kind]}, {WHOLE}: exponent"
-        line(what, target, lambda row, threads, kind=kind: _exponent(measured, kind, threads, row))
-    line(f"{_KINDS['periodic']}, {MILLION:,} atoms: peak memory", "≤ 20 GiB", lambda row, _: _memory(measured, row))
+    for kind in ("isolated", "periodic"):
+        line(f"{_KINDS[kind]}, {WHOLE}: exponent", "≤ 1.15", _exponent, kind)
+    line(f"{_KINDS['periodic']}, {MILLION:,} atoms: peak memory", "≤ 20 GiB", _memory)
     for direction, target in (("forward", "≤ 1,000 atoms"), ("train", "≤ 700 atoms")):
-        for what in (WHOLE, LAYER):
-
-            def even(row: str, threads: str, direction: str = direction, what: str = what) -> str:
-                return _break_even(measured, direction, threads, row, what)
-
-            line(f"isolated balls, break-even with {DENSE}, {_DIRECTIONS[direction]}, {what}", target, even)
+        for part in (WHOLE, LAYER):
+            what = f"isolated balls, break-even with {DENSE}, {_DIRECTIONS[direction]}, {part}"
+            line(what, target, _break_even, direction, part)
     for kind, target in (("isolated", "≥ 5, going for 10"), ("periodic", "≥ 10")):
-        for what in (WHOLE, LAYER):
-
-            def times(row: str, threads: str, kind: str = kind, what: str = what) -> str:
-                return _ratio(measured, kind, threads, row, what)
-
-            line(f"{_KINDS[kind]}, {RATIO_AT:,} atoms: {DENSE} takes, times as long, {what}", target, times)
+        for part in (WHOLE, LAYER):
+            what = f"{_KINDS[kind]}, {RATIO_AT:,} atoms: {DENSE} takes, times as long, {part}"
+            line(what, target, _ratio, kind, part)
     for direction, target in (("forward", "≤ 0.8"), ("train", "≤ 1.0")):
-        for what in (LAYER, WHOLE):
-
-            def share(row: str, threads: str, direction: str = direction, what: str = what) -> str:
-                of = [measured.medians("oc20", direction, threads, name, what) for name in (row, DENSE)]
-                n = next(iter(of[0].keys() & of[1].keys()), None)
-                return MISSING if n is None else f"{of[0][n] / of[1][n]:.2f}"
-
-            part = what if what == LAYER else "with its share of the preparation"
-            line(f"slabs of 80 to 200 atoms, time over {DENSE}'s, {_DIRECTIONS[direction]}, {part}", target, share)
+        for part in (LAYER, WHOLE):
+            said = part if part == LAYER else "with its share of the preparation"
+            what = f"slabs of 80 to 200 atoms, time over {DENSE}'s, {_DIRECTIONS[direction]}, {said}"
+            line(what, target, _share, direction, part)
     header = ["", "target", *(f"{row}, {_threads(threads)}" for row, threads in columns)]
     return results.markdown(header, found)
 
@@ -111,14 +94,13 @@ def models() -> str:
         for row in mine:
             if row["status"] == DONE:
                 known.setdefault(row["row"], []).extend(results.numbers(row["layer_seconds"]))
-        ours = next((spread(known[name])["median"] for name in known if name.startswith("molflt")), None)
+        ours = next((median(known[name]) for name in known if name.startswith("molflt")), None)
         for name in dict.fromkeys(row["row"] for row in mine):
             row = next(row for row in reversed(mine) if row["row"] == name)
             cells = [row["status"], "", ""]
             if name in known:
-                s = spread(known[name])
-                times = "" if ours is None or name.startswith("molflt") else f"{s['median'] / ours:.2f}"
-                cells = [_with_quartiles(s), times, size(float(row["peak_bytes"]))]
+                times = "" if ours is None or name.startswith("molflt") else f"{median(known[name]) / ours:.2f}"
+                cells = [_with_quartiles(known[name]), times, size(float(row["peak_bytes"]))]
             found.append([what, f"{int(row['size']):,}", name, *cells, row["how"]])
     header = ["", "atoms", "model", "time", "times molflt's", "memory", "sizes"]
     return results.markdown(header, found)
@@ -127,23 +109,16 @@ def models() -> str:
 def times(kind: str, direction: str) -> str:
     """Medians and quartiles of a preparation and one layer: a row for each layer and number of threads."""
     measured = Measured(results.read(PATH))
-    found, sizes = [], set()
     names = dict.fromkeys(row["row"] for row in measured.rows if row["part"] == "layer")
-    for row in names:
-        for threads in measured.threads:
-            seconds = {what: measured.seconds(kind, direction, threads, row, what) for what in (WHOLE, LAYER)}
-            for what, values in seconds.items():
-                if values:
-                    sizes |= values.keys()
-                    found.append((row, what, threads, values))
-    header = ["", "", "threads", *(f"{n:,}" for n in sorted(sizes))]
-    return results.markdown(
-        header,
-        [
-            [row, what, threads, *(_with_quartiles(spread(values[n])) if n in values else "" for n in sorted(sizes))]
-            for row, what, threads, values in found
-        ],
-    )
+    lines = list(product(names, measured.threads, (WHOLE, LAYER)))
+    found = {line: measured.seconds(kind, direction, line[1], line[0], line[2]) for line in lines}
+    sizes = sorted(set().union(*found.values()))
+    cells = [
+        [row, what, threads, *(_with_quartiles(values[n]) if n in values else "" for n in sizes)]
+        for (row, threads, what), values in found.items()
+        if values
+    ]
+    return results.markdown(["", "", "threads", *(f"{n:,}" for n in sizes)], cells)
 
 
 def machine() -> str:
@@ -209,24 +184,26 @@ def _threads(n: str) -> str:
     return f"{n} thread{'s' if n != '1' else ''}"
 
 
-def _with_quartiles(s: dict[str, float]) -> str:
-    if s["n"] == 1:
-        return duration(s["median"])
-    return f"{duration(s['median'])} ({duration(s['q1'])} to {duration(s['q3'])})"
+def _with_quartiles(values: list[float]) -> str:
+    low, middle, high = (duration(float(x)) for x in np.percentile(values, [25, 50, 75]))
+    return middle if len(values) == 1 else f"{middle} ({low} to {high})"
 
 
-def _exponent(measured: Measured, kind: str, threads: str, row: str) -> str:
+def _exponent(measured: Measured, row: str, threads: str, kind: str) -> str:
     found = measured.medians(kind, "forward", threads, row, WHOLE)
     power = exponent(list(found), list(found.values()))
     return MISSING if power is None else f"{power:.2f} ({min(found):,} to {max(found):,})"
 
 
-def _memory(measured: Measured, row: str) -> str:
-    peak = measured.peak("periodic", MILLION, row)
-    return MISSING if peak is None else size(peak)
+def _memory(measured: Measured, row: str, threads: str) -> str:
+    """Resident bytes at the most, whether while the structure was made or while the layer ran; of any threads."""
+    wanted = {"part": "layer", "kind": "periodic", "row": row, "size": str(MILLION)}
+    mine = [one for one in measured.rows if wanted.items() <= one.items()]
+    peaks = [float(one[name]) for one in mine for name in ("peak_bytes", "making_bytes")]
+    return size(max(peaks)) if peaks else MISSING
 
 
-def _break_even(measured: Measured, direction: str, threads: str, row: str, what: str) -> str:
+def _break_even(measured: Measured, row: str, threads: str, direction: str, what: str) -> str:
     ours, theirs = (measured.medians("isolated", direction, threads, name, what) for name in (row, DENSE))
     both = [n for n in ours if n in theirs]
     if len(both) < 2:
@@ -237,7 +214,13 @@ def _break_even(measured: Measured, direction: str, threads: str, row: str, what
     return f"{point:,.0f}" if point > both[0] else f"{both[0]:,} or less"
 
 
-def _ratio(measured: Measured, kind: str, threads: str, row: str, what: str) -> str:
+def _share(measured: Measured, row: str, threads: str, direction: str, what: str) -> str:
+    ours, theirs = (measured.medians("oc20", direction, threads, name, what) for name in (row, DENSE))
+    n = next(iter(ours.keys() & theirs.keys()), None)
+    return MISSING if n is None else f"{ours[n] / theirs[n]:.2f}"
+
+
+def _ratio(measured: Measured, row: str, threads: str, kind: str, what: str) -> str:
     ours, theirs = (measured.medians(kind, "forward", threads, name, what) for name in (row, DENSE))
     if RATIO_AT not in ours or not theirs:
         return MISSING
@@ -260,8 +243,6 @@ def break_even(sizes: Sequence[float], ours: Sequence[float], theirs: Sequence[f
 
     The smallest size if it always is, None if it is not at the largest.
     """
-    if not sizes:
-        return None
     difference = np.log(np.asarray(ours) / np.asarray(theirs))
     if difference[-1] > 0:
         return None

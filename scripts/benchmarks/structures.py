@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
-from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from molflt.data.ase_io import from_atoms
@@ -80,9 +78,9 @@ def slab(wanted: float, rng: np.random.Generator) -> Data:
     return from_atoms(atoms, f"{atoms.symbols}", tags="oc20", how=Reading(allow_charged=True))
 
 
-def large_slabs(n_structures: int, seed: int = 0) -> list[Data]:
+def large_slabs(n_structures: int) -> list[Data]:
     """Slabs with an adsorbate of 80 to 200 atoms: the larger ones of OC20."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     return [slab(wanted, rng) for wanted in rng.uniform(80, 200, n_structures)]
 
 
@@ -98,23 +96,9 @@ def bundled(n_atoms: int) -> list[Data]:
 
 def make(kind: str, size: int) -> list[Data]:
     """The structures of one point of a measurement, without neighbour lists: of so many atoms, or so many slabs."""
-    match kind:
-        case "periodic":
-            return [cube(size)]
-        case "isolated":
-            return [ball(size)]
-        case "oc20":
-            return large_slabs(size)
-    raise ValueError(f"unknown kind of structure '{kind}'; choose one of {', '.join(KINDS)}")
+    return large_slabs(size) if kind == "oc20" else [{"periodic": cube, "isolated": ball}[kind](size)]
 
 
 def batch_with_neighbours(structures: list[Data], cutoff: float, all_pairs_if_isolated: bool = False) -> Batch:
     """One batch; the structures get their neighbour lists."""
     return collate([attach_neighbours(data, cutoff, all_pairs_if_isolated) for data in structures])
-
-
-def edge_vectors(batch: Batch) -> Tensor:
-    """(n_edges, 3) float32, Δ_ij = r_i − r_j − offset·cell of every edge (i, j)."""
-    receiver, sender = batch.edge_index
-    shift = torch.einsum("ek,ekl->el", batch.cell_offsets.to(torch.float64), batch.cell[batch.batch[receiver]])
-    return (batch.positions[receiver] - batch.positions[sender] - shift).to(torch.float32)

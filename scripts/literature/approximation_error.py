@@ -30,7 +30,7 @@ from molflt.literature.randomised import randomised_attention
 from molflt.literature.sequence.layer import SequenceAttention
 from scripts import results
 from scripts.literature import digits
-from scripts.literature.sequence_model import Block, SequenceTransformer
+from scripts.literature.sequence_model import SequenceTransformer
 
 DIM, HEADS, LAYERS, FFN, BATCH, HELD_OUT = 64, 4, 2, 128, 16, 297
 CONSTANT = ("ra", "mean value")
@@ -108,8 +108,6 @@ def errors(model: SequenceTransformer, images: Tensor, side: int, counts: list[i
     for index, image in enumerate(track(images, f"errors, {side}×{side}", total=len(images))):
         model(tokens(image[None], side))
         for layer, block in enumerate(model.blocks):
-            assert isinstance(block, Block)
-            assert isinstance(block.attention, RecordedAttention)
             query, key, value = block.attention.seen
             exact = functional.scaled_dot_product_attention(query, key, value, scale=1.0)
             for case, estimate in estimates(query, key, value, counts, LAYERS * index + layer).items():

@@ -31,8 +31,7 @@ def first_layer_matrices(runs: Path, name: str, seed: int, n_windows: int) -> Te
     starts = torch.linspace(0, len(validation) - LENGTH - 2, n_windows).to(torch.int64)
     tokens, _ = windows(validation, starts)
     block = model.blocks[0]
-    layer = block.attention
-    assert isinstance(layer, KernelisedSequenceAttention)
+    layer: KernelisedSequenceAttention = block.attention
     with torch.no_grad():
         x = block.attention_norm(model.embedding(tokens) + model.positions)
         query, key, _ = layer.projection(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)

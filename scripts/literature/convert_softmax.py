@@ -52,11 +52,15 @@ class ConvertibleAttention(SequenceAttention):
         self.normalise = normalise
         self.bias = bias
         self.kernel: Kernel | None = None
+        self.squares: list[float] = []
+        """Means of |q|² in the calls without training."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See :class:`SequenceAttention`."""
         if self.normalise:
             query, key = functional.normalize(query, dim=-1), functional.normalize(key, dim=-1)
+        if not self.training:
+            self.squares.append(float(query.square().sum(dim=-1).mean()))
         bias, shape = self.bias(query.shape[-2])
         if self.kernel is None:
             return softmax_attention(query, key, value, bias, shape, causal=True)
@@ -101,21 +105,11 @@ def run_once(folder: Path, name: str, seed: int, steps: int, draws: int) -> list
 
 def query_norms(model: SequenceTransformer, text: Tensor) -> dict[str, float]:
     """Root mean square of |q| in all layers, which decides the variance of random features (Eq. 14)."""
-    squares: list[float] = []
     layers = [layer for layer in model.modules() if isinstance(layer, ConvertibleAttention)]
-    attends = [layer.attend for layer in layers]
-    for layer, attend in zip(layers, attends, strict=True):
-
-        def watch(q: Tensor, k: Tensor, v: Tensor, layer: Any = layer, attend: Any = attend) -> Tensor:
-            used = functional.normalize(q, dim=-1) if layer.normalise else q
-            squares.append(float(used.square().sum(dim=-1).mean()))
-            return attend(q, k, v)
-
-        layer.attend = watch  # type: ignore[method-assign]
+    for layer in layers:
+        layer.squares.clear()
     bits_per_byte(model, text)
-    for layer, attend in zip(layers, attends, strict=True):
-        layer.attend = attend  # type: ignore[method-assign]
-    return {"query_norm": float(np.sqrt(np.mean(squares)))}
+    return {"query_norm": float(np.sqrt(np.mean([layer.squares for layer in layers])))}
 
 
 def plot(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -66,7 +66,11 @@ def plot(path: Path, runs: dict[str, list[dict[str, Any]]]) -> None:
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     for name, mine in runs.items():
-        results.plot_curves(axes, name, [run["curve"] for run in mine])
+        # (seeds, steps, 2): all have the same steps.
+        curves = np.array([run["curve"] for run in mine])
+        steps, values = curves[0, :, 0], curves[:, :, 1]
+        axes.plot(steps, values.mean(axis=0), label=name)
+        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
     axes.set(xlabel="step", ylabel="bits per byte on held-out files")
     axes.legend(frameon=False)
     results.save(figure, path)

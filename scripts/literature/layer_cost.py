@@ -101,7 +101,7 @@ def measure(setting: Setting, name: str, length: int, repeats: int, threads: int
     x = torch.randn(setting.batch, length, setting.dim)
     # Start up whatever a first call does, on a sequence too short to count.
     model(x[:, :WARM_LENGTH])
-    added = measuring.peak_growth(lambda: model(x), cpu).peak
+    added = measuring.peak_growth(lambda: model(x), cpu)
     return {"seconds": measuring.seconds_of(lambda: model(x), repeats, math.inf, cpu), "bytes": added}
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from molflt.literature.optimisers import evolution, landscapes, meta_training, s
 from molflt.literature.optimisers.memories import MEMORIES
 from scripts import results
 from scripts.literature import optimiser_baselines as baselines
+from scripts.literature.training import meta_train
 
 WEIGHTS = shipped.FOLDER / "population.safetensors"
 SHIPPED_SEEDS = (0, 1)
@@ -50,26 +52,10 @@ FOUND = 1e-8
 """At or below it a minimum counts as found: the rest is rounding."""
 
 
-def meta_train(folder: Path, seeds: list[int], iterations: int) -> None:
-    """Train every memory with every seed; what is finished is kept, and all of it is put into one file."""
-    models = {}
-    for seed, name in product(seeds, MEMORIES):
-        key = f"{name}-{seed}"
-        models[key] = meta_training.build(name, seed)
-        path = folder / f"{key}.safetensors"
-        if path.exists():
-            shipped.load({key: models[key]}, path)
-            continue
-        tasks = meta_training.training_tasks(models[key], batch=4)
-        for _ in track(evolution.evolve(models[key], tasks, iterations, seed), key, total=iterations):
-            pass
-        shipped.save({key: models[key]}, path)
-    shipped.save(models, folder / WEIGHTS.name)
-
-
-def learned_curves(model: nn.Module, functions: list[landscapes.Landscapes], dim: int, seed: int) -> Tensor:
+def learned_curves(
+    model: meta_training.StepNetwork, functions: list[landscapes.Landscapes], dim: int, seed: int
+) -> Tensor:
     """The best value after every call, (CALLS + 1, batch)."""
-    assert isinstance(model, meta_training.StepNetwork)
     generator = torch.Generator().manual_seed(seed)
     n = sum(len(f.shift) for f in functions)
     x = landscapes.start(n, meta_training.MEMBERS, dim, generator)
@@ -160,7 +146,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     options = parser.parse_args()
     if options.meta_train:
-        meta_train(options.out, options.meta_seeds, options.iterations)
+        tasks, path = partial(meta_training.training_tasks, batch=4), options.out / WEIGHTS.name
+        meta_train(meta_training.build, tasks, MEMORIES, options.meta_seeds, options.iterations, path)
         return
     # Otherwise what is left of a minimum is rounding.
     torch.set_default_dtype(torch.float64)
@@ -173,9 +160,7 @@ def main() -> None:
 def test(options: argparse.Namespace) -> None:
     """The figure, and two tables of the values at the end: of all methods, and of all meta-trained networks."""
     seeds: list[int] = options.meta_seeds
-    models: dict[str, nn.Module] = {
-        f"{name}-{seed}": meta_training.build(name, seed) for name, seed in product(MEMORIES, seeds)
-    }
+    models = {f"{name}-{seed}": meta_training.build(name, seed) for name, seed in product(MEMORIES, seeds)}
     shipped.load(models, options.weights)
     best_seed = chosen_seeds(models, seeds, options.dims)
     rows, by_seed, curves, seconds = [], [], {}, dict.fromkeys(METHODS, 0.0)

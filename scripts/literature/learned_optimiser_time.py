@@ -13,19 +13,20 @@ themselves, which nobody knows beforehand.
 
 from __future__ import annotations
 
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from molflt.data.progress import track
-from molflt.literature.optimisers import evolution, history, networks, shipped
+from molflt.literature.optimisers import history, networks, shipped
 from scripts import results
 from scripts.literature.digits import N_TRAIN, images
+from scripts.literature.training import meta_train
 
 WEIGHTS = shipped.FOLDER / "history.safetensors"
 META_SEEDS = (0,)
@@ -33,23 +34,6 @@ ITERATIONS, META_STEPS, META_TASKS = 50, (100, 100, 600), 2
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 WINDOW = 50
 """Steps over which the loss of the batches is averaged."""
-
-
-def meta_train(folder: Path, seeds: list[int], iterations: int) -> None:
-    """Train every optimiser with every seed; what is finished is kept, and all of it is put into one file."""
-    models: dict[str, nn.Module] = {}
-    for seed, name in product(seeds, history.HISTORIES):
-        key = f"{name}-{seed}"
-        model = models[key] = history.HistoryOptimiser(name, seed)
-        path = folder / f"{key}.safetensors"
-        if path.exists():
-            shipped.load({key: model}, path)
-            continue
-        tasks = history.training_runs(model, META_TASKS, META_STEPS)
-        for _ in track(evolution.evolve(model, tasks, iterations, seed), key, total=iterations):
-            pass
-        shipped.save({key: model}, path)
-    shipped.save(models, folder / WEIGHTS.name)
 
 
 def tuned_rate(steps: int) -> float:
@@ -94,7 +78,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args()
     if options.meta_train:
-        meta_train(options.out, options.meta_seeds, options.iterations)
+        runs = partial(history.training_runs, tasks=META_TASKS, steps=META_STEPS)
+        path = options.out / WEIGHTS.name
+        meta_train(history.HistoryOptimiser, runs, history.HISTORIES, options.meta_seeds, options.iterations, path)
         return
     pixels, digits = images()
     pixels = pixels.flatten(1)

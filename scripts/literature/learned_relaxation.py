@@ -33,7 +33,7 @@ from molflt.literature.relaxation.hessian import pair_direction
 from molflt.literature.relaxation.optimiser import Direction
 from scripts import results
 from scripts.literature.relaxation_model import LearnedHessian, SummedSteps, plain
-from scripts.literature.relaxation_sets import Task, tasks
+from scripts.literature.relaxation_sets import tasks
 from scripts.literature.relaxation_training import FMAX, imitate, train
 
 CALLS = 300
@@ -95,10 +95,10 @@ def ours(out: Path, seconds: float) -> dict[str, Callable[[Atoms], Any]]:
     return {key: functools.partial(PairLBFGS, direction=value, logfile=None) for key, value in directions.items()}
 
 
-def relax(task: Task, make: Callable[[Atoms], Any]) -> dict[str, Any]:
+def relax(structure: Atoms, make: Callable[[Atoms], Any]) -> dict[str, Any]:
     """Force calls, whether they were enough, and the energy at the end, eV."""
-    atoms = task.atoms.copy()
-    atoms.calc = Counted(task.calculator)
+    atoms = structure.copy()
+    atoms.calc = Counted(structure.calc)
     try:
         converged = bool(make(atoms).run(fmax=FMAX, steps=CALLS))
     except ExhaustedError:
@@ -113,12 +113,11 @@ def relax(task: Task, make: Callable[[Atoms], Any]) -> dict[str, Any]:
 
 def measure(store: results.Store, optimisers: dict[str, Callable[[Atoms], Any]], name: str, n: int) -> None:
     """All optimisers on a set; what is in the store is not measured again."""
-    done = {(row["set"], row["structure"], row["optimiser"]) for row in store.rows}
-    for k, task in enumerate(tasks(name, n)):
+    for k, structure in enumerate(tasks(name, n)):
         for optimiser, make in optimisers.items():
-            if (name, str(k), optimiser) not in done:
-                row = {"set": name, "structure": k, "atoms": len(task.atoms), "optimiser": optimiser}
-                store.add(row | relax(task, make))
+            if not results.find(store.rows, set=name, structure=k, optimiser=optimiser):
+                row = {"set": name, "structure": k, "atoms": len(structure), "optimiser": optimiser}
+                store.add(row | relax(structure, make))
         print(f"{name} {k}", flush=True)
 
 

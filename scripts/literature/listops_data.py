@@ -12,14 +12,21 @@ tokens of a model are those counted here: operators with their bracket, digits, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+RULES: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: (values[(len(values) - 1) // 2] + values[len(values) // 2]) // 2,
+    "[SM": lambda values: sum(values) % 10,
+}
+"""Digits of operators, from the sorted values of their arguments."""
+OPERATORS = tuple(RULES)
 CLOSE = "]"
 PADDING = "<pad>"
 VOCABULARY = (PADDING, *(str(digit) for digit in range(10)), *OPERATORS, CLOSE)
@@ -59,13 +66,8 @@ def uniforms(random: np.random.Generator) -> Iterator[float]:
 def draw_tree(random: Iterator[float], max_depth: int, max_args: int, max_length: int) -> Tree:
     """A tree with an operator at its root.
 
-    The Arena draws the root like any other node and throws away a lone digit as too short, which is the same.
-
-    Args:
-        random: uniform numbers in [0, 1).
-        max_depth: see :func:`examples`.
-        max_args: see :func:`examples`.
-        max_length: see :func:`examples`.
+    The Arena draws the root like any other node and throws away a lone digit as too short, which is the same. Random
+    numbers are uniform in [0, 1); for the bounds see :func:`examples`.
 
     Raises:
         TooLongError: it has more than ``max_length`` tokens.
@@ -92,17 +94,7 @@ def value(tree: Tree) -> int:
     if isinstance(tree, int):
         return tree
     name, arguments = tree
-    values = sorted(value(argument) for argument in arguments)
-    match name:
-        case "[MIN":
-            return values[0]
-        case "[MAX":
-            return values[-1]
-        case "[MED":
-            return (values[(len(values) - 1) // 2] + values[len(values) // 2]) // 2
-        case "[SM":
-            return sum(values) % 10
-    raise ValueError(f"there is no operator '{name}'")
+    return RULES[name](sorted(map(value, arguments)))
 
 
 def tokens(tree: Tree) -> Iterator[int]:

@@ -27,16 +27,8 @@ def adam(
 ) -> Tensor:
     """Adam from several points of the box at once, (calls + 1, batch).
 
-    A gradient is a call, and the value that comes with it is free of charge, though the curve is made of it.
-
-    Args:
-        functions: of the batch.
-        dim: d.
-        calls: the budget.
-        rate: learning rate.
-        starts: points, among which the budget is divided.
-        decay: whether the rate falls to zero over the run, like a cosine.
-        seed: of the points.
+    A gradient is a call, and the value that comes with it is free of charge, though the curve is made of it. The
+    calls are divided among the starts. With ``decay`` the rate falls to zero over the run, like a cosine.
     """
     n = sum(len(f.shift) for f in functions)
     x = start(n, starts, dim, torch.Generator().manual_seed(seed)).to(functions[0].shift.dtype)

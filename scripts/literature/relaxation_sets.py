@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,19 +24,6 @@ CCC1(CC)C(=O)NC(=O)NC1=O CCOC(=O)c1ccc(N)cc1 CSCCC(N)C(=O)O NC(CCC(N)=O)C(=O)O C
 """.split()  # noqa: SIM905 (a list is four times as long)
 """Thirty drugs and natural products of 17 to 33 atoms."""
 RESIDUES = list("AGSTVLNDKFYW")
-
-
-@dataclass
-class Task:
-    """A structure to relax.
-
-    Attributes:
-        atoms: without calculator.
-        calculator: energies and forces.
-    """
-
-    atoms: Atoms
-    calculator: Calculator
 
 
 class MMFF94(Calculator):  # type: ignore[misc]
@@ -69,8 +55,8 @@ def embedded(molecule: Chem.Mol) -> tuple[Chem.Mol, Atoms]:
     return molecule, Atoms([a.GetSymbol() for a in molecule.GetAtoms()], molecule.GetConformer().GetPositions())
 
 
-def tasks(name: str, n: int) -> Iterator[Task]:
-    """The first ``n`` structures of a set.
+def tasks(name: str, n: int) -> Iterator[Atoms]:
+    """The first ``n`` structures of a set, with their calculators.
 
     Args:
         name: ``lj`` and ``emt``, clusters and slabs of 60 to 150 atoms; ``mmff``, peptides of 4 to 7 residues;
@@ -81,20 +67,17 @@ def tasks(name: str, n: int) -> Iterator[Task]:
     for k in range(n):
         if name in ("lj", "emt"):
             atoms, constants = draw(random, name, 60, 150)
-            yield _task(atoms, TorchCalculator(energy_of(name, [constants])))
+            atoms.calc = TorchCalculator(energy_of(name, [constants]))
         elif name == "mmff":
             letters = "".join(random.choice(RESIDUES, int(random.integers(4, 8))))
             molecule, atoms = embedded(Chem.MolFromSequence(letters))
-            yield _task(atoms, MMFF94(molecule))
+            atoms.calc = MMFF94(molecule)
         else:
             from tblite.ase import TBLite
 
             _, atoms = embedded(Chem.MolFromSmiles(SMILES[k]))
-            yield _task(atoms, TBLite(method="GFN2-xTB", verbosity=0))
-
-
-def _task(atoms: Atoms, calculator: Calculator) -> Task:
-    # ASE's preconditioner does not find neighbours without a cell.
-    if not atoms.pbc.any():
-        atoms.center(vacuum=10.0)
-    return Task(atoms, calculator)
+            atoms.calc = TBLite(method="GFN2-xTB", verbosity=0)
+        # ASE's preconditioner does not find neighbours without a cell.
+        if not atoms.pbc.any():
+            atoms.center(vacuum=10.0)
+        yield atoms

@@ -8,6 +8,7 @@ structures at once and differentiable as often as needed. The minimum of Lennard
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,34 +52,26 @@ def lennard_jones(depth: Tensor, contact: Tensor) -> Energy:
     return energy
 
 
-class _EMTConstants:
-    """ASE's, by atomic number; the cutoff is that of its whole table and the same for every structure."""
-
-    def __init__(self) -> None:
-        found = EMT()
-        atoms = Atoms(list(METALS), positions=5 * np.arange(21).reshape(7, 3))
-        found.initialize(atoms)
-        self.cutoff, self.end, self.slope = float(found.rc), float(found.rc_list), float(found.acut)
-        self.table = {key: torch.ones(120, dtype=torch.float64) for key in found.par}
-        for key, values in found.par.items():
-            numbers = found.par["Z"].astype(int)
-            self.table[key][numbers] = torch.from_numpy(values.copy())
-
-
-_emt: list[_EMTConstants] = []
+@cache
+def _emt_constants() -> tuple[EMT, dict[str, Tensor]]:
+    """ASE's, and by atomic number; the cutoff is that of its whole table and the same for every structure."""
+    found = EMT()
+    found.initialize(Atoms(list(METALS), positions=5 * np.arange(21).reshape(7, 3)))
+    table = {key: torch.ones(120, dtype=torch.float64) for key in found.par}
+    for key, values in found.par.items():
+        table[key][found.par["Z"].astype(int)] = torch.from_numpy(values.copy())
+    return found, table
 
 
 def emt(structures: Structures, positions: Tensor) -> Tensor:
     """ASE's EMT: embedding in the density of the neighbours, and pairs."""
-    if not _emt:
-        _emt.append(_EMTConstants())
-    c = _emt[0]
+    of_all, table = _emt_constants()
     numbers = structures.numbers.flatten()
     _, distances = structures.displacements(positions)
-    near = distances < c.end
+    near = distances < float(of_all.rc_list)
     i, j, r = structures.i[near], structures.j[near], distances[near]
-    p = {key: values[numbers] for key, values in c.table.items()}
-    weight = torch.sigmoid(-c.slope * (r - c.cutoff)) * p["n0"][j] / p["n0"][i]
+    p = {key: values[numbers] for key, values in table.items()}
+    weight = torch.sigmoid(-float(of_all.acut) * (r - float(of_all.rc))) * p["n0"][j] / p["n0"][i]
     sigma = torch.zeros_like(p["s0"]).index_add(0, i, weight * torch.exp(-p["eta2"][j] * (r - beta * p["s0"][j])))
     alone = sigma == 0
     ds = -torch.log(torch.where(alone, 1.0, sigma * p["inv12gamma1"])) / (beta * p["eta2"])
@@ -160,16 +153,9 @@ def _slab(random: np.random.Generator, n: int, symbols: list[str], spacing: floa
 
 
 def draw(random: np.random.Generator, kind: str, smallest: int, largest: int) -> tuple[Atoms, dict[str, float]]:
-    """A disturbed structure, without atoms so close that no calculation would start from them.
+    """A disturbed structure without calculator, and the constants of its potential, ``lj`` or ``emt``.
 
-    Args:
-        random: generator.
-        kind: ``lj`` or ``emt``.
-        smallest: number of atoms, about.
-        largest: the same.
-
-    Returns:
-        The structure without calculator, and the constants of its potential.
+    No atoms are so close that no calculation would start from them.
     """
     while True:
         atoms, constants, well = _draw(random, kind, smallest, largest)

@@ -31,10 +31,10 @@ SOFTEST = 0.03
 """Eigenvalues of |H| count as at least this times their mean: free rotations have none."""
 
 
-def tasks(seed: int, kind: str, n: int, smallest: int = 8, largest: int = 40) -> tuple[Structures, Energy]:
-    """Structures of one potential, with room in their lists of pairs for moving."""
+def tasks(seed: int, kind: str, n: int, largest: int = 40) -> tuple[Structures, Energy]:
+    """Structures of one potential, of 8 atoms or more, with room in their lists of pairs for moving."""
     random = np.random.default_rng(seed)
-    drawn = [draw(random, kind, smallest, largest) for _ in range(n)]
+    drawn = [draw(random, kind, 8, largest) for _ in range(n)]
     return batch([atoms for atoms, _ in drawn], REACH + 1), energy_of(kind, [constants for _, constants in drawn])
 
 

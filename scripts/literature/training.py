@@ -1,11 +1,12 @@
-"""The training loop of the comparisons, and the results of runs that are finished."""
+"""The training loops of the comparisons, and the results of runs that are finished."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from molflt.data.progress import track
 from molflt.files import atomic_file
+from molflt.literature.optimisers import evolution, shipped
 
 
 def cosine(part: float) -> float:
@@ -67,6 +69,38 @@ def fit(
         if step % max(1, steps // 10) == 0 or step == steps:
             curve.append((step, evaluate()))
     return {"curve": curve, "step_ms": 1e3 * float(np.median(seconds))}
+
+
+def meta_train(
+    build: Callable[[str, int], nn.Module],
+    tasks: Callable[[Any], Any],
+    names: Iterable[str],
+    seeds: Sequence[int],
+    iterations: int,
+    path: Path,
+) -> None:
+    """Evolve learned optimisers; what is finished is kept beside ``path``, which gets all of them.
+
+    Args:
+        build: an optimiser from its name and a seed.
+        tasks: of an optimiser, as :func:`~molflt.literature.optimisers.evolution.evolve` takes them.
+        names: of the optimisers.
+        seeds: of each.
+        iterations: of each.
+        path: of all weights.
+    """
+    models = {}
+    for seed, name in product(seeds, names):
+        key = f"{name}-{seed}"
+        model = models[key] = build(name, seed)
+        part = path.with_name(f"{key}.safetensors")
+        if part.exists():
+            shipped.load({key: model}, part)
+            continue
+        for _ in track(evolution.evolve(model, tasks(model), iterations, seed), key, total=iterations):
+            pass
+        shipped.save({key: model}, part)
+    shipped.save(models, path)
 
 
 def kept(folder: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from tempfile import TemporaryFile
 
@@ -19,15 +19,14 @@ from rdkit import Chem
 from molflt.data.rdkit_io import from_smiles
 from molflt.errors import InputError
 from scripts.results import ROOT
-from scripts.tools.attack import Attack, Outcome
 
 N_THREADS, N_SMILES = 8, 2000
 GOOD = ("C", "O", "CO", "CCO", "C=C", "CC#N", "c1ccccc1", "C1CC1", "CC(=O)O", "[Na+].[Cl-]")
 WRONG = ("C(C", "c1ccc", "C1CC", "[Zz]", "N(C)(C)(C)(C)C", "C=(", "Cl(C)(C)C", "F=F=F", "", "[CH9]")
 
 
-def round_of(seed: int, n: int = N_SMILES) -> Outcome:
-    """So many SMILES in eight threads."""
+def round_of(seed: int, n: int = N_SMILES) -> tuple[int, list[str]]:
+    """So many SMILES in eight threads: how many, and what got through."""
     command = [sys.executable, "-m", "scripts.tools.attack_threads", str(seed), str(n)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -38,7 +37,7 @@ def round_of(seed: int, n: int = N_SMILES) -> Outcome:
         through.append(f"the process ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
     elif done.stderr:
         through.append(f"printed: {done.stderr.strip()[:300]}")
-    return Outcome(n, [f"threads seed {seed}: {line}" for line in through])
+    return n, [f"threads seed {seed}: {line}" for line in through]
 
 
 def different(seed: int, n: int) -> list[str]:
@@ -54,13 +53,10 @@ def different(seed: int, n: int) -> list[str]:
             if (made := _made(word)) != expected[word]:
                 found.append(f"{word!r}: {made[:200]!r} instead of {expected[word][:200]!r}")
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(N_THREADS)]
     # So that they meet in the middle of each molecule.
     sys.setswitchinterval(1e-5)
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        list(pool.map(work, range(N_THREADS)))
     if not _log_speaks():
         found.append("RDKit's log stays silent")
     return found
@@ -85,15 +81,6 @@ def _log_speaks() -> bool:
         said.seek(0)
         return b"C(C" in said.read()
 
-
-ATTACKS = (
-    Attack(
-        "threads",
-        "SMILES in eight threads at once, half of them wrong: each molecule and message must be that of one thread, "
-        "and RDKit's log must be as before",
-        round_of,
-    ),
-)
 
 if __name__ == "__main__":
     print("\n".join(different(int(sys.argv[1]), int(sys.argv[2]))), end="")

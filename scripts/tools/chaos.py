@@ -62,15 +62,10 @@ class Point:
 def strike(
     job: Job, folder: Path, reference: dict[str, Any], whole: Ended, chance: random.Random, kind: int
 ) -> Point:
-    """Interrupt a job at one point, go on, compare.
+    """Interrupt a job at one point, go on, compare with the outcome of the uninterrupted job, ``whole``.
 
-    Args:
-        job: what.
-        folder: to work in; beside the inputs, and always the same, because reports tell where they are.
-        reference: outcome of the uninterrupted job.
-        whole: how that went.
-        chance: decides everything.
-        kind: 0 a signal, 1 a call, 2 a power cut.
+    ``kind`` is 0 for a signal, 1 for a call, 2 for a power cut. The folder is beside the inputs and always the same,
+    because reports tell where they are.
     """
     folder.mkdir()
     moments = [_moment(whole, chance, kind)]
@@ -79,45 +74,34 @@ def strike(
     torn = ""
     for k, moment in enumerate(moments):
         run(folder, job.commands, moment)
-        if (
-            not torn
-            and job.final
-            and (folder / job.final).exists()
-            and (half := _half_written(job, folder, reference))
-        ):
+        final_is_there = job.final and (folder / job.final).exists()
+        if final_is_there and not torn and (half := _half_written(job, folder, reference)):
             return Point(", then ".join(map(str, moments[: k + 1])), torn, half)
         if k == 0 and kind == 2:
-            torn = _tear(job.out(folder), folder, chance)
+            torn = _tear(job.files(folder), folder, chance)
     how = ", then ".join(map(str, moments))
     again = run_to_the_end(folder, job.commands)
     if again.status == 0:
-        return Point(how, torn, _compared(job, folder, reference, "same"))
+        return Point(how, torn, _compared(job, folder, reference))
     if again.status != 2 or "Traceback" in again.text:
         return Point(how, torn, f"status {again.status}: {again.text.strip()[-300:]}")
-    if "exists already" in again.text and _compared(job, folder, reference, "same") == "same":
+    if "exists already" in again.text and _compared(job, folder, reference) == "same":
         return Point(how, torn, "complete already")
     if not torn:
         return Point(how, torn, f"refused: {again.text.strip()[-300:]}")
-    if not any(path.name in again.text for path in job.out(folder)):
+    if not any(path.name in again.text for path in job.files(folder)):
         return Point(how, torn, f"refused without naming the file: {again.text.strip()[-300:]}")
     commands = [*job.commands[:-1], (*job.commands[-1], *job.remedy)]
     if not job.remedy:
-        for path in job.out(folder):
+        for path in job.files(folder):
             path.unlink()
     run_to_the_end(folder, commands)
-    return Point(how, torn, _compared(job, folder, reference, "refused, then same"))
+    outcome = _compared(job, folder, reference)
+    return Point(how, torn, "refused, then same" if outcome == "same" else outcome)
 
 
 def two_at_once(job: Job, folder: Path, reference: dict[str, Any], whole: Ended, chance: random.Random) -> Point:
-    """Run a job twice at once, and compare what is left.
-
-    Args:
-        job: what.
-        folder: to work in.
-        reference: outcome of the job alone.
-        whole: how that went.
-        chance: decides everything.
-    """
+    """Run a job twice at once, and compare what is left with the outcome of the job alone, ``whole``."""
     folder.mkdir()
     commands = [job.commands, job.commands]
     if job.remedy and chance.random() < 0.5:
@@ -136,7 +120,7 @@ def two_at_once(job: Job, folder: Path, reference: dict[str, Any], whole: Ended,
             return Point(how, "", f"status {one.status}: {one.text.strip()[-300:]}")
     if 0 not in (ended[0].status, ended[1].status):
         return Point(how, "", f"neither did it: {ended[0].text.strip()[-200:]}; {ended[1].text.strip()[-200:]}")
-    return Point(how, "", _compared(job, folder, reference, "same"))
+    return Point(how, "", _compared(job, folder, reference))
 
 
 def _moment(whole: Ended, chance: random.Random, kind: int) -> Moment:
@@ -166,12 +150,12 @@ def _half_written(job: Job, folder: Path, reference: dict[str, Any]) -> str:
     return f"half-written: {different}" if set(different) - {"files"} else ""
 
 
-def _compared(job: Job, folder: Path, reference: dict[str, Any], word: str) -> str:
+def _compared(job: Job, folder: Path, reference: dict[str, Any]) -> str:
     try:
         different = differences(job.outcome(folder), reference)
     except Exception as error:
         return f"unreadable: {error!r}"
-    return f"{len(different)} differ: {', '.join(different[:4])}" if different else word
+    return f"{len(different)} differ: {', '.join(different[:4])}" if different else "same"
 
 
 def chaos(names: list[str], n_points: int, seed: int, work: Path, two: bool = False) -> bool:

@@ -121,95 +121,74 @@ class Job:
     Attributes:
         name: as on the command line of chaos.py.
         commands: arguments of ``molflt``, run one after another; repeated, they go on.
-        out: what they write, of which files are torn.
+        written: patterns of what they write, of which files are torn.
         outcome: of the folder, to be compared.
-        remedy: arguments that a refusal asks for, added to the last command; none: remove ``out``.
         final: the file, if it is one, that is whole whenever it is there.
+        remedy: arguments that a refusal asks for, added to the last command; none: remove what is written.
     """
 
     name: str
     commands: Sequence[Sequence[str]]
-    out: Callable[[Path], list[Path]]
+    written: Sequence[str]
     outcome: Callable[[Path], dict[str, Any]]
-    remedy: Sequence[str] = ()
     final: str = ""
+    remedy: Sequence[str] = ("--overwrite",)
+
+    def files(self, folder: Path) -> list[Path]:
+        """What is written so far."""
+        return sorted(path for pattern in self.written for path in folder.glob(pattern) if path.is_file())
 
 
-def _files(*patterns: str) -> Callable[[Path], list[Path]]:
-    return lambda folder: sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+def _predict(out: str) -> tuple[str, ...]:
+    return ("predict", "../inputs/model.safetensors", "../inputs/set.lmdb", "-o", out, "--max-atoms", "64")
 
 
-_PREDICT = ("predict", "../inputs/model.safetensors", "../inputs/set.lmdb", "-o", "out.csv", "--max-atoms", "64")
+def _evaluate(*options: str) -> tuple[str, ...]:
+    return ("evaluate", "../inputs/model.safetensors", "../inputs/val.lmdb", *options)
 
-JOBS = {
-    job.name: job
-    for job in (
-        Job(
-            "train",
-            [("train", "../inputs/config.yaml", "--out", "run", "--resume", "auto")],
-            _files("run/*"),
-            lambda folder: run_content(folder / "run"),
-        ),
-        Job(
-            "convert",
-            [("convert", "../inputs/set.lmdb", "../inputs/val.lmdb", "out.lmdb")],
-            _files("out.lmdb*"),
-            lambda folder: lmdb_content(folder / "out.lmdb"),
-            ("--overwrite",),
-            "out.lmdb",
-        ),
-        Job(
-            "predict",
-            [_PREDICT],
-            _files("out.csv", ".out.*"),
-            lambda folder: {"out.csv": (folder / "out.csv").read_bytes()},
-            ("--overwrite",),
-            "out.csv",
-        ),
-        Job(
-            "shards",
-            [
-                (*_PREDICT, "--shard", "1/2"),
-                (*_PREDICT, "--shard", "2/2"),
-                ("merge", "out.csv.shard-1-of-2", "out.csv.shard-2-of-2", "-o", "out.csv"),
-            ],
-            _files("out.csv*", ".out.*"),
-            lambda folder: {"out.csv": (folder / "out.csv").read_bytes()},
-            ("--overwrite",),
-            "out.csv",
-        ),
-        Job(
-            "report",
-            [("evaluate", "../inputs/model.safetensors", "../inputs/val.lmdb", "--report", "report.html")],
-            _files("*.html", ".report.*"),
-            lambda folder: page_content(folder / "report.html"),
-            ("--overwrite",),
-            "report.html",
-        ),
-        # The report beside the model, which gets a number where one is there already.
-        Job(
-            "evaluate",
-            [("evaluate", "../inputs/model.safetensors", "../inputs/val.lmdb", "--overwrite")],
-            lambda folder: [],
-            lambda folder: page_content(folder.parent / "inputs" / "report-val.html"),
-            final="../inputs/report-val.html",
-        ),
-        *(
-            Job(
-                f"predict-{suffix}",
-                [(*_PREDICT[:4], f"out.{suffix}", *_PREDICT[5:])],
-                _files(f"out.{suffix}", ".out.*"),
-                content,
-                ("--overwrite",),
-                f"out.{suffix}",
-            )
-            for suffix, content in {
-                "extxyz": lambda folder: {"out.extxyz": (folder / "out.extxyz").read_bytes()},
-                "npz": lambda folder: npz_content(folder / "out.npz"),
-            }.items()
-        ),
-    )
-}
+
+def _bytes(name: str) -> Callable[[Path], dict[str, Any]]:
+    return lambda folder: {name: (folder / name).read_bytes()}
+
+
+_TRAIN = ("train", "../inputs/config.yaml", "--out", "run", "--resume", "auto")
+_CONVERT = ("convert", "../inputs/set.lmdb", "../inputs/val.lmdb", "out.lmdb")
+_SHARDS = [
+    (*_predict("out.csv"), "--shard", "1/2"),
+    (*_predict("out.csv"), "--shard", "2/2"),
+    ("merge", "out.csv.shard-1-of-2", "out.csv.shard-2-of-2", "-o", "out.csv"),
+]
+_ALL = (
+    Job("train", [_TRAIN], ["run/*"], lambda folder: run_content(folder / "run"), remedy=()),
+    Job("convert", [_CONVERT], ["out.lmdb*"], lambda folder: lmdb_content(folder / "out.lmdb"), "out.lmdb"),
+    Job("predict", [_predict("out.csv")], ["out.csv", ".out.*"], _bytes("out.csv"), "out.csv"),
+    Job("shards", _SHARDS, ["out.csv*", ".out.*"], _bytes("out.csv"), "out.csv"),
+    Job(
+        "report",
+        [_evaluate("--report", "report.html")],
+        ["*.html", ".report.*"],
+        lambda folder: page_content(folder / "report.html"),
+        "report.html",
+    ),
+    # The report beside the model, which gets a number where one is there already.
+    Job(
+        "evaluate",
+        [_evaluate("--overwrite")],
+        [],
+        lambda folder: page_content(folder.parent / "inputs" / "report-val.html"),
+        "../inputs/report-val.html",
+        remedy=(),
+    ),
+    Job("predict-extxyz", [_predict("out.extxyz")], ["out.extxyz", ".out.*"], _bytes("out.extxyz"), "out.extxyz"),
+    Job(
+        "predict-npz",
+        [_predict("out.npz")],
+        ["out.npz", ".out.*"],
+        lambda folder: npz_content(folder / "out.npz"),
+        "out.npz",
+    ),
+)
+JOBS = {job.name: job for job in _ALL}
 
 
 def _record(chance: np.random.Generator) -> dict[str, Any]:

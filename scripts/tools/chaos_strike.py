@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 Commands = Sequence[Sequence[str]]
-_LOG, _COUNT = "chaos.log", "chaos.count"
 
 
 @dataclass(frozen=True)
@@ -66,28 +65,18 @@ def run_two(folder: Path, first: Commands, second: Commands, seconds: float) -> 
     """Run commands in a folder, and others there that begin so many seconds later."""
     log = folder.with_suffix(".second.log")
     start = time.monotonic()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        time.sleep(seconds)
-        os._exit(_child(folder, second, None, log, folder.with_suffix(".second.count")))
+    child = _fork(folder, second, None, log, folder.with_suffix(".second.count"), seconds)
     one = run(folder, first, None)
     status = _ended(child, 0)
-    assert status is not None
     return one, Ended(status, log.read_text(encoding="utf-8", errors="replace"), time.monotonic() - start, 0)
 
 
 def run(folder: Path, commands: Commands, moment: Moment | None) -> Ended:
     """Run commands in a folder, and end the process at a moment."""
-    log, count = folder.with_suffix(f".{_LOG}"), folder.with_suffix(f".{_COUNT}")
+    log, count = folder.with_suffix(".chaos.log"), folder.with_suffix(".chaos.count")
     count.unlink(missing_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
     start = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        os._exit(_child(folder, commands, moment, log, count))
+    child = _fork(folder, commands, moment, log, count)
     status = None
     if moment is not None and moment.seconds is not None:
         while status is None and time.monotonic() < start + moment.seconds:
@@ -97,7 +86,6 @@ def run(folder: Path, commands: Commands, moment: Moment | None) -> Ended:
             os.kill(child, moment.number)
     if status is None:
         status = _ended(child, 0)
-    assert status is not None
     seconds = time.monotonic() - start
     text = log.read_text(errors="replace", encoding="utf-8") if log.exists() else ""
     return Ended(status, text, seconds, int(count.read_text(encoding="utf-8")) if count.exists() else 0)
@@ -106,6 +94,19 @@ def run(folder: Path, commands: Commands, moment: Moment | None) -> Ended:
 def _ended(child: int, options: int) -> int | None:
     pid, status = os.waitpid(child, options)
     return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def _fork(
+    folder: Path, commands: Commands, moment: Moment | None, log: Path, count: Path, seconds: float = 0.0
+) -> int:
+    """Start the process, which begins after some seconds; returns its number."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        time.sleep(seconds)
+        os._exit(_child(folder, commands, moment, log, count))
+    return child
 
 
 def _child(folder: Path, commands: Commands, moment: Moment | None, log: Path, count: Path) -> int:

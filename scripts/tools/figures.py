@@ -23,6 +23,7 @@ from scripts.benchmarks.estimator import (
     SPREAD,
     basis,
     displacements,
+    exact,
     quadrature_mask,
     sampled_mask,
     sampled_method,
@@ -33,12 +34,6 @@ R = 16
 N_FEATURES = 64
 N_TURNS = 20
 FOLDER = results.DOCS / "figures"
-
-
-def exact(delta: Tensor) -> Tensor:
-    """F of displacements (..., 3)."""
-    gaussians, weights = basis()
-    return gaussians.values(delta.square().sum(-1)) @ weights
 
 
 def mask_figure() -> Figure:
@@ -83,7 +78,7 @@ def relative_change(after: Tensor, before: Tensor) -> float:
     return float((after - before).norm() / before.norm())
 
 
-def concatenated_attention(positions: Tensor, content: int = 0) -> Tensor:
+def concatenated_attention(positions: Tensor) -> Tensor:
     """The attention matrix of the published Algorithm 1, (n, n), of atoms at ``positions``.
 
     One head whose values are the identity, whose queries and keys are standard normal, and whose RPE is f by the
@@ -91,7 +86,7 @@ def concatenated_attention(positions: Tensor, content: int = 0) -> Tensor:
     """
     n = len(positions)
     gaussians, weights = basis()
-    random = torch.Generator().manual_seed(content)
+    random = torch.Generator().manual_seed(0)
     kernel = build_kernel("posrf-orf", n + 2 * R, 1, N_FEATURES, 0, random)
     layer = ConcatAttention(n, 1, len(gaussians), kernel, 0.0).double()
     geometry = build_geometry(

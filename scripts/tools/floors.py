@@ -90,16 +90,8 @@ def _install(folder: Path, python: str, constraints: str) -> tuple[str, Path]:
     return own, source
 
 
-def record(python: str, oldest: bool, summary: str, tests: Sequence[str], path: Path = RESULTS) -> None:
-    """Replace the row of a Python and its packages.
-
-    Args:
-        python: the interpreter of the environment.
-        oldest: whether its packages are those of :func:`stated`.
-        summary: the last line of pytest.
-        tests: what ran.
-        path: of the CSV.
-    """
+def record(python: str, oldest: bool, summary: str, tests: Sequence[str]) -> None:
+    """Replace the row of a Python and its packages, from the last line of pytest."""
     show = "import platform, sys; from importlib.metadata import version as v; print(platform.python_version(), "
     show += "*(f'{name}=={v(name)}' for name in sys.argv[1:]))"
     lowest = stated()
@@ -120,13 +112,10 @@ def record(python: str, oldest: bool, summary: str, tests: Sequence[str], path: 
         **results.provenance(lowest if oldest else found),
         "software": f"Python {version}",
     }
-    minor = version.rpartition(".")[0]
-    others = [
-        old for old in results.read(path) if (old["Python"].rpartition(".")[0], old["packages"]) != (minor, packages)
-    ]
-    results.write(
-        path, sorted([*others, row], key=lambda row: (row["packages"] != "oldest", row["Python"])), list(row)
-    )
+    rows = {(old["Python"].rpartition(".")[0], old["packages"]): old for old in results.read(RESULTS)}
+    rows[version.rpartition(".")[0], packages] = row
+    in_order = sorted(rows.values(), key=lambda row: (row["packages"] != "oldest", row["Python"]))
+    results.write(RESULTS, in_order, list(row))
 
 
 if __name__ == "__main__":

@@ -64,17 +64,7 @@ def main() -> int:
 
 
 def run(target: str, seed: int, n: int, seconds: float = MOST_SECONDS) -> list[str]:
-    """Run the inputs of some seeds.
-
-    Args:
-        target: a name in ``TARGETS``.
-        seed: the first.
-        n: how many.
-        seconds: that one input may take.
-
-    Returns:
-        A line or more for each finding.
-    """
+    """Run the inputs of ``n`` seeds, each for some seconds at most; a line or more for each finding."""
     found: list[str] = []
     # everything is imported already
     context = multiprocessing.get_context("fork")

@@ -17,10 +17,6 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.data.neighbours import attach_neighbours
-from molflt.data.records import to_data
-from molflt.data.safe_pickle import load_record
-
 _NUMBERS = (
     0, 1, 127, 128, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 62, 1 << 63, (1 << 64) - 1,
 )  # fmt: skip
@@ -319,11 +315,6 @@ def extents(random: Random) -> bytes:
     return pickle.dumps(record)
 
 
-def read_and_connect(raw: bytes) -> None:
-    """As a prediction reads a record: with its neighbours."""
-    attach_neighbours(to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0"), 6.0)
-
-
 def archive(random: Random) -> bytes:
     """A tar archive, compressed, with names, kinds, sizes and attributes of every sort, perhaps damaged."""
     names = (
@@ -350,11 +341,6 @@ def archive(random: Random) -> bytes:
         raw = mutated(random, raw, [raw], (b"\0" * 512, raw[:512] * 1500, b"11 path=aa\n"))
     raw = gzip.compress(raw, 1, mtime=0)
     return mutated(random, raw, [raw], (b"",)) if random.random() < 0.2 else raw
-
-
-def read_record(raw: bytes) -> None:
-    """As a data set reads a record."""
-    to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0")
 
 
 def make_record(random: Random, base: list[bytes], others: list[bytes], pieces: list[bytes]) -> bytes:

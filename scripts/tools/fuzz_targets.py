@@ -21,6 +21,7 @@ import lmdb
 import numpy as np
 from ase.build import molecule
 from rdkit import Chem
+from torch_geometric.data import Data
 
 from molflt.data.ase_files import read_ase
 from molflt.data.datasets import ListDataset
@@ -28,6 +29,7 @@ from molflt.data.fetch.catalogue import OC20_IS2RE
 from molflt.data.fetch.unpack import unpack
 from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
 from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.neighbours import attach_neighbours
 from molflt.data.rdkit_io import from_smiles, read_sdf
 from molflt.data.records import to_data, to_record
 from molflt.data.safe_pickle import load_record
@@ -66,12 +68,16 @@ def _through_file(file: Path, read: Callable[[Path], object]) -> Callable[[bytes
     return run
 
 
+def read_record(raw: bytes) -> Data:
+    """As a data set reads a record."""
+    return to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0")
+
+
 def _pickles(folder: Path, which: int) -> Target:
     corpora = inputs.record_corpus()
     pieces = inputs.canary(str(folder / "canary"))
     return Target(
-        lambda random: inputs.make_record(random, corpora[which], [*corpora[0], *corpora[1]], pieces),
-        inputs.read_record,
+        lambda random: inputs.make_record(random, corpora[which], [*corpora[0], *corpora[1]], pieces), read_record
     )
 
 
@@ -143,9 +149,8 @@ def _smiles(folder: Path) -> Target:
 
 def _model(folder: Path) -> Target:
     file = folder / "seed.safetensors"
-    sizes = {"n_basis": 2}
     config = ModelConfig.model_validate(
-        {"dim": 4, "n_heads": 1, "n_layers": 1, "ffn_dim": 4, "n_rbf": 2, "attention": sizes}
+        {"dim": 4, "n_heads": 1, "n_layers": 1, "ffn_dim": 4, "n_rbf": 2, "attention": {"n_basis": 2}}
     )
     data = TrainingData(path="x", fingerprint="y", n_structures=1)
     metadata = ModelMetadata(
@@ -228,7 +233,7 @@ def _names(folder: Path) -> Target:
     files = {suffix: folder / f"names{suffix}" for suffix in (".csv", ".extxyz", ".npz", ".lmdb")}
 
     def read(raw: bytes) -> None:
-        data = to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0")
+        data = read_record(raw)
         prediction = Prediction(np.array([1.0]), [data.name], Counter(), ids=["0"])
         for suffix in (".csv", ".extxyz", ".npz"):
             write_predictions(files[suffix], prediction, ListDataset([data]), "energy")
@@ -297,8 +302,8 @@ def _archive(folder: Path) -> Target:
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "pyg1": lambda folder: _pickles(folder, 0),
     "pyg2": lambda folder: _pickles(folder, 1),
-    "bombs": lambda folder: Target(inputs.bomb, inputs.read_record),
-    "extents": lambda folder: Target(inputs.extents, inputs.read_and_connect),
+    "bombs": lambda folder: Target(inputs.bomb, read_record),
+    "extents": lambda folder: Target(inputs.extents, lambda raw: attach_neighbours(read_record(raw), 6.0)),
     "archive": _archive,
     "lmdb": _lmdb,
     "extxyz": _extxyz,

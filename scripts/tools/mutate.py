@@ -46,7 +46,7 @@ from cosmic_ray.operators.operator import Example, Operator
 from cosmic_ray.plugins import OPERATOR_PROVIDERS, get_operator
 from cosmic_ray.util import restore_contents
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
+from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkItem, WorkResult
 from coverage import CoverageData
 from parso.python.tree import IfStmt, PythonNode
 
@@ -209,11 +209,11 @@ def sample(n_places: int, seed: int) -> list[WorkItem]:
     chance = random.Random(seed)  # noqa: S311
     print(f"{len(items)} mutants at {len(places)} places in {len(modules)} modules")
     chosen = chance.sample(sorted(places), min(n_places, len(places)))
-    return [chance.choice(sorted(places[place], key=lambda item: _kind(item.mutations[0]))) for place in chosen]
+    return [chance.choice(sorted(places[place], key=_kind)) for place in chosen]
 
 
-def _kind(mutation: MutationSpec) -> tuple[str, int]:
-    return mutation.operator_name, mutation.occurrence
+def _kind(item: WorkItem) -> tuple[str, int]:
+    return item.mutations[0].operator_name, item.mutations[0].occurrence
 
 
 def copy_tracked(folder: Path) -> None:
@@ -232,12 +232,7 @@ def copy_tracked(folder: Path) -> None:
 
 
 def run_tests(chosen: list[str], limit: float | None) -> tuple[TestOutcome, str]:
-    """Whether a mutant survives tests, and what they print.
-
-    Args:
-        chosen: ids of tests, in order.
-        limit: seconds that they may take; None: any.
-    """
+    """Whether a mutant survives tests within some seconds, and what they print."""
     if not chosen:
         return TestOutcome.SURVIVED, "no test is known to run it"
     with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
@@ -304,29 +299,24 @@ def run(database: WorkDB, tests: Tests, budget: float) -> None:
 
 def report(database: WorkDB) -> None:
     """A line for each package, and what survived."""
-    completed = [pair for pair in database.completed_work_items if pair[1].test_outcome is not None]
-    done = sorted(completed, key=lambda pair: _place(pair[0].mutations[0]))
-    for package in sorted({item.mutations[0].module_path.parts[1] for item, _ in done}):
-        results = [result for item, result in done if item.mutations[0].module_path.parts[1] == package]
-        killed = sum(_killed(result) for result in results)
+    completed = [(item.mutations[0], result) for item, result in database.completed_work_items]
+    done = sorted(
+        ((mutation, result) for mutation, result in completed if result.test_outcome is not None),
+        key=lambda pair: (str(pair[0].module_path), pair[0].start_pos),
+    )
+    for package in sorted({mutation.module_path.parts[1] for mutation, _ in done}):
+        results = [result for mutation, result in done if mutation.module_path.parts[1] == package]
+        killed = sum(result.test_outcome == TestOutcome.KILLED for result in results)
         late = sum(result.output == "timeout" for result in results)
-        share = killed / max(1, len(results))
-        error = (share * (1 - share) / max(1, len(results))) ** 0.5
+        share = killed / len(results)
+        error = (share * (1 - share) / len(results)) ** 0.5
         print(
             f"molflt/{package}: {killed} of {len(results)} killed, {100 * share:.0f} ± {100 * error:.0f} %; "
             f"{late} of them were stopped for the time they took"
         )
     for _, result in done:
-        if not _killed(result):
+        if result.test_outcome != TestOutcome.KILLED:
             print(f"\n{result.diff or result.output}")
-
-
-def _place(mutation: MutationSpec) -> tuple[str, tuple[int, int]]:
-    return str(mutation.module_path), mutation.start_pos
-
-
-def _killed(result: WorkResult) -> bool:
-    return result.test_outcome == TestOutcome.KILLED
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ Prints a table; exits with 1 where something grows. On Linux.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
 import sys
@@ -36,6 +35,7 @@ from molflt.prediction.members import load_members
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 from scripts import results
+from scripts.benchmarks import measuring
 
 NAMES = ("H2O", "CH3OH", "C6H6", "CH3CH2OCH3", "CO2")
 SAMPLE_SECONDS = 0.5
@@ -79,11 +79,10 @@ class Series:
     def sample(self, calls: int) -> None:
         """Take one."""
         gc.collect()
-        # Freed memory is given back, so that what is left is what is held.
-        ctypes.CDLL(None).malloc_trim(0)
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+        # So that what is left is what is held.
+        measuring.return_free_memory()
         self.calls.append(calls)
-        self.memory.append(pages * os.sysconf("SC_PAGE_SIZE") / 1024)
+        self.memory.append(measuring.resident("VmRSS") / 1024)
         self.files.append(len(os.listdir("/proc/self/fd")))
 
     def growth(self) -> tuple[float, float]:
@@ -112,13 +111,7 @@ def slope(x: list[int], y: list[float]) -> float:
 
 
 def soak(name: str, work: Callable[[int], None], seconds: float) -> Series:
-    """Work for a while, and sample on the way.
-
-    Args:
-        name: of the work.
-        work: takes the number of calls before it.
-        seconds: for how long, about.
-    """
+    """Work for some seconds, each time with the number of calls before, and sample on the way."""
     series, end, due, calls = Series(name), time.monotonic() + seconds, 0.0, 0
     while time.monotonic() < end:
         work(calls)
@@ -189,7 +182,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="in all (default 60)")
     parser.add_argument("--out", type=Path, default=Path("soak.png"), help="picture (default soak.png)")
     options = parser.parse_args()
-    if not Path("/proc/self/statm").exists():
+    if not Path("/proc/self/status").exists():
         sys.exit("soak.py reads /proc, which this platform has not")
     with tempfile.TemporaryDirectory(prefix="molflt-soak-") as folder:
         work, half = Work(Path(folder)), 30 * options.minutes

@@ -3,8 +3,6 @@
 import argparse
 import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +17,16 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.sources import open_dataset
 from molflt.model.energy_model import EnergyModel
 from scripts import results
-from scripts.benchmarks import accuracy, accuracy_rows, models, peer_worker, structures
+from scripts.benchmarks import (
+    accuracy,
+    accuracy_rows,
+    acetylacetone,
+    clusters,
+    domain,
+    models,
+    peer_worker,
+    structures,
+)
 from scripts.benchmarks.accuracy_data import DATA_SETS, MATBENCH_SEED, QM7_TRAIN, Split, divide, split
 from scripts.benchmarks.accuracy_peers import plain_files, plain_set
 from scripts.benchmarks.accuracy_rows import VARIANTS, ProcessorTime, WithoutLocalRPE, run_config, turn
@@ -135,18 +142,26 @@ def test_peers_have_the_time_that_molflt_took_on_the_same_processor(tmp_path, mo
     assert given == [120.0]
 
 
-def test_a_damaged_data_file_gets_one_line(tmp_path, monkeypatch, capsys):
+def test_a_damaged_data_file_gets_one_line(tmp_path, monkeypatch, capsys, call):
     file = tmp_path / DATA_SETS["qm7"].file
     file.parent.mkdir()
     file.write_bytes(b"no gzip")
     monkeypatch.setenv("MOLFLT_DATA", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["accuracy", "--out", str(tmp_path / "out"), "--data", "qm7"])
     with pytest.raises(SystemExit) as stop:
-        accuracy.main()
+        call(accuracy.main, "--out", tmp_path / "out", "--data", "qm7")
     assert stop.value.code == 2
     said = capsys.readouterr().err
     assert str(file) in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("main", [acetylacetone.main, clusters.main, domain.main])
+def test_data_that_are_nowhere_get_one_line(main, tmp_path, monkeypatch, capsys, call):
+    monkeypatch.delenv("MOLFLT_DATA", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        call(main, "--out", tmp_path, *(["--results", tmp_path / "r.csv"] if main is not domain.main else []))
+    assert stop.value.code == 2
+    assert "error: MOLFLT_DATA is not set: it is the folder that has " in capsys.readouterr().err
 
 
 def test_every_row_is_a_configuration(tmp_path):
@@ -241,16 +256,18 @@ def test_a_peer_learns(tiny_data, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif("MOLFLT_DATA" not in os.environ, reason="MOLFLT_DATA is not set")
-def test_a_miniature_of_the_whole(tmp_path):
+def test_a_miniature_of_the_whole(tmp_path, python):
     """Every data set, flt, softmax, concat and SchNet; a second call repeats nothing."""
-    command = [sys.executable, "-m", "scripts.benchmarks.accuracy", "--out", str(tmp_path), "--miniature"]
-    first = subprocess.run(command, cwd=results.ROOT, check=True, capture_output=True, text=True)
+    command = ["-m", "scripts.benchmarks.accuracy", "--out", tmp_path, "--miniature"]
+    first = python(*command)
+    assert first.returncode == 0, first.stderr
     rows = results.read(tmp_path / "accuracy.csv")
     assert {(row["set"], row["model"]) for row in rows} == {
         (data, row) for data in accuracy.MAIN for row in ("flt", "softmax", "concat, turned at random", "SchNet")
     }
     assert np.isfinite([float(row["mae"]) for row in rows]).all()
-    second = subprocess.run(command, cwd=results.ROOT, check=True, capture_output=True, text=True)
+    second = python(*command)
+    assert second.returncode == 0, second.stderr
     assert "seed" in first.stdout
     assert "seed 0" not in second.stdout
     assert second.stdout.strip() in first.stdout

@@ -1,7 +1,5 @@
 """The smaller benchmarks: estimators of the RPE mask, the loader, attentions side by side."""
 
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +9,7 @@ import torch
 from molflt.data.records import RECORD_KEYS, to_data
 from molflt.data.safe_pickle import load_record
 from scripts import results
-from scripts.benchmarks import estimator, loader
+from scripts.benchmarks import compare_attention, estimator, loader
 
 
 def in_order(medians: dict[str, float]) -> bool:
@@ -34,9 +32,8 @@ def test_the_table_of_estimators():
     assert medians["+ stratified"] == pytest.approx(0.13, abs=0.01)
 
 
-def test_estimators_from_the_command_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "argv", ["estimator", "--r", "8", "16", "--seeds", "2", "--out", str(tmp_path)])
-    estimator.main()
+def test_estimators_from_the_command_line(call, tmp_path, capsys):
+    call(estimator.main, "--r", 8, 16, "--seeds", 2, "--out", tmp_path)
     assert "own density (paper)" in capsys.readouterr().out
     expected = estimator.errors(16, range(2))
     rows = [row for row in results.read(tmp_path / "estimator.csv") if row["r"] == "16"]
@@ -44,9 +41,8 @@ def test_estimators_from_the_command_line(monkeypatch, tmp_path, capsys):
     for row in rows:
         assert float(row["median"]) == pytest.approx(np.median(expected[row["estimator"]]), rel=1e-3)
     assert (tmp_path / "estimator.png").exists()
-    monkeypatch.setattr(sys, "argv", ["estimator", "--r", "1"])
     with pytest.raises(SystemExit):
-        estimator.main()
+        call(estimator.main, "--r", 1)
 
 
 @pytest.fixture
@@ -88,12 +84,11 @@ def test_slope_is_bytes_per_item(bench, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_loader_from_the_command_line(bench, monkeypatch, tmp_path):
+def test_the_loader_from_the_command_line(bench, call, tmp_path):
     out = tmp_path / "out"
-    arguments = ["--records", "40", "--reads", "60", "--rounds", "1", "--steps", "1", "--train-atoms", "40"]
-    command = ["loader", *arguments, "--folder", str(tmp_path), "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", command)
-    bench.main()
+    arguments = ["--records", 40, "--reads", 60, "--rounds", 1, "--steps", 1, "--train-atoms", 40]
+    arguments += ["--folder", tmp_path, "--out", out]
+    call(bench.main, *arguments)
     rows = results.read(out / "loader.csv")
     found = {row["quantity"]: results.numbers(row["values"]) for row in rows}
     assert found["records"] == found["writing.items"] == [40]
@@ -107,19 +102,18 @@ def test_the_loader_from_the_command_line(bench, monkeypatch, tmp_path):
         ratio = np.median(found[f"batches_{workers}_workers"]) / np.median(found["training_base"])
         assert f"| loader to training, {workers} workers | {ratio:.0f} times |" in page
     assert str(tmp_path) not in page
-    monkeypatch.setattr(sys, "argv", [*command, "--report"])
     (out / "loader.md").unlink()
-    bench.main()
+    call(bench.main, *arguments, "--report")
     assert (out / "loader.md").read_text(encoding="utf-8") == page
 
 
 @pytest.mark.slow
-def test_attentions_are_compared_from_the_command_line(tmp_path):
-    small = ["--attention", "performer", "flt", "--data", "fg", "--seeds", "0", "--steps", "2"]
-    command = [sys.executable, "-m", "scripts.benchmarks.compare_attention", "--out", str(tmp_path), *small]
-    done = subprocess.run(command, cwd=results.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_attentions_are_compared_from_the_command_line(call, tmp_path, capsys):
+    small = ["--attention", "performer", "flt", "--data", "fg", "--seeds", 0, "--out", tmp_path, "--steps"]
+    call(compare_attention.main, *small, 2)
+    assert "| `flt` |" in capsys.readouterr().out
     rows = results.read(tmp_path / "compare_attention.csv")
     assert [row["attention"] for row in rows] == ["performer", "flt"]
     assert max(float(row["rotation"]) for row in rows) < 1e-4
-    assert "| `flt` |" in done.stdout
+    with pytest.raises(SystemExit, match="other settings"):
+        call(compare_attention.main, *small, 3)

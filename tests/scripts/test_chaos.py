@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from scripts.results import ROOT
-from scripts.tools.chaos_jobs import differences, page_content, run_content
+from scripts.tools.chaos_jobs import JOBS, differences, page_content, run_content
 
-JOBS = ("train", "convert", "predict", "shards", "report", "evaluate", "predict-extxyz", "predict-npz")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
-
-def python(*arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, env=environment, check=False
-    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
-def test_five_kills(name: str) -> None:
+def test_five_kills(name: str, python: Callable[..., Any]) -> None:
     result = python("-m", "scripts.tools.chaos", "--command", name, "--points", "5", "--seed", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert sum(line.startswith(name) and " SIG" in line for line in result.stdout.splitlines()) == 5
 
 
 @pytest.mark.slow
-def test_two_at_once() -> None:
+def test_two_at_once(python: Callable[..., Any]) -> None:
     """As many pairs as fit into a minute; ``scripts/tools/trial.py`` goes on."""
     names = ("train", "convert", "predict", "report")
     options = [word for name in names for word in ("--command", name)]
@@ -55,7 +46,7 @@ def outcome(folder):
 work = Path(sys.argv[1]) / "work"
 for kind in ("same", "different", "refused"):
     find = outcome if kind != "different" else lambda folder: {"another": random.random()}
-    job = Job("config", [("config", "absent" if kind == "refused" else "tiny")], lambda folder: [], find)
+    job = Job("config", [("config", "absent" if kind == "refused" else "tiny")], [], find, remedy=())
     work.mkdir()
     whole = run_to_the_end(work, [("config", "tiny")])
     assert whole.status == 0, whole
@@ -68,9 +59,9 @@ for kind in ("same", "different", "refused"):
 
 
 @pytest.mark.slow
-def test_what_counts_as_fine(tmp_path: Path) -> None:
+def test_what_counts_as_fine(tmp_path: Path, python: Callable[..., Any]) -> None:
     """The same, something else, and a refusal where nothing was cut."""
-    result = python("-c", POWER, str(tmp_path))
+    result = python("-c", POWER, tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["True|same", "False|1 differ", "False|refused"]
 

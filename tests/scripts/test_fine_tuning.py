@@ -1,6 +1,5 @@
 """The benchmark of fine-tuning, in miniature: every row once, nothing twice."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from scripts.benchmarks.accuracy_data import Split
 
 
 @pytest.mark.slow
-def test_miniature(tiny_data, make_config, tmp_path, monkeypatch):
+def test_miniature(tiny_data, make_config, tmp_path, monkeypatch, call):
     def base(row, data, files, seed, epochs):
         return make_config(**{"data.train": files.train, "data.val": files.held_out, "trainer.max_epochs": epochs})
 
@@ -22,10 +21,9 @@ def test_miniature(tiny_data, make_config, tmp_path, monkeypatch):
     monkeypatch.setattr(fine_tuning, "MINIATURE_LEARNT", 6)
     monkeypatch.setattr(fine_tuning, "DATA_SETS", {"group": SimpleNamespace(epochs=1)})
     (tmp_path / "data").mkdir()
-    command = ["fine_tuning", "--out", str(tmp_path), "--seeds", "0", "1", "--miniature", "--data", "group"]
+    arguments = ["--out", tmp_path, "--seeds", 0, 1, "--miniature", "--data", "group"]
     monkeypatch.setattr(fine_tuning, "SETS", ("group",))
-    monkeypatch.setattr(sys, "argv", command)
-    fine_tuning.main()
+    call(fine_tuning.main, *arguments)
     rows = results.read(tmp_path / "fine_tuning.csv")
     assert [(row["row"], row["seed"]) for row in rows] == [(r, s) for s in "01" for r in fine_tuning.ROWS]
     assert all(float(row["mae"]) > 0 for row in rows)
@@ -35,5 +33,5 @@ def test_miniature(tiny_data, make_config, tmp_path, monkeypatch):
     assert (len(learnt), len(test), len(learnt & test)) == (6, 4, 0)
     # A second time there is nothing to do.
     monkeypatch.setattr(fine_tuning, "judge", None)
-    fine_tuning.main()
+    call(fine_tuning.main, *arguments)
     assert results.read(tmp_path / "fine_tuning.csv") == rows

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,16 +13,10 @@ from scripts.benchmarks import method_choice
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path):
+def command(monkeypatch, tmp_path, call):
     # The fit sets it; this puts it back.
     monkeypatch.setenv(VARIABLE, "")
-    common = ["method_choice", "--out", str(tmp_path), "--quick", "--threads", "1", "--repeats", "1"]
-
-    def run(*more: str) -> None:
-        monkeypatch.setattr(sys, "argv", [*common, *more])
-        method_choice.main()
-
-    return run
+    return partial(call, method_choice.main, "--out", tmp_path, "--quick", "--threads", 1, "--repeats", 1)
 
 
 def test_costs_are_fitted_and_choices_measured_with_them(command, monkeypatch, tmp_path, capsys):

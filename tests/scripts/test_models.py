@@ -105,7 +105,7 @@ def test_a_measurement_of_every_family_that_is_here(tmp_path, isolated_batch):
     ):
         row = {"family": family, "sizes": sizes or rows[family].sizes, "match": None if sizes else 20_000}
         found = measure(Spec(**row, direction=direction, batch=str(path), warm=str(path), **how))
-        assert len(found["seconds"]) == found["structures"] == 2
+        assert len(found["seconds"]) == 2
     assert found["parameters"] == pytest.approx(20_000, rel=0.1)
 
 

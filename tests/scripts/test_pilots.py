@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -93,7 +92,7 @@ def test_the_energy_of_a_cluster_is_that_of_smeared_charges():
     assert ions.charges.sum() == 0
 
 
-def test_a_pilot_runs_and_refuses_other_settings(monkeypatch, tmp_path, capsys):
+def test_a_pilot_runs_and_refuses_other_settings(monkeypatch, tmp_path, capsys, call):
     monkeypatch.setattr(pilots, "CLUSTER", 4)
     monkeypatch.setitem(
         pilots.PILOTS, "ions", pilots.Pilot(pilots.cluster, (4, 6), {"molflt": {}}, 1, 1e-3, 8, 4, 64, "ions")
@@ -101,10 +100,7 @@ def test_a_pilot_runs_and_refuses_other_settings(monkeypatch, tmp_path, capsys):
     kept = tmp_path / "kept.csv"
 
     def run(*arguments):
-        monkeypatch.setattr(
-            sys, "argv", ["pilots", "ions", "--out", str(tmp_path), "--results", str(kept), *arguments]
-        )
-        pilots.main()
+        call(pilots.main, "ions", "--out", tmp_path, "--results", kept, *arguments)
 
     run()
     rows = results.read(kept)

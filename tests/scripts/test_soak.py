@@ -6,14 +6,12 @@ import gc
 import mmap
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scripts.results import ROOT
 from scripts.tools import soak
 
 linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
@@ -78,15 +76,8 @@ def test_too_few_samples_are_no_success() -> None:
 
 @linux
 @pytest.mark.slow
-def test_two_minutes(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "scripts.tools.soak", "--minutes", "2", "--out", str(tmp_path / "soak.png")],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
+def test_two_minutes(tmp_path: Path, python: Callable[..., Any]) -> None:
+    result = python("-m", "scripts.tools.soak", "--minutes", "2", "--out", tmp_path / "soak.png")
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"^predict +[\d,]+ ", result.stdout, re.MULTILINE)
     assert re.search(r"^train and evaluate +[\d,]+ ", result.stdout, re.MULTILINE)

@@ -142,8 +142,7 @@ def test_a_process_that_wants_too_much_fails_dies_or_hangs_is_a_result():
 def test_peak_memory_counts_what_is_freed_again():
     n_bytes = 2**27
     growth = measuring.peak_growth(lambda: float(torch.ones(n_bytes // 4).sum()), torch.device("cpu"))
-    assert 0.9 * n_bytes < growth.peak < 1.5 * n_bytes
-    assert growth.kept < 0.2 * n_bytes
+    assert 0.9 * n_bytes < growth < 1.5 * n_bytes
 
 
 def test_numbers_of_the_report():
@@ -206,15 +205,13 @@ def in_this_process(command, threads, limit):
 
 
 @pytest.mark.slow
-def test_quick(tmp_path, monkeypatch):
+def test_quick(tmp_path, monkeypatch, call):
     """Every layer and the profile, restarted half-way: what is there is not measured again."""
     asked = []
     monkeypatch.setattr(measuring, "limit_memory", lambda gibibytes: None)
     monkeypatch.setattr(speed, "run_isolated", lambda *a: asked.append(a) or in_this_process(*a))
-    command = ["speed", "--quick", "--out", str(tmp_path), "--parts"]
     for parts, n in ((["profile"], 1), (["layer", "profile"], 4), (["layer", "profile"], 4)):
-        monkeypatch.setattr(sys, "argv", [*command, *parts])
-        speed.main()
+        call(speed.main, "--quick", "--out", tmp_path, "--parts", *parts)
         assert len(asked) == n
     rows = results.read(tmp_path / "speed.csv")
     assert len(rows) == 3 * 3 * 2
@@ -226,9 +223,8 @@ def test_quick(tmp_path, monkeypatch):
     monkeypatch.setattr(speed_report, "PATH", tmp_path / "speed.csv")
     assert "| method | exact, quadratic |" in speed_report.table("profile")
     assert "seconds = 1" in speed_report.table("machine")
-    monkeypatch.setattr(sys, "argv", ["speed", "--quick"])
     with pytest.raises(SystemExit):
-        speed.main()
+        call(speed.main, "--quick")
 
 
 def test_a_layer_that_fails_does_not_end_the_others(monkeypatch):

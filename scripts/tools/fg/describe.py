@@ -40,12 +40,7 @@ class Table:
 
 
 def table(structures: Sequence[Data], elements: Sequence[int]) -> Table:
-    """What the baselines know.
-
-    Args:
-        structures: of the FG set.
-        elements: atomic numbers, of the columns of the composition.
-    """
+    """What the baselines know of structures of the FG set; the elements are the columns of the composition."""
     adsorbates = [data.atomic_numbers[data.tags == TAG_ADSORBATE] for data in structures]
     return Table(
         np.array([float(data.y_relaxed) for data in structures]),
@@ -102,12 +97,7 @@ BASELINES: dict[str, Callable[[Table, Table], np.ndarray]] = {
 
 
 def errors(train: Sequence[Data], other: Sequence[Data]) -> dict[str, float]:
-    """Mean absolute error of each baseline, eV.
-
-    Args:
-        train: structures of the FG set to fit.
-        other: to judge on.
-    """
+    """Mean absolute error of each baseline on structures of the FG set, fitted to others; eV."""
     z = torch.cat([data.atomic_numbers[data.tags == TAG_ADSORBATE] for data in (*train, *other)])
     known, judged = (table(some, sorted(set(z.tolist()))) for some in (train, other))
     return {name: float(np.abs(of(known, judged) - judged.energies).mean()) for name, of in BASELINES.items()}

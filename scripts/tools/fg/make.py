@@ -23,11 +23,7 @@ SPLITS = {"train": (2, 3, 4), "val": (1,)}
 
 
 def to_record(atoms: Atoms) -> dict[str, Any]:
-    """The OC20-layout record of one row of a slice.
-
-    Args:
-        atoms: the initial geometry, with the arrays and the info of the slices.
-    """
+    """The OC20-layout record of one row of a slice: the initial geometry, with the slice's arrays and info."""
     info, arrays = atoms.info, atoms.arrays
     # Not from info: ASE reads 13_1, the name of a molecule, as the number 131.
     metal, molecule, _ = info["name"].split("-")
@@ -52,10 +48,6 @@ def to_record(atoms: Atoms) -> dict[str, Any]:
 
 def read_slice(folder: Path, number: int) -> list[Atoms]:
     """The rows of a slice in their order.
-
-    Args:
-        folder: with ``slice1.extxyz.gz`` to ``slice4.extxyz.gz``.
-        number: of the slice.
 
     Raises:
         typer.BadParameter: there is no such file.

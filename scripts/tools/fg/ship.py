@@ -44,10 +44,7 @@ COLUMNS = ("by", "of", "n", "mae", "median", "rmse", "uncertainty", "inside_68",
 def numbers(found: Evaluation, known: Uncertainty, spread: np.ndarray) -> list[dict[str, Any]]:
     """Errors and coverage of all structures, and of those of each metal, group and size of the adsorbate.
 
-    Args:
-        found: the evaluation on the validation data.
-        known: what was measured on it.
-        spread: (n,) eV, standard deviations over the members.
+    ``spread``, (n,) in eV, has the standard deviations over the members.
     """
     error, width = np.abs(found.error), known.half_width(spread)
     inside = cross_fitted(error, spread)[:, [LEVELS.index(ONE_SIGMA), LEVELS.index(WIDE)]]
