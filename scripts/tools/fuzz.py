@@ -23,7 +23,10 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import torch
+
 from molflt.errors import InputError
+from scripts.benchmarks.measuring import peak, start_peak
 from scripts.tools.fuzz_targets import TARGETS
 
 ADDRESS_SPACE = 8 << 30
@@ -33,6 +36,7 @@ MOST_MEMORY = 1 << 30
 MOST_SECONDS = 30.0
 MOST_MESSAGE = 20_000
 """Characters of an error that somebody is to read."""
+_CPU = torch.device("cpu")
 _FORBIDDEN = (
     "os.system",
     "os.exec",
@@ -108,7 +112,7 @@ def _child(name: str, seed: int, end: int, sender: Connection) -> None:
         events: list[str] = []
         sys.addaudithook(lambda event, _: events.append(event) if event in _FORBIDDEN else None)
         canary = Path(folder) / "canary"
-        before = _peak_memory()
+        before = start_peak(_CPU)
         for number in range(seed, end):
             sender.send(("begin", number, ""))
             raw = target.make(Random(f"{name} {number}"))  # noqa: S311 (inputs, not secrets)
@@ -117,11 +121,11 @@ def _child(name: str, seed: int, end: int, sender: Connection) -> None:
             if events or canary.exists():
                 text = f"it ran: {', '.join(events) or 'the canary'}"
                 canary.unlink(missing_ok=True)
-            elif not text and (grown := _peak_memory() - before) > MOST_MEMORY:
-                text = f"it took {grown >> 20} MiB"
+            elif not text and (grown := peak(_CPU) - before) > MOST_MEMORY:
+                text = f"it took {grown / (1 << 20):.0f} MiB"
             sender.send(("finding" if text else "fine", number, text))
-            if _peak_memory() - before > MOST_MEMORY:
-                # the peak of a process never goes down: the next one begins in a new process
+            if peak(_CPU) - before > MOST_MEMORY:
+                # Starting the peak anew takes longer than most inputs: the next one begins in a new process.
                 return
 
 
@@ -137,10 +141,6 @@ def _problem(read: Callable[[bytes], object], raw: bytes) -> str:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {str(error)[:200]!r} ({Path(place.filename).name}:{place.lineno})"
     return ""
-
-
-def _peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 if __name__ == "__main__":
