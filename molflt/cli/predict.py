@@ -86,7 +86,8 @@ def predict_command(
     how = Reading(allow_charged, conformers, charges=members[0].model.config.takes_ions)
     structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
-    detail(f"{members[0].path}{f' and {n} more' if (n := len(members) - 1) else ''}, on {chosen}")
+    others = f" and {len(members) - 1} more" if len(members) > 1 else ""
+    detail(f"{members[0].path}{others}, on {chosen}")
     if calibrate is not None:
         from molflt.prediction.evaluation import measured
 

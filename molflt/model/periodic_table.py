@@ -68,8 +68,8 @@ def descriptors() -> Tensor:
 def likeness() -> Tensor:
     """How alike every two elements are, (119, 119) float64: one for an element and itself.
 
-    The sum of what the two have in common: 0.32 for the same group and 0.08 for the same period, and 0.22 times
-    exp(−Δ²/2ℓ²) each for radii and electronegativities.
+    The sum of what the two share: one for the same group and for the same period, and exp(−Δ²/2ℓ²) each for radii and
+    electronegativities, each times its part of :data:`_SHARES`.
     """
     table = descriptors()
     places, properties = table[:, :2], table[:, 2:] / torch.tensor([_RADII_ALIKE, _PAULING_ALIKE], dtype=table.dtype)

@@ -20,7 +20,7 @@ def frames(periodic):
         # Cells that are not symmetric matrices: torch-sim has lattice vectors as columns.
         found = [bulk("Cu") * (1, 2, 1), bulk("Al", cubic=True), bulk("Ni") * (2, 2, 2)]
     for k, atoms in enumerate(found):
-        atoms.rattle(0.05, seed=k)
+        atoms.rattle(0.1, seed=k)
         if periodic:
             atoms.set_cell(atoms.cell @ (np.eye(3) + np.triu(np.full((3, 3), 0.05 + 0.02 * k))), scale_atoms=True)
     return found
@@ -47,7 +47,7 @@ def test_each_of_a_batch_as_the_calculator_has_it(periodic, random_model):
         mine = found["forces"][last : last + len(atoms)].numpy()
         np.testing.assert_allclose(mine, np.mean(forces, axis=0), atol=1e-9)
         np.testing.assert_allclose(found["stress"][k].numpy(), np.mean(stresses, axis=0), atol=1e-9)
-        assert np.abs(forces).max() > 1e-4
+        assert np.abs(forces).max() > 1e-3
         last += len(atoms)
 
 
