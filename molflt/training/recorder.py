@@ -71,7 +71,8 @@ class RunRecorder(Callback):
         mad: mean absolute deviation of the labels of each split, eV.
         score: what an epoch is judged by: the smaller the better.
         say: prints a line.
-        patience, keep_last: as in the configuration.
+        patience: `trainer.patience` of the configuration.
+        keep_last: `trainer.keep_last` of the configuration.
     """
 
     def __init__(

@@ -36,7 +36,8 @@ class SeparatedDataset(Dataset[Data]):
     Args:
         prepared: structures that are not periodic.
         share: compositions for each structure.
-        seed, epoch: on which the compositions depend.
+        seed: of the compositions.
+        epoch: from one to the next, the members change places.
     """
 
     def __init__(self, prepared: PreparedDataset, share: float, seed: int, epoch: int) -> None:
