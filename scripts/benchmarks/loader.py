@@ -8,16 +8,16 @@ neighbour lists. Measured:
   that preset consumes structures in training (forward, backward, optimiser step) on two threads;
 * anonymous memory while records are read in random order from the whole file.
 
-The file stays in FOLDER and is used again. Prints a table; with --out, writes loader.csv and loader.md there. A row
-of the CSV is one quantity: its name, and its values for the rounds, or along the way. Rates are in structures per
-second, memory is in bytes.
+The file stays in FOLDER and is used again. Prints a table, and writes a CSV. A row of it is one quantity: its name,
+and its values for the rounds, or along the way. Rates are in structures per second, memory is in bytes.
 
-    python -m scripts.benchmarks.loader --records 2000 --folder /tmp
-    python -m scripts.benchmarks.loader --out docs/benchmarks --report            # the page from the CSV
+    python -m scripts.benchmarks.loader --records 2000 --folder /tmp --results /tmp/loader.csv
+    python -m scripts.tools.tables                                              # the table of the page
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 import time
@@ -38,12 +38,12 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.records import RECORD_KEYS, to_data, to_record
 from molflt.data.safe_pickle import load_record
-from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import preset_config
 from scripts import results
 from scripts.benchmarks import measuring
 
+KEPT = results.DOCS / "results" / "loader.csv"
 WORKERS = (0, 2)
 BUDGET = preset_config("base").data.max_atoms
 METALS = {"Al": 4.05, "Cu": 3.61, "Pd": 3.89, "Ag": 4.09, "Pt": 3.92, "Au": 4.08}
@@ -306,12 +306,13 @@ def ratio(found: Measured, workers: int) -> float:
     return float(np.median(found[f"batches_{workers}_workers"]) / np.median(found["training_base"]))
 
 
-def table(found: Measured) -> list[tuple[str, str]]:
-    """What was measured, and the number, as text."""
+def table(rows: Sequence[results.Row] | None = None) -> str:
+    """What was measured, and the number; by default what the page quotes."""
+    found = {row["quantity"]: results.numbers(row["values"]) for row in rows or results.read(KEPT)}
     smallest, median, largest = found["sizes.n_atoms"]
     batches = {w: found[f"batches_{w}_workers"] for w in WORKERS}
     worst = min(map(min, batches.values())) / max(found["training_base"])
-    return [
+    lines = [
         ("records in the file", f"{found['records'][0]:,.0f} ({_megabytes(found['file_bytes'][0])})"),
         (
             "atoms",
@@ -332,60 +333,26 @@ def table(found: Measured) -> list[tuple[str, str]]:
         ("two samplers for all records", f"{found['sizes.samplers_seconds'][0]:.1f} s"),
         (f"{found['random_access.items'][0]:,.0f} random reads", _course(found, "random_access", "read")),
     ]
-
-
-def page(rows: Sequence[results.Row]) -> str:
-    """loader.md."""
-    found = {row["quantity"]: results.numbers(row["values"]) for row in rows}
-    one, conditions = rows[0], dict(part.split("=") for part in rows[0]["conditions"].split(", "))
-    cells, train_atoms = "\n".join(f"| {name} | {value} |" for name, value in table(found)), conditions["train_atoms"]
-    return f"""# The loader
-
-Does data keep up with the model? Slabs of fcc metals with an adsorbate, of OC20's sizes, periodic, with 6 Å neighbour
-lists, batched under the budget of preset `base` ({BUDGET} atoms). `base` trains on batches of {train_atoms}
-atoms: forward, backward and optimiser step. Rates are medians over rounds, with quartiles; single reads are counted
-by processor time, everything else by the clock. Anonymous memory is what the process cannot give back; file-backed
-pages are LMDB's map, which the system drops when it needs the room.
-
-| measured | |
-|---|---|
-{cells}
-
-Machine: {one["machine"]}; {one["software"]}.
-Every round and sample: [loader.csv](loader.csv).
-
-    python -m scripts.benchmarks.loader --records {conditions["records"]} --reads {conditions["reads"]}
-"""
+    return results.markdown(["measured", ""], lines)
 
 
 def main() -> None:
-    """Measure, print, and write the CSV and the page."""
-    parser = results.parser(__doc__, "loader.csv and loader.md", required=False)
+    """Measure, print, and write the CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=2000, help="structures in the file; 500,000 take about 4 GB")
     parser.add_argument("--folder", type=results.output_folder, default=Path("."), help="where the file is made")
     parser.add_argument("--reads", type=int, default=2000, help="random reads along which memory is watched")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="training steps of base")
     parser.add_argument("--train-atoms", type=int, default=2048, help="atoms in a training batch")
-    parser.add_argument("--report", action="store_true", help="only the page, from loader.csv")
+    parser.add_argument("--results", type=Path, default=KEPT)
     options = parser.parse_args()
     if min(options.records, options.reads, options.rounds, options.steps, options.train_atoms) < 1:
         parser.error("the numbers must be positive")
-    if options.report and options.out is None:
-        parser.error("--report needs --out")
-    if not options.report:
-        found = measure(options)
-        for name, value in table(found):
-            print(f"{name:<60} {value}")
-    if options.out is None:
-        return
-    path = options.out / "loader.csv"
-    if not options.report:
-        conditions = {name: getattr(options, name) for name in ("records", "reads", "train_atoms")}
-        rows = [{"quantity": name, "values": values} for name, values in found.items()]
-        results.record(path, rows, conditions, digits=8)
-    with atomic_file(options.out / "loader.md") as temporary:
-        temporary.write_text(page(results.read(path)), encoding="utf-8")
+    conditions = {name: getattr(options, name) for name in ("records", "reads", "train_atoms")}
+    rows = [{"quantity": name, "values": values} for name, values in measure(options).items()]
+    results.record(options.results, rows, conditions, digits=8)
+    print(table(results.read(options.results)))
 
 
 if __name__ == "__main__":

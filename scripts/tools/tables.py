@@ -1,10 +1,11 @@
 """Write every table of the pages under docs, and of some others, from its CSV.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
-``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have
-layouts of their own, or the path of a CSV below docs, without its ending. Such a CSV is printed as it is, without the
-columns that say how a row was measured. With ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is
-turned about: one row for each value of some columns, and one column for each value of another.
+``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW``, ``loader``, ``method_choice VIEW`` or
+``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below docs, without its ending.
+Such a CSV is printed as it is, without the columns that say how a row was measured. With ``rows=COLUMN,COLUMN
+across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each value of some columns, one column
+for each value of another.
 
     python -m scripts.tools.tables               # writes the pages
     python -m scripts.tools.tables --check       # exit status 1 if a page is not what the CSV files say
@@ -14,19 +15,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from molflt.files import atomic_file
 from scripts import results
-from scripts.benchmarks import accuracy, adsorb_guesses, compare_attention, method_choice, speed_report
+from scripts.benchmarks import accuracy, adsorb_guesses, compare_attention, loader, method_choice, speed_report
 from scripts.tools.fg import ship
 
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[..., str]] = {
     "accuracy": accuracy.table,
     "adsorb_guesses": adsorb_guesses.table,
     "compare_attention": compare_attention.table,
     "divisions": accuracy.divisions,
     "fg": ship.table,
+    "loader": loader.table,
     "method_choice": method_choice.table,
     "speed": speed_report.table,
 }

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts import results
-from scripts.benchmarks import accuracy, loader, pilots
+from scripts.benchmarks import accuracy, pilots
 from scripts.tools import tables
-
-BENCHMARKS = results.DOCS / "benchmarks"
 
 
 def test_the_tables_of_the_pages_are_those_of_the_csv_files():
@@ -20,8 +18,6 @@ def test_the_tables_of_the_pages_are_those_of_the_csv_files():
     assert not stale, "python -m scripts.tools.tables"
     names = {" ".join(name.split()[:2]) for _, _, page in found.values() for name in page}
     assert {f"accuracy {data}" for data in ("qm7", "perovskites", "atoms")} <= names
-    written = (BENCHMARKS / "loader.md").read_text(encoding="utf-8")
-    assert loader.page(results.read(BENCHMARKS / "loader.csv")) == written
 
 
 def test_every_csv_says_where_it_comes_from():
