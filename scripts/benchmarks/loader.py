@@ -8,16 +8,17 @@ neighbour lists. Measured:
   that preset consumes structures in training (forward, backward, optimiser step) on two threads;
 * anonymous memory while records are read in random order from the whole file.
 
-The file stays in FOLDER and is used again. Prints a table, and writes a CSV. A row of it is one quantity: its name,
-and its values for the rounds, or along the way. Rates are in structures per second, memory is in bytes.
+The file stays in FOLDER and is used again. Prints a table; with --out, writes loader.csv there. A row of it is one
+quantity: its name, and its values for the rounds, or along the way. Rates are in structures per second, memory is in
+bytes.
 
-    python -m scripts.benchmarks.loader --records 2000 --folder /tmp --results /tmp/loader.csv
+    python -m scripts.benchmarks.loader --records 2000 --folder runs
+    python -m scripts.benchmarks.loader --records 500000 --reads 30000 --folder runs --out docs/results
     python -m scripts.tools.tables                                              # the table of the page
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import pickle
 import time
@@ -306,9 +307,9 @@ def ratio(found: Measured, workers: int) -> float:
     return float(np.median(found[f"batches_{workers}_workers"]) / np.median(found["training_base"]))
 
 
-def table(rows: Sequence[results.Row] | None = None) -> str:
+def table(found: Measured | None = None) -> str:
     """What was measured, and the number; by default what the page quotes."""
-    found = {row["quantity"]: results.numbers(row["values"]) for row in rows or results.read(KEPT)}
+    found = found or {row["quantity"]: results.numbers(row["values"]) for row in results.read(KEPT)}
     smallest, median, largest = found["sizes.n_atoms"]
     batches = {w: found[f"batches_{w}_workers"] for w in WORKERS}
     worst = min(map(min, batches.values())) / max(found["training_base"])
@@ -338,21 +339,22 @@ def table(rows: Sequence[results.Row] | None = None) -> str:
 
 def main() -> None:
     """Measure, print, and write the CSV."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.parser(__doc__, "loader.csv", required=False)
     parser.add_argument("--records", type=int, default=2000, help="structures in the file; 500,000 take about 4 GB")
     parser.add_argument("--folder", type=results.output_folder, default=Path("."), help="where the file is made")
     parser.add_argument("--reads", type=int, default=2000, help="random reads along which memory is watched")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="training steps of base")
     parser.add_argument("--train-atoms", type=int, default=2048, help="atoms in a training batch")
-    parser.add_argument("--results", type=Path, default=KEPT)
     options = parser.parse_args()
     if min(options.records, options.reads, options.rounds, options.steps, options.train_atoms) < 1:
         parser.error("the numbers must be positive")
-    conditions = {name: getattr(options, name) for name in ("records", "reads", "train_atoms")}
-    rows = [{"quantity": name, "values": values} for name, values in measure(options).items()]
-    results.record(options.results, rows, conditions, digits=8)
-    print(table(results.read(options.results)))
+    found = measure(options)
+    print(table(found))
+    if options.out is not None:
+        conditions = {name: getattr(options, name) for name in ("records", "reads", "train_atoms")}
+        rows = [{"quantity": name, "values": values} for name, values in found.items()]
+        results.record(options.out / KEPT.name, rows, conditions, digits=8)
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ def test_slope_is_bytes_per_item(bench, monkeypatch):
 @pytest.mark.slow
 def test_the_loader_from_the_command_line(bench, call, tmp_path, capsys):
     arguments = ["--records", 40, "--reads", 60, "--rounds", 1, "--steps", 1, "--train-atoms", 40]
-    call(bench.main, *arguments, "--folder", tmp_path, "--results", tmp_path / "loader.csv")
-    rows = results.read(tmp_path / "loader.csv")
+    call(bench.main, *arguments, "--folder", tmp_path, "--out", tmp_path / "out")
+    rows = results.read(tmp_path / "out" / "loader.csv")
     found = {row["quantity"]: results.numbers(row["values"]) for row in rows}
     assert found["records"] == found["writing.items"] == [40]
     assert found["random_access.items"] == [60]
@@ -99,6 +99,9 @@ def test_the_loader_from_the_command_line(bench, call, tmp_path, capsys):
     for workers in (0, 2):
         ratio = np.median(found[f"batches_{workers}_workers"]) / np.median(found["training_base"])
         assert f"| loader to training, {workers} workers | {ratio:.0f} times |" in printed
+    assert bench.table({row["quantity"]: results.numbers(row["values"]) for row in rows}) in printed
+    assert str(tmp_path) not in printed
+    assert str(tmp_path) not in (tmp_path / "out" / "loader.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
