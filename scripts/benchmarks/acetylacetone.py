@@ -97,6 +97,23 @@ def judge(row: str, test: str, seed: int, epochs: int, out: Path) -> dict[str, A
     }
 
 
+def table() -> str:
+    """Mean and standard deviation over the seeds, and medians of the minutes; of the runs that the page quotes."""
+    runs: dict[tuple[str, str, str], list[results.Row]] = {}
+    for row in results.read(KEPT):
+        runs.setdefault((row["row"], row["test"], row["epochs"]), []).append(row)
+    cells = []
+    for known, mine in runs.items():
+        of = {name: [float(row[name]) for row in mine] for name in ("energy_rmse", "force_rmse", "minutes")}
+        spread = {name: f" ± {np.std(values, ddof=1):.1g}" if len(mine) > 1 else "" for name, values in of.items()}
+        errors = [f"{np.mean(of[name]):.3g}{spread[name]}" for name in ("energy_rmse", "force_rmse")]
+        count = [str(len(mine)), f"{np.median(of['minutes']):.3g}", f"{int(mine[0]['parameters']):,}"]
+        cells.append([*known, *errors, *count])
+    return results.markdown(
+        ["row", "test", "epochs", "energy, meV", "forces, meV/Å", "seeds", "minutes", "parameters"], cells
+    )
+
+
 def main() -> None:
     """Every run that is asked for and not finished."""
     parser = results.parser(__doc__, "data and runs")
