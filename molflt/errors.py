@@ -34,6 +34,13 @@ class InputError(ValueError):
         return error
 
 
+class InputWarning(UserWarning):
+    """Something in the input was passed over or taken for granted.
+
+    The command line prints it as a warning, also with ``--quiet``; in Python it is an ordinary warning.
+    """
+
+
 class AgreedError(InputError):
     """What all processes of a run know of, whichever met it: the first says it, and the others keep quiet."""
 

@@ -32,6 +32,7 @@ from molflt.cli.terminal import (
     forget_output,
     open_streams,
     prepare_streams,
+    show_input_warnings,
     show_place,
     system_error,
 )
@@ -154,6 +155,7 @@ def main() -> None:
     """
     open_streams()
     prepare_streams()
+    show_input_warnings()
     # Large arrays in large pages: half of the time that a mesh takes on a CPU would go into small ones. PyTorch looks
     # at it once, when it first takes memory.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -9,14 +9,16 @@ import math
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 from molflt import __version__
 from molflt.data import progress
+from molflt.errors import InputWarning
 from molflt.printable import printable
 
 
@@ -72,6 +74,7 @@ def prepare_streams() -> None:
             stream.reconfigure(encoding=None if asked_for else "utf-8", errors="backslashreplace")
 
 
+_PACKAGE = Path(__file__).parents[1]
 _MOST_OF_A_DEFECT = 300
 """Characters of the text of an error that nobody thought of."""
 
@@ -96,6 +99,28 @@ class Verbosity:
 def warn(message: str) -> None:
     """A warning on standard error."""
     errors.print("Warning:", message, style="yellow", markup=False)
+
+
+def show_input_warnings() -> None:
+    """Print every ``InputWarning`` as a warning of the command, each text once; others go where Python sends them."""
+    python, said = warnings.showwarning, set[str]()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, InputWarning):
+            python(message, category, filename, lineno, file, line)
+        elif str(message) not in said:
+            said.add(str(message))
+            warn(str(message))
+
+    warnings.filterwarnings("always", category=InputWarning)
+    warnings.showwarning = show
 
 
 def answer(message: str) -> None:
@@ -144,7 +169,7 @@ def show_place() -> None:
 def defect(error: Exception) -> str:
     """An error that nobody thought of, in a line: what, where in molflt, and how to report it."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if f"{os.sep}molflt{os.sep}" in frame.filename] or frames
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)] or frames
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "unknown"
     text = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_OF_A_DEFECT]
     return (

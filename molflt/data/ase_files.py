@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import sqlite3
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from fnmatch import fnmatch
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -25,11 +24,13 @@ from torch_geometric.data import Data
 from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms, kept_info
 from molflt.data.compression import COMPRESSED, bare_name, content
+from molflt.data.crystals import cif_frames, pdb_frames
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
-from molflt.data.ligands import has_crystal, pdb_molecules
+from molflt.data.notes import Notes
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
+from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, OnBad, noting, ordinary_file
 from molflt.printable import printable
 
@@ -56,10 +57,13 @@ _PATTERNS: dict[str, str] = {
 """Formats by lower-case file name. Only readers that parse and nothing else: others of ASE's unpickle, run
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
 _BINARY = ("traj", "db")
-_MOST_COLUMNS = 1000
-_MOST_LINE = 1 << 20
-_MOST_DIGITS = 12
-_COLUMNS = re.compile(r"properties\s*=\s*[\"']?([^\s\"']+)", re.IGNORECASE)
+_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
+    "extxyz": xyz_frames,
+    "xyz": xyz_frames,
+    "cif": cif_frames,
+    "proteindatabank": pdb_frames,
+}
+"""Formats that are not simply handed to ASE: a text stream from its start, the file's name, and its notes."""
 
 
 def ase_format(path: Path) -> str | None:
@@ -87,13 +91,15 @@ def read_ase(
     file = Path(path)
     structures: list[Data] = []
     bad: dict[int, InputError] = {}
-    for index, atoms in enumerate(track(_checked_frames(file), f"reading {file.name}")):
+    notes = Notes(str(file))
+    for index, atoms in enumerate(track(_checked_frames(file, notes), f"reading {file.name}")):
         name = f"{file}#{index}"
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
         with noting(bad, index, record, kept_info(atoms)):
             structure = from_atoms(atoms, name, tags, labels, how)
             structure.name = printable(record)
             structures.append(structure)
+    notes.give()
     return ListDataset.read(structures, bad, on_bad, str(file))
 
 
@@ -103,10 +109,13 @@ def read_frames(file: Path) -> list[Atoms]:
     Raises:
         InputError: a format that is not on the list, or a file that cannot be read or is empty.
     """
-    return list(_checked_frames(file))
+    notes = Notes(str(file))
+    frames = list(_checked_frames(file, notes))
+    notes.give()
+    return frames
 
 
-def _checked_frames(file: Path) -> Iterator[Atoms]:
+def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
     form = ase_format(file)
     if form is None:
         known = ", ".join(sorted(_PATTERNS))
@@ -116,7 +125,7 @@ def _checked_frames(file: Path) -> Iterator[Atoms]:
         )
     if ordinary_file(file).stat().st_size == 0:
         raise InputError(f"{file}: the file is empty")
-    frames = _frames(file, form)
+    frames = _frames(file, form, notes)
     for index in count():
         try:
             with warnings.catch_warnings():
@@ -136,31 +145,21 @@ def _checked_frames(file: Path) -> Iterator[Atoms]:
         yield atoms
 
 
-def _frames(file: Path, form: str) -> Iterator[Atoms]:
+def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms]:
     if form == "db":
         yield from _database_rows(file)
         return
     # Readers go back a little at every frame, and in a compressed stream that means from its start: unpack all of it.
     compressed = file.name.lower().endswith(COMPRESSED)
     with io.BytesIO(content(file)) if compressed else file.open("rb") as raw:
-        stream: IO[Any] = raw if get_ioformat(form).isbinary else io.TextIOWrapper(raw, encoding="utf-8")
-        if form == "xyz" and _has_keys(stream):
-            form = "extxyz"
-        if form == "extxyz":
-            for check in (refuse_columns, refuse_counts):
-                stream.seek(0)
-                check(stream, str(file))
-        if form == "proteindatabank" and not has_crystal(text := stream.read()):
-            yield from pdb_molecules(text, str(file))
+        if get_ioformat(form).isbinary:
+            yield from ase.io.iread(raw, index=":", format=form, do_not_split_by_at_sign=True)
             return
-        stream.seek(0)
-        yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
-
-
-def _has_keys(lines: IO[str]) -> bool:
-    """Whether an xyz file is extended xyz: key=value in the comment line of its first frame."""
-    lines.readline()
-    return "=" in lines.readline()
+        stream = io.TextIOWrapper(raw, encoding="utf-8-sig")
+        if (own := _OWN.get(form)) is not None:
+            yield from own(stream, str(file), notes)
+        else:
+            yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
 
 
 def _database_rows(file: Path) -> Iterator[Atoms]:
@@ -206,43 +205,3 @@ def _adsorptions(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any
                 {key: value for key, value in adsorption.items() if value is not None}
             )
     return found
-
-
-def refuse_columns(lines: Iterable[str], where: str) -> None:
-    """Refuse extended xyz that announces more columns than its reader should take memory for.
-
-    Raises:
-        InputError: ``Properties=...`` names more columns than any file has.
-    """
-    for line in lines:
-        if "=" not in line:
-            continue
-        for found in _COLUMNS.finditer(line[:_MOST_LINE]):
-            counts = [
-                int(word) if len(word) < 7 else _MOST_COLUMNS for word in found[1].split(":")[2::3] if word.isdigit()
-            ]
-            if sum(counts) >= _MOST_COLUMNS:
-                raise InputError(f"{where}: 'Properties' names {_MOST_COLUMNS:,} columns or more; correct that line")
-
-
-def refuse_counts(lines: Iterable[str], where: str) -> None:
-    """Refuse extended xyz that announces more atoms than it has lines: its reader would count to any number.
-
-    Raises:
-        InputError: a frame is longer than the file.
-    """
-    lines = iter(lines)
-    for header in lines:
-        if header.lstrip().startswith("VEC"):
-            continue
-        word = header.strip()
-        if not word.isdecimal():
-            return
-        n_atoms = int(word) if len(word) < _MOST_DIGITS else 10**_MOST_DIGITS
-        # the comment line comes first
-        n_lines = sum(1 for _ in islice(lines, n_atoms + 1))
-        if n_lines < n_atoms:
-            raise InputError(
-                f"{where}: a frame announces {word[:_MOST_DIGITS]} atoms, and the file ends after {n_lines} lines; "
-                "it is cut short, or that number is wrong"
-            )

@@ -1,25 +1,21 @@
-"""Molecules from SMILES and SDF through RDKit."""
+"""Molecules from SMILES, InChI and RDKit's own objects."""
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rdkit import Chem, rdBase
 from scipy.spatial.distance import pdist
 from torch_geometric.data import Data
 
-from molflt.data.compression import bare_suffix, content
 from molflt.data.conformers import canonical, embed, side_by_side
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec, one_number
-from molflt.data.ligands import mol2_blocks
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, make_data
@@ -63,11 +59,11 @@ def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
         return from_mol(mol, name, how=how)
     graph = Chem.Mol(mol)
     graph.RemoveAllConformers()
-    with _captured() as said:
+    with captured() as said:
         try:
             Chem.SanitizeMol(graph)
         except ValueError as error:
-            raise InputError(f"{name}: not a molecule RDKit accepts: {error}{_because(said())}") from error
+            raise InputError(f"{name}: not a molecule RDKit accepts: {error}{because(said())}") from error
     if graph.GetNumAtoms() == 0:
         raise InputError(f"{name}: the molecule has no atoms")
     return _made(graph, name, how)
@@ -126,52 +122,7 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Rea
     return make_data(fields, name, name, texts)
 
 
-def read_sdf(
-    path: str | os.PathLike[str],
-    labels: LabelSpec | None = None,
-    on_bad: OnBad = "stop",
-    how: Reading = DEFAULT,
-) -> ListDataset:
-    """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
-
-    Raises:
-        InputError: no such file, no molecules, or a molecule that cannot be read.
-    """
-    file = Path(path)
-    structures: list[Data] = []
-    bad: dict[int, InputError] = {}
-    with _captured() as said:
-        if bare_suffix(file) == ".mol2":
-            mols = mol2_blocks(file)
-        else:
-            mols = Chem.ForwardSDMolSupplier(io.BytesIO(content(file)), sanitize=False, removeHs=False)
-        for index, mol in enumerate(mols):
-            name = f"{file}#{index}"
-            info = {} if mol is None else _properties(mol)
-            with noting(bad, index, _named(name, info.get("name", "")), info):
-                if mol is None:
-                    raise InputError(f"{name}: not a readable molecule block{_because(said())}")
-                how.refuse_stated(name, info, "property {!r}")
-                structure = from_mol(mol, name, labels, how)
-                structure.name, structure.info = _named(name, info.get("name", "")), info
-                structures.append(structure)
-    if not structures and not bad:
-        raise InputError(f"{file}: holds no molecules")
-    return ListDataset.read(structures, bad, on_bad, str(file))
-
-
-def _properties(mol: Chem.Mol) -> dict[str, Any]:
-    """The title and the properties of a molecule of an SDF file; those that are no text are passed over."""
-    found: dict[str, Any] = {}
-    # from_mol says what is wrong with properties.
-    with suppress(UnicodeDecodeError, RuntimeError):
-        if mol.HasProp("_Name") and (title := mol.GetProp("_Name").strip()):
-            found["name"] = title
-        found |= mol.GetPropsAsDict(includePrivate=False, includeComputed=False)
-    return {key: value for key, value in found.items() if isinstance(value, str | int | float)}
-
-
-def _named(where: str, own: str) -> str:
+def named(where: str, own: str) -> str:
     """File and record, with the record's own name."""
     return printable(f"{where} ({own})") if own else where
 
@@ -197,7 +148,7 @@ def read_smiles_file(
     mols: dict[int, Chem.Mol] = {}
     for index, row in enumerate(rows):
         name = f"{file}#{index}"
-        with noting(bad, index, _named(name, row.own_name), row.columns):
+        with noting(bad, index, named(name, row.own_name), row.columns):
             if row.problem:
                 raise InputError(f"{name}: {row.problem}")
             how.refuse_stated(name, row.columns, "column {!r}")
@@ -208,11 +159,11 @@ def read_smiles_file(
         refuse(bad, len(rows), str(file))
     for index, mol in track(mols.items(), f"conformers of {file.name}", total=len(mols)):
         name, row = f"{file}#{index}", rows[index]
-        with noting(bad, index, _named(name, row.own_name), row.columns):
+        with noting(bad, index, named(name, row.own_name), row.columns):
             for column, text in row.labels.items():
                 mol.SetProp(column, text)
             structure = _made(mol, name, how, labels)
-            structure.name, structure.info = _named(name, row.own_name), row.columns
+            structure.name, structure.info = named(name, row.own_name), row.columns
             structures.append(structure)
     return ListDataset.read(structures, bad, on_bad, str(file))
 
@@ -224,7 +175,7 @@ def parse_smiles(smiles: str, name: str) -> Chem.Mol:
         InputError: neither, or no atoms.
     """
     kind = "InChI" if smiles.startswith("InChI=") else "SMILES"
-    with _captured() as said:
+    with captured() as said:
         try:
             mol = (Chem.MolFromInchi if kind == "InChI" else Chem.MolFromSmiles)(smiles)
         except UnicodeEncodeError:
@@ -232,7 +183,7 @@ def parse_smiles(smiles: str, name: str) -> Chem.Mol:
             mol = None
         messages = said()
     if mol is None:
-        raise InputError(f"{name}: '{smiles:.200}' is not a valid {kind}{_because(messages)}")
+        raise InputError(f"{name}: '{smiles:.200}' is not a valid {kind}{because(messages)}")
     if mol.GetNumAtoms() == 0:
         raise InputError(f"{name}: the SMILES is empty")
     return mol
@@ -254,12 +205,12 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
             f"{name}: {mol.GetNumAtoms():,} atoms are too many to find a geometry for "
             f"(at most {_MAX_ATOMS:,}); give one"
         )
-    with _captured() as said:
+    with captured() as said:
         try:
             graph, places, mirrored = canonical(mol)
             energies, remark = embed(graph, name, seed, how.conformers)
             if not energies:
-                raise InputError(f"{name}: RDKit found no conformer{_because(said())}")
+                raise InputError(f"{name}: RDKit found no conformer{because(said())}")
         except (RuntimeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -301,12 +252,13 @@ _LOG = threading.RLock()
 
 
 @contextmanager
-def _captured() -> Iterator[Callable[[], str]]:
+def captured() -> Iterator[Callable[[], str]]:
     """Keep RDKit from writing to standard error. All of its functions that may have something to say run in here."""
     # older RDKit has no capture: then errors come without its reasons
     with _LOG, rdBase.BlockLogs(), getattr(rdBase, "CaptureErrorLog", nullcontext)() as log:
         yield lambda: _said(log)
 
 
-def _because(messages: str) -> str:
+def because(messages: str) -> str:
+    """RDKit's reasons, as the end of a message; empty without any."""
     return f" ({messages[:300]})" if messages else ""

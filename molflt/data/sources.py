@@ -25,7 +25,8 @@ from molflt.data.compression import bare_suffix
 from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.rdkit_io import from_any_mol, from_smiles, parse_smiles, read_sdf, read_smiles_file
+from molflt.data.molfiles import read_sdf
+from molflt.data.rdkit_io import from_any_mol, from_smiles, parse_smiles, read_smiles_file
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import check_structure
 from molflt.data.smiles_tables import LISTS, TABLES

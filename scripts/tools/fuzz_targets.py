@@ -29,8 +29,9 @@ from molflt.data.fetch.catalogue import OC20_IS2RE
 from molflt.data.fetch.unpack import unpack
 from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
 from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.molfiles import read_sdf
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.rdkit_io import from_smiles, read_sdf
+from molflt.data.rdkit_io import from_smiles
 from molflt.data.records import to_data, to_record
 from molflt.data.safe_pickle import load_record
 from molflt.data.sources import open_dataset

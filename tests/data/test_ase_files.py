@@ -18,8 +18,9 @@ import torch
 from ase.build import bulk, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from molflt.data import ase_files, compression
+from molflt.data import compression
 from molflt.data.ase_files import ase_format, read_ase
+from molflt.data.xyz import refuse_counts
 from molflt.errors import InputError
 from tests.data.pickles import Call
 from tests.data.test_ase_io import slab
@@ -172,7 +173,7 @@ def test_a_comment_may_be_a_number_and_a_frame_have_vectors(tmp_path: Path) -> N
     path = tmp_path / "a.extxyz"
     path.write_text(2 * "3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\n", encoding="utf-8")
     assert [len(data.positions) for data in read_ase(path)] == [3, 3]
-    ase_files.refuse_counts("1\nx\nH 0 0 0\nVEC1 5 0 0\n1\nx\nH 0 0 0\n".splitlines(True), "x")
+    refuse_counts("1\nx\nH 0 0 0\nVEC1 5 0 0\n1\nx\nH 0 0 0\n".splitlines(True), "x")
 
 
 @pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])

@@ -12,7 +12,8 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import rdDepictor, rdDistGeom
 from scipy.spatial.distance import pdist
 
-from molflt.data.rdkit_io import from_any_mol, from_mol, from_smiles, read_sdf, read_smiles_file
+from molflt.data.molfiles import read_sdf
+from molflt.data.rdkit_io import from_any_mol, from_mol, from_smiles, read_smiles_file
 from molflt.data.reading import Reading
 from molflt.errors import InputError
 

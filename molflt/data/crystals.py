@@ -1,18 +1,18 @@
-"""Molecules as docking and crystallography write them: mol2, and PDB without a crystal's cell."""
+"""Crystals and macromolecules from CIF and PDB files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from typing import IO
 
+import ase.io
 from ase import Atoms
 from rdkit import Chem
 
-from molflt.data.compression import read_text
+from molflt.data.notes import Notes
 from molflt.errors import InputError
 
-_MOL2 = re.compile(r"^@<TRIPOS>MOLECULE", re.MULTILINE)
 _CELL = re.compile(r"^CRYST1((?:\s+[\d.]+){3})", re.MULTILINE)
 _NO_CELL = 1.0
 """Å: where there is no crystal, PDB asks for a cell of this length."""
@@ -20,20 +20,22 @@ _FEW = 6
 """Atoms other than hydrogen; smaller molecules without any are common: CO2, COCl2."""
 
 
-def mol2_blocks(file: Path) -> Iterator[Chem.Mol | None]:
-    """Every molecule of a mol2 file; None where RDKit cannot read it.
+def cif_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
+    """Every crystal of a CIF file."""
+    yield from ase.io.iread(stream, index=":", format="cif", do_not_split_by_at_sign=True)
+
+
+def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
+    """Every model of a PDB file, as molecules where it has no cell.
 
     Raises:
-        InputError: not text.
+        InputError: it cannot be read, or it lacks its hydrogens.
     """
-    text = read_text(file)
-    starts = [found.start() for found in _MOL2.finditer(text)]
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-        block = text[start:end]
-        # Of bonds that RDKit finds no structure for, positions and elements are still right.
-        yield Chem.MolFromMol2Block(block, removeHs=False) or Chem.MolFromMol2Block(
-            block, sanitize=False, removeHs=False
-        )
+    if not has_crystal(text := stream.read()):
+        yield from pdb_molecules(text, where)
+        return
+    stream.seek(0)
+    yield from ase.io.iread(stream, index=":", format="proteindatabank", do_not_split_by_at_sign=True)
 
 
 def has_crystal(text: str) -> bool:
