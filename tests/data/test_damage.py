@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from molflt.data.datasets import ListDataset
+
+pytest.importorskip("pymatgen")
 from scripts.tools import damage
 
 
