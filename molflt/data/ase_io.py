@@ -36,9 +36,9 @@ def from_atoms(
     """Turn ASE's ``Atoms`` into a structure.
 
     ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed) or from
-    ``atoms.info`` and ``atoms.arrays`` (there also as GPUMD's ``force``), as do ``y_relaxed``, ``y_init``, ``sid`` and
-    the texts of ``records.TEXTS``; relaxed positions from an array ``positions_relaxed`` or ``pos_relaxed``; ``fixed``
-    from ``FixAtoms``.
+    ``atoms.info`` and ``atoms.arrays`` (there also as GPUMD's ``force``), as do ``y_relaxed``, ``y_init``, ``sid``
+    and the texts of ``records.TEXTS``; relaxed positions from an array ``positions_relaxed`` or ``pos_relaxed``;
+    ``fixed`` from ``FixAtoms``.
 
     Tags mean two things. OC20 has 0 sub-surface, 1 surface, 2 adsorbate; ASE's slab builders number the layers
     1, 2, ... from the top and give adsorbates 0. Reading one as the other would turn a slab upside down

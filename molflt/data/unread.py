@@ -17,6 +17,8 @@ _LABEL = re.compile(r"energ|force|virial|(?<![a-z])e(?![a-z])")
 _STATE = re.compile(r"charge|lattice|constrain|fixed|frozen|(?<![a-z])(?:cell|mask)(?![a-z])")
 _READ = frozenset({*RECORD_KEYS, *KNOWN_VALUES, *all_properties, "initial_charges"} - {"charges", "fixed", "cell"})
 """Names that are read, and results that mean what ASE says they do."""
+_OURS = "predicted_"
+"""What ``predict`` writes."""
 _NUMBER = re.compile(r"[\s\[({]*[-+]?\.?\d")
 
 
@@ -33,7 +35,9 @@ def unread_names(atoms: Atoms, labels: LabelSpec | None) -> Iterator[str]:
     named = {name.lower() for name in (labels.label, labels.force_label) if name} if labels is not None else set()
     for name, value in {**atoms.arrays, **getattr(atoms.calc, "results", {}), **atoms.info}.items():
         folded = str(name).lower()
-        if folded in _READ or folded in named or not (_STATE.search(folded) or (not named and _LABEL.search(folded))):
+        if folded in _READ or folded in named or folded.startswith(_OURS):
+            continue
+        if not (_STATE.search(folded) or (not named and _LABEL.search(folded))):
             continue
         if name in atoms.arrays or (not isinstance(value, bool | np.bool_) and _NUMBER.match(str(value))):
             yield str(name)

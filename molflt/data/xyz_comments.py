@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -77,30 +78,25 @@ def parse_comment(comment: str, where: str) -> dict[str, Any]:
     return found
 
 
-def _pairs(comment: str, where: str) -> list[tuple[str, str | None]]:
-    pairs: list[tuple[str, str | None]] = []
+def _pairs(comment: str, where: str) -> Iterator[tuple[str, str | None]]:
+    """Keys and values as they are written; None for a word without a value."""
     at = 0
     while at < len(comment):
-        key = _KEY.match(comment, at)
-        if key is None:
+        if (key := _KEY.match(comment, at)) is None:
             raise InputError(f"{where}: {_cannot_be_read(comment, at)}")
-        at = key.end()
-        if (equals := _EQUALS.match(comment, at)) is None:
-            pairs.append((_unquoted(key[0]), None))
-        else:
-            at = equals.end()
-            value = ""
+        at, value = key.end(), None
+        if (equals := _EQUALS.match(comment, at)) is not None:
+            at, value = equals.end(), ""
             if not (equals[2] and _NEXT_KEY.match(comment, at)):
-                found = _VALUE.match(comment, at)
-                assert found is not None
-                at, value = found.end(), found[0]
+                value = _VALUE.match(comment, at)[0]  # type: ignore[index]
+                at += len(value)
             elif equals[1]:
-                raise InputError(f"{where}: which value '{key[0][:40]}' has is not clear; put quotes around it")
-            pairs.append((_unquoted(key[0]), _unquoted(value)))
-        if at < len(comment) and not comment[at].isspace():
+                raise InputError(f"{where}: it is not clear which value '{key[0][:40]}' has; put quotes around it")
+        yield _unquoted(key[0]), None if value is None else _unquoted(value)
+        space = _SPACE.match(comment, at).end()  # type: ignore[union-attr]
+        if at == space < len(comment) and value != "":
             raise InputError(f"{where}: {_cannot_be_read(comment, at)}")
-        at = _SPACE.match(comment, at).end()  # type: ignore[union-attr]
-    return pairs
+        at = space
 
 
 def _cannot_be_read(comment: str, at: int) -> str:
