@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
-from molflt.data.labels import LabelSpec, atom_vectors, one_number
+from molflt.data.labels import LabelSpec, any_array, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
@@ -113,10 +113,13 @@ def kept_info(atoms: Atoms) -> dict[str, Any]:
     """What ``info`` says of a structure, to be kept with it: numbers, words and short arrays of numbers."""
     found = {}
     for key, value in atoms.info.items():
-        if isinstance(value, np.ndarray | list | tuple):
-            value = np.asarray(value) if np.size(value) <= _SHORT else None
-            if value is None or value.dtype.kind not in "biuf":
+        if isinstance(value, list | tuple):
+            try:
+                value = any_array(value, key, "")
+            except InputError:
                 continue
+        if isinstance(value, np.ndarray) and (value.size > _SHORT or value.dtype.kind not in "biuf"):
+            continue
         if isinstance(key, str) and isinstance(value, str | bool | int | float | np.generic | np.ndarray):
             found[key] = value
     return found

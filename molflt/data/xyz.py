@@ -154,7 +154,8 @@ def _atoms(frame: _Frame, notes: Notes) -> Atoms:
                 f"{frame.at()}: '{name}' is a key and a column: two things of one name; rename one of them"
             )
     numbers, positions = arrays.pop("numbers"), arrays.pop("positions")
-    atoms = Atoms(numbers, positions, charges=arrays.pop("initial_charges", None), cell=cell, pbc=pbc, info=info)
+    charges = arrays.pop("initial_charges", None)
+    atoms = Atoms(numbers=numbers, positions=positions, charges=charges, cell=cell, pbc=pbc, info=info)
     if (mask := arrays.pop("move_mask", None)) is not None:
         fixed = ~mask.astype(bool)
         atoms.set_constraint(
@@ -168,19 +169,19 @@ def _cell(frame: _Frame, info: dict[str, Any]) -> tuple[np.ndarray | None, Any]:
     """Cell, in Å, and periodicity; taken out of ``info``."""
     lattice, pbc = info.pop("Lattice", None), info.pop("pbc", None)
     if pbc is not None:
-        periodic = np.atleast_1d(np.asarray(pbc))
-        if periodic.dtype.kind not in "bi" or len(periodic) not in (1, 3) or not np.isin(periodic, (0, 1)).all():
+        given = np.asarray(pbc).reshape(-1).tolist()
+        if len(given) not in (1, 3) or any(repeats not in (0, 1) for repeats in given):
             raise InputError(f'{frame.at()}: pbc is {shown(pbc)}; write pbc="T T F", T for a direction that repeats')
-        pbc = np.broadcast_to(periodic.astype(bool), 3)
+        pbc = [bool(repeats) for repeats in given] * (3 // len(given))
     cell = None
     if lattice is not None:
-        given = np.asarray(lattice)
-        if given.shape != (9,) or given.dtype.kind not in "if" or not np.isfinite(given).all():
+        vectors = np.asarray(lattice)
+        if vectors.shape != (9,) or vectors.dtype.kind not in "if" or not np.isfinite(vectors).all():
             raise InputError(
                 f"{frame.at()}: Lattice is {shown(lattice)}, expected nine numbers, in Å; write "
                 'Lattice="AX AY AZ BX BY BZ CX CY CZ"'
             )
-        cell, pbc = given.reshape(3, 3).astype(np.float64), True if pbc is None else pbc
+        cell, pbc = vectors.reshape(3, 3).astype(np.float64), True if pbc is None else pbc
     if not frame.vectors:
         return cell, pbc
     if cell is not None or pbc is not None:

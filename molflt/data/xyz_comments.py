@@ -22,10 +22,10 @@ _OWN = {word.lower(): word for word in ("Lattice", "Properties", "pbc", "virial"
 _NEEDS_VALUE = ("Lattice", "Properties", "pbc")
 _QUOTED = r"""\\.|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\{(?:[^}\\]|\\.)*\}|\[(?:[^\]\\]|\\.)*\]"""
 # Every alternative begins with another character, so nothing is tried twice.
-_KEY = re.compile(rf"""(?:[^\s="'{{\[\\]|{_QUOTED})+""")
+_KEY = rf"""(?:[^\s="'{{\[\\]|{_QUOTED})+"""
+_ENTRY = re.compile(rf"({_KEY})(?:(\s*)=(\s*))?")
 _VALUE = re.compile(rf"""(?:[^\s"'{{\[\\]|{_QUOTED})*""")
-_EQUALS = re.compile(r"(\s*)=(\s*)")
-_NEXT_KEY = re.compile(rf"{_KEY.pattern}\s*=")
+_NEXT_KEY = re.compile(rf"{_KEY}\s*=")
 _SPACE = re.compile(r"\s*")
 _UNQUOTE = re.compile(_QUOTED)
 _ESCAPED = re.compile(r"\\(.)")
@@ -82,17 +82,18 @@ def _pairs(comment: str, where: str) -> Iterator[tuple[str, str | None]]:
     """Keys and values as they are written; None for a word without a value."""
     at = 0
     while at < len(comment):
-        if (key := _KEY.match(comment, at)) is None:
+        if (entry := _ENTRY.match(comment, at)) is None:
             raise InputError(f"{where}: {_cannot_be_read(comment, at)}")
-        at, value = key.end(), None
-        if (equals := _EQUALS.match(comment, at)) is not None:
-            at, value = equals.end(), ""
-            if not (equals[2] and _NEXT_KEY.match(comment, at)):
+        at, value = entry.end(), None
+        key, before, behind = entry.groups()
+        if before is not None:
+            value = ""
+            if not (behind and _NEXT_KEY.match(comment, at)):
                 value = _VALUE.match(comment, at)[0]  # type: ignore[index]
                 at += len(value)
-            elif equals[1]:
-                raise InputError(f"{where}: it is not clear which value '{key[0][:40]}' has; put quotes around it")
-        yield _unquoted(key[0]), None if value is None else _unquoted(value)
+            elif before:
+                raise InputError(f"{where}: it is not clear which value '{key[:40]}' has; put quotes around it")
+        yield _unquoted(key), None if value is None else _unquoted(value)
         space = _SPACE.match(comment, at).end()  # type: ignore[union-attr]
         if at == space < len(comment) and value != "":
             raise InputError(f"{where}: {_cannot_be_read(comment, at)}")
@@ -119,14 +120,11 @@ def _unquoted(word: str) -> str:
 def _value(key: str, text: str) -> Any:
     if key.lower() == "uid" or not (words := _WORDS.findall(text)):
         return text
-    numbers: np.ndarray | None = None
     for kind in (int, float):
         try:
-            numbers = np.array(words, dtype=kind)
-            break
+            numbers = np.array([kind(word) for word in words], dtype=kind)
         except (ValueError, OverflowError):
             continue
-    if numbers is not None:
         if key in ("virial", "stress") and len(numbers) == 9:
             return numbers.reshape((3, 3), order="F")
         return numbers if len(numbers) > 1 else numbers[0]

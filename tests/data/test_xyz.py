@@ -297,6 +297,16 @@ def test_remarks(tmp_path: Path) -> None:
     assert remarks(COPPER.replace("energy", "free_energy=1 cell_type=fcc fixed=T force_field=x energy"), path) == []
 
 
+def test_lists_that_are_no_arrays(tmp_path: Path) -> None:
+    """Ragged, or such that an array of them would be a million times as large, as every text takes the longest's."""
+    for value in ("[[1], [2, 3]]", f'["{"a" * 10_000}"{", 0" * 10_000}]', "[" * 300 + "]" * 300):
+        (tmp_path / "a.xyz").write_text(COPPER.replace("energy", f"x='_JSON {value}' energy"), encoding="utf-8")
+        (data,) = read_ase(tmp_path / "a.xyz")
+        assert data.info == {}
+    with pytest.raises(InputError, match="line 2: the value of 'x' is"):
+        frames(COPPER.replace("energy", f"x='_JSON {'[' * 100_000}' energy"))
+
+
 def test_a_label_of_a_free_comment(tmp_path: Path) -> None:
     """CREST writes nothing but the energy there."""
     (tmp_path / "a.xyz").write_text(WATER.replace("water", "  -5.07054"), encoding="utf-8")
@@ -394,7 +404,7 @@ def test_damage_changes_nothing_in_silence(tmp_path: Path) -> None:
                 np.testing.assert_allclose(data.forces.numpy(), results["forces"], atol=1e-7)
         # what was added to a row of plain xyz is remarked on
         assert kind != "comment" or said or stream.getvalue().count("#") == 0
-    assert {kind for kind, n in n_read.items() if n == 0} == {"a line twice"}, n_read
+    assert {kind for kind, n in n_read.items() if n == 0} <= {"a line twice"}, n_read
 
 
 @pytest.mark.parametrize("count", ["1000", "100000000", "9" * 30])
