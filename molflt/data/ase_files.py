@@ -30,6 +30,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.notes import Notes
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
+from molflt.data.unread import unread_names
 from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, OnBad, noting, ordinary_file
 from molflt.printable import printable
@@ -57,6 +58,7 @@ _PATTERNS: dict[str, str] = {
 """Formats by lower-case file name. Only readers that parse and nothing else: others of ASE's unpickle, run
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
 _BINARY = ("traj", "db")
+_SHOWN = 6
 _OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
     "extxyz": xyz_frames,
     "xyz": xyz_frames,
@@ -92,13 +94,21 @@ def read_ase(
     structures: list[Data] = []
     bad: dict[int, InputError] = {}
     notes = Notes(str(file))
+    unread: dict[str, None] = {}
     for index, atoms in enumerate(track(_checked_frames(file, notes), f"reading {file.name}")):
         name = f"{file}#{index}"
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
+        unread |= dict.fromkeys(unread_names(atoms, labels))
         with noting(bad, index, record, kept_info(atoms)):
             structure = from_atoms(atoms, name, tags, labels, how)
             structure.name = printable(record)
             structures.append(structure)
+    if unread:
+        notes.add(
+            f"not read: {', '.join(map(printable, list(unread)[:_SHOWN]))}{', ...' * (len(unread) > _SHOWN)}. molflt "
+            "reads Lattice, pbc, energy, forces, charge and move_mask, and labels that are named "
+            "(data.label, data.force_label)"
+        )
     notes.give()
     return ListDataset.read(structures, bad, on_bad, str(file))
 

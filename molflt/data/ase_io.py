@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
-from molflt.data.labels import LabelSpec, atom_vectors, one_number
+from molflt.data.labels import LabelSpec, any_array, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
@@ -36,8 +36,9 @@ def from_atoms(
     """Turn ASE's ``Atoms`` into a structure.
 
     ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed) or from
-    ``atoms.info`` and ``atoms.arrays``, as do ``y_relaxed``, ``y_init``, ``sid`` and the texts of ``records.TEXTS``;
-    relaxed positions from an array ``positions_relaxed`` or ``pos_relaxed``; ``fixed`` from ``FixAtoms``.
+    ``atoms.info`` and ``atoms.arrays`` (there also as GPUMD's ``force``), as do ``y_relaxed``, ``y_init``, ``sid``
+    and the texts of ``records.TEXTS``; relaxed positions from an array ``positions_relaxed`` or ``pos_relaxed``;
+    ``fixed`` from ``FixAtoms``.
 
     Tags mean two things. OC20 has 0 sub-surface, 1 surface, 2 adsorbate; ASE's slab builders number the layers
     1, 2, ... from the top and give adsorbates 0. Reading one as the other would turn a slab upside down
@@ -86,15 +87,23 @@ def from_atoms(
             fields[label] = one_number(value, label, name)
             if label == "sid" and fields[label] != fields[label].astype(int):
                 raise InputError(f"{name}: 'sid' is {value!r:.40}, expected a whole number")
-    if (forces := results.get("forces", atoms.arrays.get("forces"))) is not None:
+    forces = results.get("forces", atoms.arrays.get("forces", atoms.arrays.get("force")))
+    if forces is not None:
         fields["forces"] = atom_vectors(forces, len(atoms), "forces", name)
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
     if tags == "auto":
         refuse_untagged(fields, name)
     if labels is not None:
         stored = {**atoms.arrays, **results, **atoms.info}
+        # a name in other letters is the same name, where the one that is asked for is not there
+        folded = {key.lower(): value for key, value in stored.items() if isinstance(key, str)}
         own = ("numbers", "positions", "tags")
-        texts |= labels.apply(fields, stored.get, (key for key in stored if key not in own), name)
+        texts |= labels.apply(
+            fields,
+            lambda key: stored.get(key, folded.get(key.lower())),
+            (key for key in stored if key not in own),
+            name,
+        )
     data = make_data(fields, name, name, texts)
     data.info = kept_info(atoms)
     return data
@@ -104,10 +113,13 @@ def kept_info(atoms: Atoms) -> dict[str, Any]:
     """What ``info`` says of a structure, to be kept with it: numbers, words and short arrays of numbers."""
     found = {}
     for key, value in atoms.info.items():
-        if isinstance(value, np.ndarray | list | tuple):
-            value = np.asarray(value) if np.size(value) <= _SHORT else None
-            if value is None or value.dtype.kind not in "biuf":
+        if isinstance(value, list | tuple):
+            try:
+                value = any_array(value, key, "")
+            except InputError:
                 continue
+        if isinstance(value, np.ndarray) and (value.size > _SHORT or value.dtype.kind not in "biuf"):
+            continue
         if isinstance(key, str) and isinstance(value, str | bool | int | float | np.generic | np.ndarray):
             found[key] = value
     return found
