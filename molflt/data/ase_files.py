@@ -23,13 +23,18 @@ from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms, kept_info
+from molflt.data.code_files import cube_frames, gen_frames, xsf_frames
 from molflt.data.compression import COMPRESSED, bare_name, content
+from molflt.data.convergence import give_skipped, shortfall, was_cut
 from molflt.data.crystals import cif_frames, pdb_frames
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.notes import Notes
+from molflt.data.poscar import poscar_frames
 from molflt.data.progress import track
+from molflt.data.qe import pwi_frames
 from molflt.data.reading import DEFAULT, Reading
+from molflt.data.vasp import outcar_frames, vasprun_frames
 from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, OnBad, noting, ordinary_file
 from molflt.printable import printable
@@ -62,6 +67,13 @@ _OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
     "xyz": xyz_frames,
     "cif": cif_frames,
     "proteindatabank": pdb_frames,
+    "gen": gen_frames,
+    "xsf": xsf_frames,
+    "cube": cube_frames,
+    "espresso-in": pwi_frames,
+    "vasp": poscar_frames,
+    "vasp-out": outcar_frames,
+    "vasp-xml": vasprun_frames,
 }
 """Formats that are not simply handed to ASE: a text stream from its start, the file's name, and its notes."""
 
@@ -91,15 +103,22 @@ def read_ase(
     file = Path(path)
     structures: list[Data] = []
     bad: dict[int, InputError] = {}
+    skipped: list[str] = []
     notes = Notes(str(file))
     for index, atoms in enumerate(track(_checked_frames(file, notes), f"reading {file.name}")):
         name = f"{file}#{index}"
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
-        with noting(bad, index, record, kept_info(atoms)):
+        if not how.accept_unconverged and (why := shortfall(atoms)):
+            skipped.append(f"{record}: {why}")
+            continue
+        with noting(bad, index - len(skipped), record, kept_info(atoms)):
             structure = from_atoms(atoms, name, tags, labels, how)
             structure.name = printable(record)
             structures.append(structure)
+    if was_cut(atoms):
+        notes.add("was cut short; the steps that are complete are read")
     notes.give()
+    give_skipped(skipped, len(structures) + len(bad) + len(skipped), str(file))
     return ListDataset.read(structures, bad, on_bad, str(file))
 
 
