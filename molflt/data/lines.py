@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, NoReturn
 
 from molflt.errors import InputError
-
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 class Line(NamedTuple):
@@ -34,9 +31,12 @@ def numbered(lines: Iterable[str], comment: str) -> list[Line]:
     return [Line(number, words) for number, words in split if words and words[0][0] not in comment]
 
 
-def are_numbers(words: Iterable[str]) -> bool:
-    """Whether all words are finite decimal numbers."""
-    return all(map(_NUMBER.fullmatch, words))
+def numbers(words: Iterable[str]) -> list[float] | None:
+    """The words as numbers; None where one is none."""
+    try:
+        return list(map(float, words))
+    except ValueError:
+        return None
 
 
 def refuse(where: str, lines: Sequence[Line], why: str) -> NoReturn:

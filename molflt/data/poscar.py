@@ -1,24 +1,23 @@
-"""Structures from POSCAR and CONTCAR, every line of which is accounted for before ASE reads them."""
+"""Structures from POSCAR and CONTCAR, of which every line is accounted for."""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, NoReturn
 
 import numpy as np
 from ase import Atoms
 from ase.data import atomic_numbers
-from ase.io.vasp import atomtypes_outpot, read_vasp
+from ase.io.vasp import atomtypes_outpot, set_constraints
+from ase.units import Ang, fs
 
 from molflt.data.elements import hydrogen_of
-from molflt.data.lines import are_numbers
+from molflt.data.lines import numbers
 from molflt.data.notes import Notes
 from molflt.errors import InputError
 
 _WORD = re.compile(r"([A-Z][a-z]?)(\d*)")
-_FLAGS = {"T": "T", ".T": "T", "F": "F", ".F": "F"}
 
 
 def poscar_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
@@ -40,18 +39,18 @@ class _Poscar:
 
     def atoms(self) -> Atoms:
         comment = self._next("a comment")
-        scale = self._next("the scale of the cell").split()
-        n_scales = next((k for k, word in enumerate(scale[:3]) if not are_numbers([word])), len(scale[:3]))
-        if n_scales not in (1, 3) or (n_scales == 3 and any(float(word) <= 0 for word in scale[:3])):
+        words = self._next("the scale of the cell").split()
+        factors = numbers(words[:3]) or numbers(words[:1]) or []
+        scale = np.array(factors)
+        if len(scale) not in (1, 3) or not np.isfinite(scale).all() or (len(scale) == 3 and scale.min() <= 0):
             self._refuse("expected the scale of the cell: one number, or three that are positive")
-        cell = [self._numbers("a lattice vector", 3) for _ in range(3)]
-        if n_scales == 1 and float(scale[0]) < 0:
-            # the volume; ASE would turn a left-handed cell inside out
-            volume = abs(float(np.linalg.det([[float(word) for word in row.split()] for row in cell])))
-            if volume == 0:
+        cell = np.array([self._numbers("a lattice vector", 3) for _ in range(3)])
+        if scale[0] < 0:
+            # It is the volume.
+            if (volume := abs(float(np.linalg.det(cell)))) == 0:
                 self._refuse("the lattice vectors span no volume")
-            scale = [repr(float(np.cbrt(-float(scale[0]) / volume)))]
-        symbols, counts, n_header = self._species(comment)
+            scale = np.cbrt(-scale / volume)
+        symbols, counts = self._species(comment)
         mode = self._next("'Direct' or 'Cartesian'").strip()
         selective = mode[:1].lower() == "s"
         if selective:
@@ -59,33 +58,40 @@ class _Poscar:
         if mode[:1].lower() not in ("d", "c", "k"):
             self._refuse(f"expected 'Direct' or 'Cartesian', found '{mode:.40}'")
         order = [symbol for symbol, n in zip(symbols, counts, strict=True) for _ in range(n)]
-        rows = [self._row(symbol, selective) for symbol in order]
-        velocities = self._velocities(len(order))
-        text = [comment, " ".join(scale[:n_scales]), *cell, " ".join(symbols), " ".join(map(str, counts))]
-        text += [*(["Selective dynamics"] if selective else []), mode, *rows, *velocities, ""]
-        atoms: Atoms = read_vasp(io.StringIO("\n".join(text)))
-        if atoms.get_chemical_symbols() != order:
-            raise InputError(f"{self._where}: line {n_header} announces {len(order)} atoms, and ASE reads {len(atoms)}")
+        positions = np.array([self._numbers(f"an atom of {symbol}", 3) for symbol in order])
+        fixed = self._flags(order, selective)
+        atoms = Atoms(order, cell=cell * scale, pbc=True)
+        if mode[0].lower() == "d":
+            atoms.set_scaled_positions(positions)
+        else:
+            atoms.set_positions(positions * scale)
+        if selective:
+            set_constraints(atoms, fixed)
+        if velocities := self._velocities(len(order)):
+            atoms.set_velocities(np.array(velocities) * (Ang / fs))
         return atoms
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> NoReturn:
         raise InputError(f"{self._where}: line {self._at}: {why}")
 
     def _next(self, what: str) -> str:
         if self._at == len(self._lines) or (self._at == len(self._lines) - 1 and not self._lines[-1]):
-            raise InputError(f"{self._where}: line {self._at + 1}: expected {what}, and the file ends; it is cut short")
+            raise InputError(
+                f"{self._where}: line {self._at + 1}: expected {what}, and the file ends; it is cut short"
+            )
         self._at += 1
         return self._lines[self._at - 1]
 
-    def _numbers(self, what: str, n: int, more: bool = True) -> str:
+    def _numbers(self, what: str, n: int, more: bool = True) -> list[float]:
         line = self._next(what)
         words = line.split()
-        if len(words) < n or (len(words) > n and not more) or not are_numbers(words[:n]):
+        found = numbers(words[:n])
+        if found is None or len(found) < n or (len(words) > n and not more):
             self._refuse(f"expected {what} ({n} number{'s' * (n > 1)}), found '{line.strip():.60}'")
-        return " ".join(words[:n])
+        return found
 
-    def _species(self, comment: str) -> tuple[list[str], list[int], int]:
-        """Symbols and numbers of atoms, and the line of the numbers."""
+    def _species(self, comment: str) -> tuple[list[str], list[int]]:
+        """Symbols of the elements and their numbers of atoms."""
         line = self._next("the symbols of the elements")
         symbols = None
         if not line.split()[:1] or not line.split()[0].isdigit():
@@ -117,30 +123,41 @@ class _Poscar:
                         f"{self._where}: line {self._at}: no line of symbols before the numbers of atoms; add the "
                         f"symbols of {len(counts)} elements as line {self._at}"
                     ) from error
-            self._notes.add(f"has no line of symbols; taken for {' '.join(symbols)} by its comment or the files beside")
+            self._notes.add(
+                f"has no line of symbols; taken for {' '.join(symbols)} by its comment or the files beside"
+            )
         elif from_comment is not None and from_comment != symbols:
-            self._notes.add(f"the comment names {' '.join(from_comment)}, the line of symbols {' '.join(symbols)}: the latter is taken")
+            self._notes.add(
+                f"the comment names {' '.join(from_comment)}, the line of symbols {' '.join(symbols)}: the latter is taken"
+            )
         if len(symbols) != len(counts):
             self._refuse(f"{len(counts)} numbers of atoms for {len(symbols)} elements")
-        return symbols, counts, self._at
+        return symbols, counts
 
-    def _row(self, symbol: str, selective: bool) -> str:
-        """The line of an atom, with flags that are T or F."""
-        position = self._numbers(f"an atom of {symbol}", 3)
-        rest = self._lines[self._at - 1].split()[3:]
-        if selective:
-            flags = [_FLAGS.get(word.upper()[: 2 if word[0] == "." else 1], "") for word in rest[:3]]
-            if len(flags) < 3 or not all(flags):
-                self._refuse(f"expected three flags, T or F, behind the position, found '{' '.join(rest):.40}'")
-            position, rest = f"{position} {' '.join(flags)}", rest[3:]
-        elif len(rest) == 3 and {word.upper() for word in rest} <= {"T", "F"}:
-            self._notes.add("flags T and F without a line 'Selective dynamics' mean nothing to VASP: passed over")
-        if len(rest) == 1 and (label := _WORD.fullmatch(rest[0])) and label[1] in atomic_numbers and label[1] != symbol:
-            self._refuse(f"an atom called {rest[0]}, where the header has {symbol}")
-        return position
+    def _flags(self, order: Sequence[str], selective: bool) -> np.ndarray:
+        """(n, 3) bool: what is fixed by the flags behind the positions that were read last; and a check of labels."""
+        fixed = np.zeros((len(order), 3), dtype=bool)
+        first = self._at - len(order)
+        for k, symbol in enumerate(order):
+            rest = self._lines[first + k].split()[3:]
+            if not rest and not selective:
+                continue
+            self._at = first + k + 1
+            if selective:
+                flags = [word.lstrip(".")[:1].upper() for word in rest[:3]]
+                if len(flags) < 3 or not set(flags) <= {"T", "F"}:
+                    self._refuse(f"expected three flags, T or F, behind the position, found '{' '.join(rest):.40}'")
+                fixed[k], rest = [flag == "F" for flag in flags], rest[3:]
+            elif len(rest) == 3 and {word.upper() for word in rest} <= {"T", "F"}:
+                self._notes.add("flags T and F without a line 'Selective dynamics' mean nothing to VASP: passed over")
+            label = _WORD.fullmatch(rest[0]) if len(rest) == 1 else None
+            if label and label[1] in atomic_numbers and label[1] != symbol:
+                self._refuse(f"an atom called {rest[0]}, where the header has {symbol}")
+        self._at = first + len(order)
+        return fixed
 
-    def _velocities(self, n: int) -> list[str]:
-        """The lines of velocities for ASE; none where there are none in Å/fs.
+    def _velocities(self, n: int) -> list[list[float]]:
+        """Velocities in Å/fs, where there are any.
 
         Behind the positions may stand lattice velocities, velocities, and where molecular dynamics was interrupted.
         """
@@ -149,14 +166,16 @@ class _Poscar:
             self._numbers("the state of the lattice's velocities", 1)
             for _ in range(6):
                 self._numbers("a lattice velocity or vector", 3, more=False)
-        found: list[str] = []
+        found: list[list[float]] = []
         header = self._peek()
         if not self._is_over():
             self._next("velocities")
             if header and header[0].lower() not in ("d", "c", "k"):
-                self._refuse(f"expected nothing behind {n} atoms, found '{header:.60}': more atoms, or a second structure")
+                self._refuse(
+                    f"expected nothing behind {n} atoms, found '{header:.60}': more atoms, or a second structure"
+                )
             if header or len(self._peek().split()) != 1:
-                found = ["", *(self._numbers(f"the velocity of one of {n} atoms", 3, more=False) for _ in range(n))]
+                found = [self._numbers(f"the velocity of one of {n} atoms", 3, more=False) for _ in range(n)]
                 if header[:1].lower() == "d":
                     self._notes.add("velocities in units of the cell are not read")
                     found = []

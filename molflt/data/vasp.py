@@ -78,7 +78,9 @@ def outcar_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
     if not energies:
         raise UnfinishedError(f"{where}: ends before the first step is complete")
     if run["complete"] and (n_blocks := len(blocks := _places(text, _POSITIONS))) != len(energies):
-        _refuse(text, where, blocks[-1] if blocks else 0, f"{n_blocks} blocks of positions for {len(energies)} energies")
+        _refuse(
+            text, where, blocks[-1] if blocks else 0, f"{n_blocks} blocks of positions for {len(energies)} energies"
+        )
     n_frames = 0
     frames = (chunk.build() for chunk in outcarchunks(_Lines(stream, where)))
     n_ions = int(found_ions[1]) if (found_ions := _N_IONS.search(text)) else None

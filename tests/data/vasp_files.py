@@ -32,7 +32,9 @@ def vasprun(frames: Sequence[Atoms], electrons: Sequence[int] = (), end: bool = 
     settings = SETTINGS | settings
     kinds = {"NSW": "int", "IBRION": "int", "NELM": "int"}
     parameters = "\n".join(
-        f'<i type="{kinds[key]}" name="{key}">{value:6d}</i>' if key in kinds else f'<i name="{key}">{value:16.8f}</i>'
+        f'<i type="{kinds[key]}" name="{key}">{value:6d}</i>'
+        if key in kinds
+        else f'<i name="{key}">{value:16.8f}</i>'
         for key, value in settings.items()
         if value is not None
     )
@@ -43,7 +45,9 @@ def vasprun(frames: Sequence[Atoms], electrons: Sequence[int] = (), end: bool = 
         f"<rc><c>{symbols.count(s)}</c><c>{s:2s}</c><c>1.0</c><c>1.0</c><c>PAW_PBE {s} 01Jan2000</c></rc>"
         for s in types
     )
-    fields = "<dimension dim=\"1\">ion</dimension>\n<field type=\"string\">element</field>\n<field type=\"int\">atomtype</field>"
+    fields = (
+        '<dimension dim="1">ion</dimension>\n<field type="string">element</field>\n<field type="int">atomtype</field>'
+    )
     type_fields = '<dimension dim="1">type</dimension>\n' + "\n".join(
         f"<field{kind}>{name}</field>"
         for kind, name in (
@@ -90,11 +94,11 @@ def outcar(
     """An OUTCAR of the same; ``converged`` says of which steps the electrons are."""
     settings = SETTINGS | settings
     symbols = frames[0].get_chemical_symbols()
-    types = [symbol for symbol, _ in groupby(symbols)]
+    kinds = [(symbol, len([*atoms])) for symbol, atoms in groupby(symbols)]
     text = " vasp.5.4.4\n executed on             LinuxIFC date 2026.01.01  12:00:00\n"
-    text += 2 * "".join(f" POTCAR:    PAW_PBE {symbol} 01Jan2000\n" for symbol in types)
+    text += 2 * "".join(f" POTCAR:    PAW_PBE {symbol} 01Jan2000\n" for symbol, _ in kinds)
     text += f"   number of dos      NEDOS =    301   number of ions     NIONS = {len(symbols):6d}\n"
-    text += "   ions per type =           " + " ".join(str(symbols.count(symbol)) for symbol in types) + "\n"
+    text += "   ions per type =           " + " ".join(str(n) for _, n in kinds) + "\n"
     text += "   ISPIN  =      1    spin polarized calculation?\n"
     text += f"   NELM   = {settings['NELM']:6d};   NELMIN=  2; NELMDL= -5     # of ELM steps\n"
     text += f"   EDIFF  = {settings['EDIFF']:.1E}   stopping-criterion for ELM\n"
@@ -115,7 +119,9 @@ def outcar(
         text += ruler + _rows(np.hstack([atoms.positions, forces]), "") + ruler
         text += "    total drift:                                0.000000      0.000000      0.000000\n\n\n"
         energy = atoms.get_potential_energy()
-        text += "  FREE ENERGIE OF THE ION-ELECTRON SYSTEM (eV)\n  ---------------------------------------------------\n"
+        text += (
+            "  FREE ENERGIE OF THE ION-ELECTRON SYSTEM (eV)\n  ---------------------------------------------------\n"
+        )
         text += f"  free  energy   TOTEN  = {energy - 0.3:18.8f} eV\n\n"
         text += f"  energy  without entropy= {energy - 0.3:16.8f}  energy(sigma->0) = {energy:16.8f}\n\n\n"
     if reached:
