@@ -101,8 +101,8 @@ def read_calculations(
     The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
     CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
     there is one geometry. Runs that were cut short or are not converged are left out, and named in an
-    ``InputWarning``, unless ``how`` takes them. Columns of a CSV table in the folder become entries of ``info``, among which labels are
-    looked for, unless ``with_table`` is False. Other arguments are those of
+    ``InputWarning``, unless ``how`` takes them. Columns of a CSV table in the folder become entries of ``info``,
+    among which labels are looked for, unless ``with_table`` is False. Other arguments are those of
     :func:`molflt.data.sources.open_dataset`.
 
     Raises:

@@ -128,7 +128,7 @@ class _Poscar:
             )
         elif from_comment is not None and from_comment != symbols:
             self._notes.add(
-                f"the comment names {' '.join(from_comment)}, the line of symbols {' '.join(symbols)}: the latter is taken"
+                f"the comment names {' '.join(from_comment)}, and the line of symbols {' '.join(symbols)}, which is taken"
             )
         if len(symbols) != len(counts):
             self._refuse(f"{len(counts)} numbers of atoms for {len(symbols)} elements")

@@ -173,7 +173,7 @@ def vasprun_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]
     if n_frames != len(begins):
         # ASE takes no notice of what is wrong with the XML, once there is a structure.
         try:
-            ElementTree.fromstring(text)
+            ElementTree.fromstring(text)  # noqa: S314 (as ASE did before)
         except ElementTree.ParseError as error:
             raise InputError(f"{where}: line {error.position[0]}: damaged XML: {error}") from error
         _refuse(text, where, begins[n_frames], f"there are {len(begins)} steps, and ASE reads {n_frames}")
