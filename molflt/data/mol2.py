@@ -103,8 +103,14 @@ class Mol2:
             yield line if number not in types else " ".join([*words[:_TYPE], types[number], *words[_TYPE + 1 :]])
 
 
-def mol2_blocks(text: str) -> Iterator[Mol2]:
-    """Every molecule of a mol2 file."""
+def mol2_blocks(text: str, where: str) -> Iterator[Mol2]:
+    """Every molecule of a mol2 file.
+
+    Raises:
+        InputError: something stands before the first.
+    """
     starts = [found.start() for found in _MOL2.finditer(text)]
+    if before := numbered(text[: starts[0] if starts else None].split("\n"), "#"):
+        refuse(where, before, "expected @<TRIPOS>MOLECULE")
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         yield Mol2(text[start:end], text.count("\n", 0, start) + 1)

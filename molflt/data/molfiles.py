@@ -48,7 +48,7 @@ def read_sdf(
     notes = Notes(str(file))
     records: Iterator[Mol2 | _Record]
     if bare_suffix(file) == ".mol2":
-        records = mol2_blocks(read_text(file).replace("\r\n", "\n").replace("\r", "\n"))
+        records = mol2_blocks(read_text(file).replace("\r\n", "\n").replace("\r", "\n"), str(file))
     else:
         records = _records(content(file), must_end=bare_suffix(file) != ".mol")
     with captured():

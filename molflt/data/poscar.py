@@ -128,7 +128,7 @@ class _Poscar:
             )
         elif from_comment is not None and from_comment != symbols:
             self._notes.add(
-                f"the comment names {' '.join(from_comment)}, and the line of symbols {' '.join(symbols)}, which is taken"
+                f"names {' '.join(from_comment)} as comment and {' '.join(symbols)} as symbols, which are taken"
             )
         if len(symbols) != len(counts):
             self._refuse(f"{len(counts)} numbers of atoms for {len(symbols)} elements")

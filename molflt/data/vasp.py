@@ -71,7 +71,7 @@ def outcar_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
     run = _run(text[: iterations[0]])
     species = [text[place : text.find("\n", place)].split() for place in _places(text, "POTCAR: ", end=iterations[0])]
     if len(species) > 1 and species[: len(species) // 2] != species[len(species) // 2 :]:
-        raise InputError(f"{where}: the lines POTCAR: do not name every element twice; a part of the file is missing")
+        _refuse(text, where, text.find("POTCAR: "), "lines POTCAR: do not name every element twice; one is missing")
     run["complete"] = "General timing and accounting" in text or "Voluntary context switches" in text
     run["reached"] = "reached required accuracy - stopping" in text
     ends = [0, *energies]

@@ -25,8 +25,8 @@ def vasprun(frames: Sequence[Atoms], electrons: Sequence[int] = (), end: bool = 
         return (
             f'<structure{name}>\n<crystal>\n<varray name="basis" >\n{_rows(atoms.cell, "v")}</varray>\n'
             f'<i name="volume">{atoms.cell.volume:.8f}</i>\n<varray name="rec_basis" >\n{_rows(reciprocal, "v")}'
-            f'</varray>\n</crystal>\n<varray name="positions" >\n{_rows(atoms.get_scaled_positions(), "v")}</varray>\n'
-            "</structure>\n"
+            f'</varray>\n</crystal>\n<varray name="positions" >\n{_rows(atoms.get_scaled_positions(), "v")}'
+            "</varray>\n</structure>\n"
         )
 
     settings = SETTINGS | settings
