@@ -59,9 +59,9 @@ def explain_command(
 
     target_device = choose_device(device)
     loaded = load_member(model, remark)
-    data = _one_structure(
-        structure, index, tags, Reading(allow_charged, conformers, charges=loaded.model.config.takes_ions)
-    )
+    takes_ions = loaded.model.config.takes_ions
+    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
+    data = _one_structure(structure, index, tags, how)
     unknown = unknown_elements(loaded, set(data.atomic_numbers.tolist()))
     explanation = explain(loaded, data, atom, target_device)
     if reasons := [reason.text for reason in outside(loaded, explanation.structure)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,9 @@ def predict_command(
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
-    how = Reading(allow_charged, conformers, charges=members[0].model.config.takes_ions)
+    takes_ions = members[0].model.config.takes_ions
+    # Its labels are not read, and its structure is what it is.
+    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
     structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     others = f" and {len(members) - 1} more" if len(members) > 1 else ""
@@ -91,7 +94,8 @@ def predict_command(
     if calibrate is not None:
         from molflt.prediction.evaluation import measured
 
-        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, how=how)
+        labelled = replace(how, accept_unconverged=False)
+        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, how=labelled)
         members = calibrated(members, known)
     shard_result = None
     if part is None:

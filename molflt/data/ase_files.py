@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from fnmatch import fnmatch
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
-from urllib.parse import quote
+from typing import IO
 
-import ase.db
-import ase.io
 from ase import Atoms
-from ase.io.formats import get_ioformat
 from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
+from molflt.data.ase_databases import database_rows, json_rows, trajectory_frames
 from molflt.data.ase_io import from_atoms, kept_info
+from molflt.data.code_files import cube_frames, gen_frames, xsf_frames
 from molflt.data.compression import COMPRESSED, bare_name, content
+from molflt.data.convergence import give_skipped, shortfall, was_cut
 from molflt.data.crystals import cif_frames, pdb_frames
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.notes import Notes
+from molflt.data.poscar import poscar_frames
 from molflt.data.progress import track
+from molflt.data.qe import pwi_frames
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.unread import unread_names
+from molflt.data.vasp import outcar_frames, vasprun_frames
 from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, OnBad, noting, ordinary_file
 from molflt.printable import printable
@@ -64,8 +63,16 @@ _OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
     "xyz": xyz_frames,
     "cif": cif_frames,
     "proteindatabank": pdb_frames,
+    "json": json_rows,
+    "gen": gen_frames,
+    "xsf": xsf_frames,
+    "cube": cube_frames,
+    "espresso-in": pwi_frames,
+    "vasp": poscar_frames,
+    "vasp-out": outcar_frames,
+    "vasp-xml": vasprun_frames,
 }
-"""Formats that are not simply handed to ASE: a text stream from its start, the file's name, and its notes."""
+"""Readers of text: a stream from its start, the file's name, and its notes."""
 
 
 def ase_format(path: Path) -> str | None:
@@ -93,13 +100,17 @@ def read_ase(
     file = Path(path)
     structures: list[Data] = []
     bad: dict[int, InputError] = {}
+    skipped: list[str] = []
     notes = Notes(str(file))
     unread: dict[str, None] = {}
     for index, atoms in enumerate(track(_checked_frames(file, notes), f"reading {file.name}")):
         name = f"{file}#{index}"
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
+        if not how.accept_unconverged and (why := shortfall(atoms)):
+            skipped.append(f"{record}: {why}")
+            continue
         unread |= dict.fromkeys(unread_names(atoms, labels))
-        with noting(bad, index, record, kept_info(atoms)):
+        with noting(bad, index - len(skipped), record, kept_info(atoms)):
             structure = from_atoms(atoms, name, tags, labels, how)
             structure.name = printable(record)
             structures.append(structure)
@@ -109,7 +120,10 @@ def read_ase(
             "reads Lattice, pbc, energy, forces, charge and move_mask, and labels that are named "
             "(data.label, data.force_label)"
         )
+    if was_cut(atoms):
+        notes.add("was cut short; the steps that are complete are read")
     notes.give()
+    give_skipped(skipped, len(structures) + len(bad) + len(skipped), str(file))
     return ListDataset.read(structures, bad, on_bad, str(file))
 
 
@@ -157,61 +171,13 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
 
 def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms]:
     if form == "db":
-        yield from _database_rows(file)
+        yield from database_rows(file, notes)
         return
     # Readers go back a little at every frame, and in a compressed stream that means from its start: unpack all of it.
     compressed = file.name.lower().endswith(COMPRESSED)
     with io.BytesIO(content(file)) if compressed else file.open("rb") as raw:
-        if get_ioformat(form).isbinary:
-            yield from ase.io.iread(raw, index=":", format=form, do_not_split_by_at_sign=True)
+        if form == "traj":
+            yield from trajectory_frames(raw, str(file), notes)
             return
         stream = io.TextIOWrapper(raw, encoding="utf-8-sig")
-        if (own := _OWN.get(form)) is not None:
-            yield from own(stream, str(file), notes)
-        else:
-            yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
-
-
-def _database_rows(file: Path) -> Iterator[Atoms]:
-    # connecting ASE to a database that is not its own would create tables in it
-    with closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True)) as connection:
-        query = "SELECT 1 FROM sqlite_master WHERE type='table' AND name='systems'"
-        if connection.execute(query).fetchone() is None:
-            raise InputError(f"{file}: not an ASE database")
-        reactions = _adsorptions(connection)
-    with ase.db.connect(str(file.absolute()), type="db", serial=True, use_lock_file=False) as database:
-        for row in database.select():
-            for adsorption in reactions.get(row.get("unique_id"), []) if reactions else [{}]:
-                atoms = row.toatoms()
-                atoms.info.update({**row.key_value_pairs, **adsorption})
-                yield atoms
-
-
-_CATHUB = """SELECT system.ase_id, system.name, reaction.reactants, reaction.products, reaction.reaction_energy,
-    reaction.surface_composition, reaction.facet, reaction.sites, reaction.dft_functional
-    FROM reaction JOIN reaction_system AS system ON reaction.id = system.id"""
-
-
-def _adsorptions(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
-    """What a database of Catalysis-Hub says of adsorbed products, by their ``unique_id``; empty for other databases.
-
-    Its energies are of reactions (CatHub's tables ``reaction`` and ``reaction_system``): those from gases and the
-    empty surface, ``star``, to one adsorbed species are adsorption energies of that species' structure.
-    """
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
-    found: dict[str, list[dict[str, Any]]] = {}
-    if not {"reaction", "reaction_system"} <= tables:
-        return found
-    for ase_id, name, reactants, products, energy, surface, facet, sites, functional in connection.execute(_CATHUB):
-        before, after = (
-            {species for species in json.loads(side or "{}") if species.endswith("star") and species != "star"}
-            for side in (reactants, products)
-        )
-        if not before and after == {name}:
-            kept = {"surface_composition": surface, "facet": facet, "sites": sites, "dft_functional": functional}
-            adsorption = {"reaction_energy": energy, "adsorbate": name.removesuffix("star"), **kept}
-            adsorption |= {"reactants": reactants, "products": products}
-            found.setdefault(ase_id, []).append(
-                {key: value for key, value in adsorption.items() if value is not None}
-            )
-    return found
+        yield from _OWN[form](stream, str(file), notes)

@@ -63,7 +63,8 @@ def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
         try:
             Chem.SanitizeMol(graph)
         except ValueError as error:
-            raise InputError(f"{name}: not a molecule RDKit accepts: {error}{because(said())}") from error
+            why = _plain(str(error)) + because(said())
+            raise InputError(f"{name}: not a molecule RDKit accepts: {why}") from error
     if graph.GetNumAtoms() == 0:
         raise InputError(f"{name}: the molecule has no atoms")
     return _made(graph, name, how)
@@ -214,7 +215,7 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
         except (RuntimeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{name}: RDKit could not build a geometry: {error}") from error
+            raise InputError(f"{name}: RDKit could not build a geometry: {_plain(str(error))}") from error
     kept: list[np.ndarray] = []
     shapes: list[np.ndarray] = []
     for k in sorted(energies, key=lambda k: energies[k]):
@@ -244,7 +245,22 @@ def _said(log: object) -> str:
         # RDKit quotes the offending line, whatever its bytes are.
         return "the file holds bytes that are no text"
     # "[12:00:00] text", one per line
-    return "; ".join(line.split("] ", 1)[-1].strip() for line in messages.splitlines() if line.strip())
+    return _plain("\n".join(line.split("] ", 1)[-1] for line in messages.split("\n")))
+
+
+def _plain(message: str) -> str:
+    """A message of RDKit in one line, without the places in its source and the stack where it arose."""
+    kept, in_trace = [], False
+    lines = (line.strip() for line in message.split("\n"))
+    for line in lines:
+        if line.startswith("****"):
+            in_trace = False
+        elif line.endswith("Violation"):
+            kept.append(next(lines, line))
+            in_trace = True
+        elif line and not in_trace:
+            kept.append(line)
+    return "; ".join(kept)
 
 
 _LOG = threading.RLock()

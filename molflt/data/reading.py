@@ -43,6 +43,7 @@ class Reading:
         conformers: how many are made of a molecule that comes without positions; large ones get fewer.
         charges: read the total charge, for models with charges; ions are taken then, and open shells are not.
         slabs: with charges, take what repeats along one or two axes: for a file, which any model may read.
+        accept_unconverged: read calculations that are not converged or were cut short as well.
         may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
 
     Raises:
@@ -53,6 +54,7 @@ class Reading:
     conformers: int = CONFORMERS
     charges: bool = False
     slabs: bool = False
+    accept_unconverged: bool = False
     may_allow: bool = True
 
     def __post_init__(self) -> None:

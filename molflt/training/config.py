@@ -53,6 +53,9 @@ class DataConfig(BaseModel):
         "or skip it; skipped.csv in the run folder tells which were skipped",
     )
     allow_charged: bool = Field(False, description="take ions and radicals as if they were neutral and closed-shell")
+    accept_unconverged: bool = Field(
+        False, description="read calculations that are not converged or were cut short as well"
+    )
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
     @field_validator("val", mode="before")
