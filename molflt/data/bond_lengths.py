@@ -145,7 +145,7 @@ class BondLengths:
     """Lengths of the bonds of a molecule, Å, by the bonds' atoms in rising order.
 
     Attributes:
-        usual: of all bonds for which there is one.
+        usual: of bonds for which there is one.
         held: of those that the force field gets wrong.
         guessed: bonds of which nothing is known: they can be wrong by 0.05 Å and more.
     """
@@ -189,8 +189,10 @@ def bond_lengths(mol: Chem.Mol, mmff: Any) -> BondLengths:
             _, stiffness, length = mmff.GetMMFFBondStretchParams(mol, first, second)
             # MMFF94's own force constants have three decimals, those by RDKit's rule have all. The rule is good for
             # plain single bonds.
-            if _is_plain(bond) or round(stiffness, 3) == stiffness:
-                usual[first, second] = length
+            plain = bond.GetBondType() == Chem.BondType.SINGLE and not bond.GetIsConjugated()
+            if plain or round(stiffness, 3) == stiffness:
+                # what is usual in a ring is between the lengths of its two ways to be written
+                usual |= {} if bond.GetIsAromatic() else {(first, second): length}
                 continue
         if uff := rdForceFieldHelpers.GetUFFBondStretchParams(mol, first, second):
             usual[first, second] = uff[1]
@@ -200,10 +202,6 @@ def bond_lengths(mol: Chem.Mol, mmff: Any) -> BondLengths:
         if not (uff and numbers <= _ORGANIC and numbers & {1, 6}):
             guessed.add((first, second))
     return BondLengths(usual, held, guessed)
-
-
-def _is_plain(bond: Chem.Bond) -> bool:
-    return bond.GetBondType() == Chem.BondType.SINGLE and not bond.GetIsConjugated()
 
 
 @cache
