@@ -27,7 +27,8 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
         seed: of the conformers.
 
     Raises:
-        InputError: not a SMILES, or one that reads as the formula of another molecule; several molecules, an ion, a radical, too large, or no conformer found.
+        InputError: not a SMILES, or one that reads as the formula of another molecule; several molecules, an ion, a
+            radical, too large, or no conformer found.
     """
     how = Reading(conformers=_TRIED, may_allow=False)
     mol = check_text(smiles)

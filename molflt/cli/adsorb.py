@@ -13,7 +13,9 @@ from molflt.cli.terminal import answer, errors, output, say, warn
 def adsorb_command(
     context: typer.Context,
     molecule: str = typer.Argument(
-        ..., help="SMILES of one neutral molecule, such as CCO for ethanol, or molecule:NAME, such as molecule:CO.", show_default=False
+        ...,
+        help="SMILES of one neutral molecule, such as CCO for ethanol, or molecule:NAME, such as molecule:CO.",
+        show_default=False,
     ),
     on: str = typer.Option(
         None, "--on", metavar="METALS", help="Such as Pt,Pd,Cu; left out: all fourteen.", show_default=False

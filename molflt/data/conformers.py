@@ -36,9 +36,7 @@ _WAYS: tuple[dict[str, bool], ...] = (
     _RANDOM | _PLAIN | {"enforceChirality": False},
 )
 """Options of ETKDGv3, tried one after the other until one finds a conformer."""
-TRIED = (
-    "ETKDGv3, random coordinates, inconsistent bounds, no knowledge of torsions and rings, and stereochemistry as it comes"
-)
+TRIED = "ETKDGv3, random coordinates, inconsistent bounds, no known torsions and rings, and stereochemistry by chance"
 """The ways in words."""
 _PLACE = "place"
 

@@ -259,7 +259,9 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
             graph, places, mirrored = canonical(mol)
             energies, remark = embed(graph, name, seed, how.conformers)
             if not energies:
-                raise InputError(f"{name}: RDKit found no conformer{because(said())}, tried by {TRIED}; give a geometry")
+                raise InputError(
+                    f"{name}: RDKit found no conformer{because(said())}, tried by {TRIED}; give a geometry"
+                )
         except (RuntimeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -287,10 +289,12 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
 
 
 def meant(message: str) -> str:
-    """The first line of a message of RDKit's that says something; not its C++ stack."""
-    # "[12:00:00] text", one per line; of a broken assertion only the second line, below one of stars
+    """The first line of a message of RDKit's that says something, and where in a SMILES it is; not its C++ stack."""
+    # "[12:00:00] text", one per line; a broken assertion begins with stars
     lines = [_TIME.sub("", line).strip() for line in message.split("\n")]
-    return next((line for line in lines if line.strip("*-~^ ") and not _EMPTY.match(line)), "")
+    first = next((line for line in lines if line.strip("*-~^ ") and not _EMPTY.match(line)), "")
+    place = next((line for line in lines if "check for mistakes around" in line and line != first), "")
+    return "; ".join(filter(None, (first, place))).replace("SMILES Parse Error: ", "")
 
 
 def _said(log: object) -> str:
