@@ -25,7 +25,7 @@ def predict_command(
         ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
     ),
     inputs: list[str] = typer.Argument(
-        ..., help="Files, folders, globs or SMILES; - for standard input.", show_default=False
+        ..., help="Files, folders, globs, SMILES or molecule:NAME; - for standard input.", show_default=False
     ),
     out: Path = typer.Option(
         None, "--out", "-o", help="Write to NAME.csv, NAME.extxyz or NAME.npz.", show_default=False
@@ -137,7 +137,8 @@ def predict_command(
     errors.print(f"{target} in eV, {'' if std is None else '± in eV, '}name", markup=False)
     for i, (name, energy) in enumerate(zip(prediction.names, prediction.energies, strict=True)):
         spread = "" if std is None else f"  {std[i]:10.6f}"
-        typer.echo(f"{energy:14.6f}{spread}  {printable(name)}")
+        about = f" ({prediction.about[i]})" if i in prediction.about else ""
+        typer.echo(f"{energy:14.6f}{spread}  {printable(name)}{about}")
 
 
 def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
@@ -148,6 +149,8 @@ def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
         "energy": float(prediction.energies[i]),
         "unit": "eV",
     }
+    if i in prediction.about:
+        record["formula"] = prediction.about[i].partition(", ")[0]
     if i in prediction.failures:
         return record | {"error": prediction.failures[i]}
     if prediction.std is not None:

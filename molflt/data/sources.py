@@ -28,7 +28,7 @@ from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.molfiles import read_sdf
-from molflt.data.rdkit_io import from_any_mol, from_smiles, parse_smiles, read_smiles_file
+from molflt.data.rdkit_io import check_text, from_any_mol, from_text, read_smiles_file
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import check_structure
 from molflt.data.smiles_tables import LISTS, TABLES
@@ -130,12 +130,12 @@ def resolve_inputs(
         if matches := paths_behind(text):
             return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad, how), text))
         try:
-            parse_smiles(text, text)
+            check_text(text)
         except InputError as error:
             raise InputError(
                 f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
             ) from error
-        return ListDataset([from_smiles(text, how=how)])
+        return ListDataset([from_text(text, how)])
 
     return ConcatDataset(_all(inputs, opened, "the inputs"))
 

@@ -50,6 +50,7 @@ class Prediction:
         n_in_parts: batches that did not fit into memory and were computed in parts.
         conformers: of the molecules that have several, by index.
         warnings: why the energy of a structure is not to be trusted, by index.
+        about: formula and, where known, name of the molecules that were given as graphs or names, by index.
     """
 
     energies: np.ndarray
@@ -66,6 +67,7 @@ class Prediction:
     n_in_parts: int = 0
     conformers: dict[int, Conformers] = field(default_factory=dict)
     warnings: dict[int, str] = field(default_factory=dict)
+    about: dict[int, str] = field(default_factory=dict)
 
     @property
     def far_field(self) -> str:
@@ -89,6 +91,7 @@ class Prediction:
             ids=[self.ids[k] for k in places],
             conformers={i: self.conformers[k] for i, k in enumerate(places) if k in self.conformers},
             warnings={i: self.warnings[k] for i, k in enumerate(places) if k in self.warnings},
+            about={i: self.about[k] for i, k in enumerate(places) if k in self.about},
             **{name: [values[k] for k in places] for name, values in self.by_atom.items()},  # type: ignore[arg-type]
         )
 
@@ -132,6 +135,7 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.failures.update({before + i: reason for i, reason in part.failures.items()})
         whole.conformers.update({before + i: found for i, found in part.conformers.items()})
         whole.warnings.update({before + i: reason for i, reason in part.warnings.items()})
+        whole.about.update({before + i: about for i, about in part.about.items()})
         whole.names += part.names
         whole.ids += part.ids
         whole.info += part.info

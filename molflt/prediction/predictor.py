@@ -184,6 +184,8 @@ def _predict_batch(
             data = unlabelled(dataset[index])
             found.names[position], found.ids[position] = printable(data.name), system_id(data)
             found.info[position] = data.get("info") or {}
+            if "about" in data:
+                found.about[position] = data.about
             shapes[position] = [
                 attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated)
                 for shape in conformers_of(data)

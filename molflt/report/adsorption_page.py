@@ -11,6 +11,7 @@ import numpy as np
 
 from molflt.adsorption.adsorb import Adsorption
 from molflt.data.ase_io import to_atoms
+from molflt.data.molecule_names import described
 from molflt.files import atomic_file
 from molflt.prediction.members import meaning_of_uncertainty
 from molflt.prediction.model import Model
@@ -85,7 +86,7 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
     page = Page("adsorb.html")
     page.write(
         path,
-        title=f"{results[0].molecule} on {', '.join(one.metal for one in results)}",
+        title=f"{described(results[0].molecule)} on {', '.join(one.metal for one in results)}",
         subtitle=f"adsorption energies, predicted by {model.members[0].name}",
         chart=page.figure(page_figure([adsorption_panel(results)], 380)),
         table={"head": HEAD, "rows": rows(results)},

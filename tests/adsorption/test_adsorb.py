@@ -90,13 +90,13 @@ def test_guesses_outside_the_domain_are_passed_over(untrained):
     """By the domain that the model's file states."""
     loaded = load_model(untrained)
     model = molflt.Model([loaded])
-    (everything,) = molflt.adsorb("CO", "Cu", model, n_guesses=12)
+    (everything,) = molflt.adsorb("OC", "Cu", model, n_guesses=12)
     assert loaded.metadata.domain is not None
     fit = DomainFit(150, forces=False)
     for index in range(150):
         fit.add(fit.look(index, everything.guesses[index % 3].structure))
     loaded.metadata = loaded.metadata.model_copy(update={"domain": fit.domain()})
-    (found,) = molflt.adsorb("CO", "Cu", model, n_guesses=12)
+    (found,) = molflt.adsorb("OC", "Cu", model, n_guesses=12)
     domain = loaded.metadata.domain
     inside = [not domain.reasons(guess.structure) for guess in found.guesses]
     assert found.inside.tolist() == inside
@@ -133,12 +133,14 @@ def test_the_spread_of_an_ensemble(make_untrained):
         ("CC[O-]", "Pt", "has a net charge of -1"),
         ("[CH3]", "Pt", "has 1 unpaired electron, .*; give a neutral closed-shell molecule$"),
         ("[C]=O", "Pt", r"carbon monoxide is \[C-\]#\[O\+\]"),
+        ("CO", "Pt", r"'CO' is methanol \(CH4O\) as a SMILES, and reads as carbon monoxide as a formula"),
+        ("molecule:NO", "Pt", "an open shell"),
         ("CO.O", "Pt", "is several molecules"),
         ("C1CC", "Pt", "is not a valid SMILES"),
         ("", "Pt", "the SMILES is empty"),
-        ("CS", "Pt", "was not trained on S; its energies of them would mean nothing"),
-        ("CO", "Pt,W", "'W' is no metal with a known surface"),
-        ("CO", (), "no metal: choose among"),
+        ("SC", "Pt", "was not trained on S; its energies of them would mean nothing"),
+        ("OC", "Pt,W", "'W' is no metal with a known surface"),
+        ("OC", (), "no metal: choose among"),
         ("C" * 14, "Cu", "does not fit into the cell of Cu"),
     ],
 )
@@ -150,7 +152,7 @@ def test_what_it_cannot_do(untrained, smiles, on, message):
 
 def test_a_model_of_another_kind(untrained, make_untrained):
     with pytest.raises(molflt.InputError, match="predicts y_init, the energy of the given geometry"):
-        molflt.adsorb("CO", "Pt", make_untrained(1, target="y_init"))
+        molflt.adsorb("OC", "Pt", make_untrained(1, target="y_init"))
     (one,) = molflt.adsorb("[C-]#[O+]", "Pt", make_untrained(2), n_guesses=1)
     assert one.energies.shape == (1,)
 
@@ -162,6 +164,7 @@ def test_command(molflt, untrained, tmp_path):
         assert result.status == 0, result
         assert result.out.endswith(f"2 surfaces in {tmp_path / name}\n")
         assert "Fe(110)" in result.out
+        assert "ethanol (C2H6O, CCO) on Pt, Fe" in result.out
         assert result.err.startswith("±: not known of this model; of the guesses inside, a twentieth")
         assert result.err.count("\n") == 1
     with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
@@ -176,7 +179,7 @@ def test_command(molflt, untrained, tmp_path):
         assert atoms[48:].get_chemical_formula() == "C2H6O"
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert (page.count('class="figure"'), page.count('<div class="structure"')) == (1, 2)
-    assert "CCO on Pt, Fe" in page
+    assert "ethanol (C2H6O, CCO) on Pt, Fe" in page
     again = molflt(*command, tmp_path / "a.csv")
     assert (again.status, again.err.count("\n")) == (2, 1)
     wrong = molflt("adsorb", "[Na+]", "--on", "Pt", "--model", untrained, "-o", tmp_path / "b.html")

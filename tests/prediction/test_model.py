@@ -43,7 +43,7 @@ def test_everything_mixed_in_one_list(model, val_set, tmp_path):
         model.predict(water),
         model.predict("CCO"),
         model.predict([molecule("CO"), molecule("CH4")]),
-        model.predict("CO"),
+        model.predict("OC"),
         model.predict([molecule("CO"), molecule("CH4")]),
         model.predict(val_set[3]),
         model.predict(conformer),

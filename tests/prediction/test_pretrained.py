@@ -50,11 +50,11 @@ def test_adsorption_energies_come_with_their_uncertainty(tmp_path):
     card = MODELS[ADSORPTION].with_suffix(".md").read_text(encoding="utf-8")
     assert f"| {model.uncertainty.coverage[1]:.1%} |" in card
     assert MODELS[ADSORPTION].stat().st_size < 10e6
-    (found,) = molflt.adsorb("CO", "Cu", model, n_guesses=2)
+    (found,) = molflt.adsorb("OC", "Cu", model, n_guesses=2)
     _, std = model.predict([guess.structure for guess in found.guesses], return_std=True)
     np.testing.assert_allclose(found.uncertainties, std, rtol=1e-4)
     assert (std > 0).all()
-    answer = CliRunner().invoke(app, ["adsorb", "CO", "--on", "Cu", "--guesses", "2", "-o", str(tmp_path / "a.html")])
+    answer = CliRunner().invoke(app, ["adsorb", "OC", "--on", "Cu", "--guesses", "2", "-o", str(tmp_path / "a.html")])
     assert f"{found.uncertainty:.3f}" in answer.output
     assert "68% of the errors on data/fg/val.lmdb" in answer.output
     # The name that was typed, and no place on this machine.
