@@ -24,9 +24,10 @@ from torch_geometric.data import Data
 from molflt.choices import TagConvention
 from molflt.data.ase_io import from_atoms, kept_info
 from molflt.data.compression import COMPRESSED, bare_name, content
-from molflt.data.crystals import cif_frames, pdb_frames
+from molflt.data.crystals import cif_frames
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
+from molflt.data.macromolecules import pdb_frames
 from molflt.data.notes import Notes
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
@@ -41,6 +42,7 @@ _PATTERNS: dict[str, str] = {
     "*.db": "db",
     "*.json": "json",
     "*.cif": "cif",
+    "*.mmcif": "cif",
     "*.vasp": "vasp",
     "*.poscar": "vasp",
     "*poscar*": "vasp",
@@ -57,13 +59,14 @@ _PATTERNS: dict[str, str] = {
 """Formats by lower-case file name. Only readers that parse and nothing else: others of ASE's unpickle, run
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
 _BINARY = ("traj", "db")
-_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
+_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms | InputError]]] = {
     "extxyz": xyz_frames,
     "xyz": xyz_frames,
     "cif": cif_frames,
     "proteindatabank": pdb_frames,
 }
-"""Formats that are not simply handed to ASE: a text stream from its start, the file's name, and its notes."""
+"""Formats that are not simply handed to ASE: a text stream from its start, the file's name, and its notes. An error in
+place of a frame concerns that frame alone."""
 
 
 def ase_format(path: Path) -> str | None:
@@ -94,6 +97,10 @@ def read_ase(
     notes = Notes(str(file))
     for index, atoms in enumerate(track(_checked_frames(file, notes), f"reading {file.name}")):
         name = f"{file}#{index}"
+        if isinstance(atoms, InputError):
+            with noting(bad, index, name, {}):
+                raise atoms
+            continue
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
         with noting(bad, index, record, kept_info(atoms)):
             structure = from_atoms(atoms, name, tags, labels, how)
@@ -110,12 +117,16 @@ def read_frames(file: Path) -> list[Atoms]:
         InputError: a format that is not on the list, or a file that cannot be read or is empty.
     """
     notes = Notes(str(file))
-    frames = list(_checked_frames(file, notes))
+    frames = []
+    for frame in _checked_frames(file, notes):
+        if isinstance(frame, InputError):
+            raise frame
+        frames.append(frame)
     notes.give()
     return frames
 
 
-def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
+def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
     form = ase_format(file)
     if form is None:
         known = ", ".join(sorted(_PATTERNS))
@@ -145,21 +156,20 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
         yield atoms
 
 
-def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms]:
+def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms | InputError]:
     if form == "db":
         yield from _database_rows(file)
         return
     # Readers go back a little at every frame, and in a compressed stream that means from its start: unpack all of it.
     compressed = file.name.lower().endswith(COMPRESSED)
     with io.BytesIO(content(file)) if compressed else file.open("rb") as raw:
-        if get_ioformat(form).isbinary:
-            yield from ase.io.iread(raw, index=":", format=form, do_not_split_by_at_sign=True)
-            return
-        stream = io.TextIOWrapper(raw, encoding="utf-8-sig")
         if (own := _OWN.get(form)) is not None:
-            yield from own(stream, str(file), notes)
-        else:
-            yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
+            # names of authors and places, in any encoding, do not matter where all else is ASCII
+            errors = "replace" if form in ("cif", "proteindatabank") else "strict"
+            yield from own(io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors), str(file), notes)
+            return
+        stream = raw if get_ioformat(form).isbinary else io.TextIOWrapper(raw, encoding="utf-8-sig")
+        yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
 
 
 def _database_rows(file: Path) -> Iterator[Atoms]:
