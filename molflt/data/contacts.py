@@ -65,8 +65,10 @@ def check_contacts(
     worst = int(np.argmin(squares / least**2))
     first, second = sorted((int(i[worst]), int(j[worst])))
     names = [called(k) if called else f"atom {k} ({chemical_symbols[numbers[k]]})" for k in (first, second)]
-    if shifts[periodic, worst].any():
-        names[1] = "its own image" if first == second else f"an image of {names[1]}"
+    if names[0] == names[1]:
+        names[1] = "its own image"
+    elif shifts[periodic, worst].any():
+        names[1] = f"an image of {names[1]}"
     distance, half = np.sqrt(squares[worst]), 0.5 * least[worst]
     raise InputError(
         f"{names[0]} and {names[1]} are {distance:.3g} Å apart, and less than {half:.2f} Å, half the "

@@ -17,6 +17,8 @@ _STRAIN = 5e-3
 """Of the metric tensor, by which a cell may miss the symmetry of its group: lengths are rounded or refined."""
 _SAME = 0.1
 """Å between images of a site that are one atom on a special position, with rounded coordinates."""
+_PERIOD, _GENERAL = 24 * 1009, (1009.0, 6553.0, 20011.0)
+"""A period that holds 24ths, and a point in general position, in parts of it."""
 _SUFFIX = re.compile(r"^(.*?)[\s:]*(?:[(\[]?origin\s+choice\s+|O)?([12HRSZ])[)\]]?$", re.IGNORECASE)
 _SETTINGS = {"S": "1", "Z": "2"}
 """Suffixes of the ICSD for the first and second choice of origin."""
@@ -80,13 +82,14 @@ class Symmetry:
             except (RuntimeError, ValueError) as error:
                 raise InputError(f"'{text:.60}' is no operation of symmetry ({error}); correct it") from error
             found[operation.triplet()] = operation
-        # as integers, of a period a 24th: two operations, one after the other, make another of the list
-        arrays = np.rint(_array(list(found.values())) * gemmi.Op.DEN).astype(np.int64)
-        rotations, shifts = arrays[:, :, :3] // gemmi.Op.DEN, arrays[:, :, 3]
-        known = {_key(r, t) for r, t in zip(rotations, shifts, strict=True)}
-        products = np.einsum("aij,bjk->abik", rotations, rotations).reshape(-1, 3, 3)
-        moved = (np.einsum("aij,bj->abi", rotations, shifts) + shifts[:, None]).reshape(-1, 3)
-        if any(_key(r, t) not in known for r, t in zip(products, moved, strict=True)):
+        # of a group, every operation moves images of a general point to others of them; in whole parts of a period
+        operations = _array(list(found.values()))
+        shifts = operations[:, :, 3] * _PERIOD
+        images = (operations[:, :, :3] @ _GENERAL + shifts) % _PERIOD
+        again = (operations[:, :, :3].reshape(-1, 3) @ images.T).reshape(-1, 3, len(images)) + shifts[:, :, None]
+        digits = np.array([_PERIOD**2, _PERIOD, 1])
+        moved = np.rint(np.swapaxes(again, 1, 2) % _PERIOD) % _PERIOD @ digits
+        if not np.isin(moved, np.rint(images) % _PERIOD @ digits).all():
             raise InputError(
                 f"the {len(found)} operations listed are no group: one after the other, two of them make one that "
                 "is missing; list all of them"
@@ -178,7 +181,8 @@ def expand(
             fraction = fraction + apart[near].mean(axis=0)
             own = rotations @ fraction + shifts
         near, _ = _near(own, fraction, lattice)
-        atoms[site] = own[[k for k in range(n) if not _near(own[:k], own[k], lattice)[0].any()]]
+        same, _ = _near(own[:, None], own, lattice)
+        atoms[site] = own[same.argmax(axis=1) == np.arange(n)]
         orders[site] = near.sum()
         if len(atoms[site]) * orders[site] != n:
             raise InputError(
@@ -205,10 +209,6 @@ def _near(images: np.ndarray, fraction: np.ndarray, lattice: np.ndarray) -> tupl
 
 def _array(operations: Sequence[gemmi.Op]) -> np.ndarray:
     return np.array([operation.float_seitz() for operation in operations])[:, :3]
-
-
-def _key(rotation: np.ndarray, shift: np.ndarray) -> bytes:
-    return bytes(rotation.astype(np.int8)) + bytes((shift % gemmi.Op.DEN).astype(np.int8))
 
 
 def _fits(operations: np.ndarray, lattice: np.ndarray) -> bool:
