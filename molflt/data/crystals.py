@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-import gemmi
 import numpy as np
 from ase import Atoms
 from ase.cell import Cell
-from ase.data import atomic_numbers, chemical_symbols
+from ase.data import atomic_numbers
 from gemmi import cif
 
 from molflt.data.cif_items import Items
@@ -212,7 +211,9 @@ def _element(symbol: str, label: str, name: str) -> str:
         found = letters[0].capitalize() if letters else ""
         if found in ("D", "T") or atomic_numbers.get(found, 0) > 0:
             return found
-        raise InputError(f"site {name} is of type '{symbol:.20}', which is no element; correct _atom_site_type_symbol")
+        raise InputError(
+            f"site {name} is of type '{symbol:.20}', which is no element; correct _atom_site_type_symbol"
+        )
     start = _LETTERS.match(label)
     letters_of_label = start[0] if start else "?"
     one, two = letters_of_label[0], letters_of_label[:2]

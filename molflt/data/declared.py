@@ -63,7 +63,9 @@ def _check_multiplicities(items: Items, orders: np.ndarray, counts: np.ndarray, 
     tag = next((tag for tag in _MULTIPLICITIES if tag in items), "")
     if not tag:
         return
-    declared = [float(text) if text.replace(".", "", 1).isdecimal() else None for text in items.column(tag, len(names))]
+    declared = [
+        float(text) if text.replace(".", "", 1).isdecimal() else None for text in items.column(tag, len(names))
+    ]
     wrong = [[k for k, n in enumerate(declared) if n is not None and n != there[k]] for there in (counts, orders)]
     # SHELX wrote the order of the site's symmetry under this name
     if wrong[0] and wrong[1]:

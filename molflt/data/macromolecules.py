@@ -73,9 +73,13 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
         InputError: the block cannot be read.
     """
     line, rows = items.line("_atom_site_cartn_x"), items.column("_atom_site_cartn_x")
-    for k, place in enumerate(zip(*(items.column(f"_atom_site_cartn_{axis}", len(rows)) for axis in "xyz"), strict=True)):
+    for k, place in enumerate(
+        zip(*(items.column(f"_atom_site_cartn_{axis}", len(rows)) for axis in "xyz"), strict=True)
+    ):
         if not all(np.isfinite(cif.as_number(value)) for value in place):
-            raise InputError(f"row {k + 1} of the loop at line {line} has coordinates {', '.join(place)}; correct them")
+            raise InputError(
+                f"row {k + 1} of the loop at line {line} has coordinates {', '.join(place)}; correct them"
+            )
     ids = items.block.find_values("_atom_site.id")
     if len(ids) != len(rows):
         raise InputError(f"line {line}: the loop of atoms has no column _atom_site.id; number its rows")
@@ -108,9 +112,13 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
 def _check_against(model: Model, atoms: Sequence[_Atom]) -> None:
     """Compare the atoms that were read with the lines, which were looked at one by one."""
     if len(atoms) != len(model.lines):
-        raise InputError(f"{len(model.lines)} lines are atoms, and {len(atoms)} of them can be read; correct the file")
+        raise InputError(
+            f"{len(model.lines)} lines are atoms, and {len(atoms)} of them can be read; correct the file"
+        )
     for one, (line, text) in zip(atoms, model.lines, strict=True):
-        if any(abs(x - float(text[k : k + 8])) > 1e-6 for x, k in zip(one.atom.pos.tolist(), (30, 38, 46), strict=True)):
+        if any(
+            abs(x - float(text[k : k + 8])) > 1e-6 for x, k in zip(one.atom.pos.tolist(), (30, 38, 46), strict=True)
+        ):
             raise InputError(f"line {line}: coordinates {text[30:54].strip()} cannot be read; correct them")
 
 
@@ -154,7 +162,10 @@ def _frame(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes: N
         if not structure.spacegroup_hm:
             notes.add("no symmetry is given: P 1 is taken", record)
         ((_, operations),) = found
-        fractions, site = np.array([cell.fractionalize(one.atom.pos).tolist() for one in atoms]), np.arange(len(atoms))
+        fractions, site = (
+            np.array([cell.fractionalize(one.atom.pos).tolist() for one in atoms]),
+            np.arange(len(atoms)),
+        )
         if len(operations) > 1:
             fractions, site, _ = expand(fractions, operations, lattice, lambda k: atoms[k].name)
             positions = fractions @ lattice
@@ -164,9 +175,7 @@ def _frame(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes: N
         site = np.arange(len(atoms))
     lattice, periodic = np.asarray(frame.cell), np.asarray(frame.pbc)
     inverse = check_extents(frame.positions, lattice, periodic)
-    check_contacts(
-        frame.positions, lattice, periodic, frame.numbers, inverse, lambda k: atoms[site[k]].name, _REMEDY
-    )
+    check_contacts(frame.positions, lattice, periodic, frame.numbers, inverse, lambda k: atoms[site[k]].name, _REMEDY)
     if charges.sum():
         frame.info["charge"] = int(charges.sum())
     return frame
@@ -180,7 +189,9 @@ def _one_location(atoms: list[_Atom], record: str, notes: Notes) -> list[_Atom]:
             shares[one.chain, str(one.residue.seqid)][one.atom.altloc] += one.atom.occ
     chosen = {place: min(found, key=lambda letter: (-found[letter], letter)) for place, found in shares.items()}
     if any(len(found) > 1 for found in shares.values()):
-        notes.add("of alternate locations the one of the highest occupancy is taken, of several such the first", record)
+        notes.add(
+            "of alternate locations the one of the highest occupancy is taken, of several such the first", record
+        )
     return [
         one
         for one in atoms

@@ -12,9 +12,12 @@ from molflt.data.notes import Notes
 from molflt.errors import InputError
 
 _PASSED_OVER = frozenset(
-    "HEADER OBSLTE TITLE SPLIT CAVEAT COMPND SOURCE KEYWDS EXPDTA MDLTYP AUTHOR REVDAT SPRSDE JRNL REMARK DBREF DBREF1 "
-    "DBREF2 SEQADV SEQRES MODRES HET HETNAM HETSYN FORMUL HELIX SHEET TURN SSBOND LINK LINKR HYDBND SLTBRG CISPEP SITE "
-    "ORIGX1 ORIGX2 ORIGX3 SCALE1 SCALE2 SCALE3 TVECT ANISOU SIGATM SIGUIJ TER CONECT MASTER USER FTNOTE".split()
+    """
+    HEADER OBSLTE TITLE SPLIT CAVEAT COMPND SOURCE KEYWDS EXPDTA MDLTYP AUTHOR REVDAT SPRSDE JRNL REMARK DBREF
+    DBREF1 DBREF2 SEQADV SEQRES MODRES HET HETNAM HETSYN FORMUL HELIX SHEET TURN SSBOND LINK LINKR HYDBND SLTBRG
+    CISPEP SITE ORIGX1 ORIGX2 ORIGX3 MTRIX1 MTRIX2 MTRIX3 TVECT ANISOU SIGATM SIGUIJ TER CONECT MASTER USER
+    FTNOTE
+    """.split()
 )
 """Records of the format that add no atoms."""
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+")
@@ -85,12 +88,16 @@ def models_of(text: str, where: str, notes: Notes) -> list[Model]:
             scale = [*scale, line]
         elif record == "NUMMDL":
             declared = int(line[10:14]) if line[10:14].strip().isdecimal() else 0
-        elif record == "MTRIX1" and line[59:60] != "1" and line[10:40].split() != ["1.000000", "0.000000", "0.000000"]:
+        elif (
+            record == "MTRIX1" and line[59:60] != "1" and line[10:40].split() != ["1.000000", "0.000000", "0.000000"]
+        ):
             raise InputError(f"{line_name}: symmetry that is not of the crystal (MTRIX) is not applied; expand it")
         elif record not in _PASSED_OVER and record[:5] != "MTRIX" and len(_DECIMAL.findall(line)) >= 3:
             raise InputError(f"{line_name}: '{line.strip():.40}' is no record of a PDB file; correct or remove it")
     if opened or (models and not ended):
-        raise InputError(f"{where}: the last of {len(models) + 1} models has no end; the file is cut short, or add END")
+        raise InputError(
+            f"{where}: the last of {len(models) + 1} models has no end; the file is cut short, or add END"
+        )
     if model.lines:
         notes.add("the file has no END; if it was cut short, atoms are missing")
     close()
@@ -135,7 +142,12 @@ def _frames_of(model: Model, where: str) -> list[Model]:
     if names[0] not in names[1:]:
         return [model]
     n = names.index(names[0], 1)
-    if not names[0][:5].strip() or len(set(names[:n])) < n or len(names) % n or names != names[:n] * (len(names) // n):
+    if (
+        not names[0][:5].strip()
+        or len(set(names[:n])) < n
+        or len(names) % n
+        or names != names[:n] * (len(names) // n)
+    ):
         return [model]
     places = np.array([[float(text[k : k + 8]) for k in (30, 38, 46)] for _, text in model.lines]).reshape(-1, n, 3)
     first, *_ = (model.lines[n],)

@@ -100,7 +100,10 @@ class Symmetry:
         """Refuse a name or a number of another group than that of the operations."""
         group = gemmi.find_spacegroup_by_ops(gemmi.GroupOps(operations))
         named = _named(self.name) if self.name else None
-        for said, number in ((f"'{self.name}'", named.number if named else 0), (f"number {self.number}", self.number)):
+        for said, number in (
+            (f"'{self.name}'", named.number if named else 0),
+            (f"number {self.number}", self.number),
+        ):
             if number == 0:
                 continue
             if group is not None and group.number != number:
