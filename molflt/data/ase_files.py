@@ -20,9 +20,10 @@ from molflt.data.ase_io import from_atoms, kept_info
 from molflt.data.code_files import cube_frames, gen_frames, xsf_frames
 from molflt.data.compression import COMPRESSED, bare_name, content
 from molflt.data.convergence import give_skipped, shortfall, was_cut
-from molflt.data.crystals import cif_frames, pdb_frames
+from molflt.data.crystals import cif_frames
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
+from molflt.data.macromolecules import pdb_frames
 from molflt.data.notes import Notes
 from molflt.data.poscar import poscar_frames
 from molflt.data.progress import track
@@ -41,6 +42,7 @@ _PATTERNS: dict[str, str] = {
     "*.db": "db",
     "*.json": "json",
     "*.cif": "cif",
+    "*.mmcif": "cif",
     "*.vasp": "vasp",
     "*.poscar": "vasp",
     "*poscar*": "vasp",
@@ -58,7 +60,7 @@ _PATTERNS: dict[str, str] = {
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
 _BINARY = ("traj", "db")
 _SHOWN = 6
-_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
+_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms | InputError]]] = {
     "extxyz": xyz_frames,
     "xyz": xyz_frames,
     "cif": cif_frames,
@@ -72,7 +74,8 @@ _OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
     "vasp-out": outcar_frames,
     "vasp-xml": vasprun_frames,
 }
-"""Readers of text: a stream from its start, the file's name, and its notes."""
+"""Readers of text: a stream from its start, the file's name, and its notes. An error in place of a frame concerns that
+frame alone."""
 
 
 def ase_format(path: Path) -> str | None:
@@ -104,13 +107,17 @@ def read_ase(
     notes = Notes(str(file))
     unread: dict[str, None] = {}
     for index, atoms in enumerate(track(_checked_frames(file, notes), f"reading {file.name}")):
-        name = f"{file}#{index}"
+        name, place = f"{file}#{index}", index - len(skipped)
+        if isinstance(atoms, InputError):
+            atoms.record = name
+            bad[place] = atoms
+            continue
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
         if not how.accept_unconverged and (why := shortfall(atoms)):
             skipped.append(f"{record}: {why}")
             continue
         unread |= dict.fromkeys(unread_names(atoms, labels))
-        with noting(bad, index - len(skipped), record, kept_info(atoms)):
+        with noting(bad, place, record, kept_info(atoms)):
             structure = from_atoms(atoms, name, tags, labels, how)
             structure.name = printable(record)
             structures.append(structure)
@@ -120,7 +127,7 @@ def read_ase(
             "reads Lattice, pbc, energy, forces, charge and move_mask, and labels that are named "
             "(data.label, data.force_label)"
         )
-    if was_cut(atoms):
+    if isinstance(atoms, Atoms) and was_cut(atoms):
         notes.add("was cut short; the steps that are complete are read")
     notes.give()
     give_skipped(skipped, len(structures) + len(bad) + len(skipped), str(file))
@@ -134,12 +141,16 @@ def read_frames(file: Path) -> list[Atoms]:
         InputError: a format that is not on the list, or a file that cannot be read or is empty.
     """
     notes = Notes(str(file))
-    frames = list(_checked_frames(file, notes))
+    frames = []
+    for frame in _checked_frames(file, notes):
+        if isinstance(frame, InputError):
+            raise frame
+        frames.append(frame)
     notes.give()
     return frames
 
 
-def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
+def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
     form = ase_format(file)
     if form is None:
         known = ", ".join(sorted(_PATTERNS))
@@ -169,7 +180,7 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
         yield atoms
 
 
-def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms]:
+def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms | InputError]:
     if form == "db":
         yield from database_rows(file, notes)
         return
@@ -179,5 +190,6 @@ def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms]:
         if form == "traj":
             yield from trajectory_frames(raw, str(file), notes)
             return
-        stream = io.TextIOWrapper(raw, encoding="utf-8-sig")
-        yield from _OWN[form](stream, str(file), notes)
+        # Names of authors and places, in any encoding, do not matter where all else is ASCII.
+        errors = "replace" if form in ("cif", "proteindatabank") else "strict"
+        yield from _OWN[form](io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors), str(file), notes)

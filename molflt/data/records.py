@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
+from molflt.data.contacts import check_contacts
 from molflt.data.extents import check_extents
 from molflt.data.labels import LabelSpec, any_array, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
@@ -148,11 +149,13 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
     """Check tensors against the vocabulary, and whether they can be a structure at all.
 
     Raises:
-        InputError: from ``vocabulary.check`` and ``extents.check_extents``.
+        InputError: from ``vocabulary.check``, ``extents.check_extents`` and ``contacts.check_contacts``.
     """
     vocabulary.check(fields, where)
+    points, lattice, periodic = fields["positions"].numpy(), fields["cell"][0].numpy(), fields["pbc"][0].numpy()
     try:
-        check_extents(fields["positions"].numpy(), fields["cell"][0].numpy(), fields["pbc"][0].numpy())
+        inverse = check_extents(points, lattice, periodic)
+        check_contacts(points, lattice, periodic, fields["atomic_numbers"].numpy(), inverse)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 

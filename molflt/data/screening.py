@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 from molflt.data.datasets import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, LabelSpec
 from molflt.data.likeness import Sketch, sketch
-from molflt.data.neighbours import check_geometry
 from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
 from molflt.errors import AgreedError, InputError, OnBad, noting, refuse
@@ -159,7 +158,6 @@ class Screening:
             try:
                 data = self.structures[index]
                 name = str(data.name)
-                check_geometry(data)
             except InputError as error:
                 found.bad[index] = str(error)
                 found.skipped.append(Skipped(index, name or error.record, str(error)))
@@ -280,5 +278,5 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
     for index in track(range(n), "looking for all that cannot be used", n):
         if index not in bad:
             with noting(bad, index, "", {}):
-                check_geometry(structures[index])
+                _ = structures[index]
     refuse(bad, n, where)

@@ -75,7 +75,7 @@ def test_evaluate_one_structure_of_several(
     result = molflt(*arguments, "--report", tmp_path / "r.html")
     assert "nan" not in result.out
     assert "Warning: 1 structure was skipped" in result.err
-    assert "coincide" in result.err
+    assert "Å apart" in result.err
     assert "they cannot be used: 1 of two." in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert molflt(*arguments[:-2]).status == 2
 

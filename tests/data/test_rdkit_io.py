@@ -21,6 +21,13 @@ from molflt.errors import InputError
 def _embedded(smiles: str) -> Chem.Mol:
     mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
     rdDistGeom.EmbedMolecule(mol, randomSeed=1)
+    conformer = mol.GetConformer()
+    positions = conformer.GetPositions()
+    # several molecules would be put into each other
+    for k, atoms in enumerate(Chem.GetMolFrags(mol)):
+        positions[list(atoms), 0] += 20 * k
+    for k, position in enumerate(positions.tolist()):
+        conformer.SetAtomPosition(k, position)
     return mol
 
 

@@ -69,7 +69,7 @@ BAD = [
     ("C(C", "not a valid SMILES"),
     ("missing.cif", "no file or folder"),
     (3.5, "float is nothing that holds a structure"),
-    (Atoms("H2", positions=np.zeros((2, 3))), "coincide"),
+    (Atoms("H2", positions=np.zeros((2, 3))), "Å apart"),
     (Atoms(), "no atoms"),
     (Chem.MolFromSmiles("C(C)(C)(C)(C)C", sanitize=False), "RDKit"),
     (None, "NoneType is nothing"),
