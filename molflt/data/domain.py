@@ -142,12 +142,10 @@ class Domain(BaseModel):
             yield from self.occurrence.reasons(sight, sight.kind in self.kinds)
 
     def _strange_distance(self, a: int, b: int, distance: float) -> str:
-        nearest = self.nearest.get(_name(a, b))
-        if nearest is not None and distance < nearest:
-            seen = f"the nearest in training {nearest:.2f} Å"
-        else:
-            seen = f"nowhere {'at such a distance' if _name(a, b) in self.distances else 'so near'} in training"
-        return f"{chemical_symbols[a]} and {chemical_symbols[b]} {distance:.2f} Å apart, {seen}"
+        seen = "at no such distance" if _name(a, b) in self.distances else "never so near"
+        if distance < (nearest := self.nearest.get(_name(a, b), 0.0)):
+            seen = f"{nearest:.2f} Å or more"
+        return f"{chemical_symbols[a]} and {chemical_symbols[b]} {distance:.2f} Å apart, and {seen} in training"
 
 
 _MANY = 5.0

@@ -116,13 +116,14 @@ class Occurrence(BaseModel):
         tags = sorted({tag for _, tag in sight.tags()})
         if known_kind and (strange := [(s, t) for s, t in sight.tags() if t not in self.tags.get(s, [t])]):
             symbol, tag = strange[0]
-            yield Reason("tags", f"{symbol} with tag {tag}, and {_either(self.tags[symbol])} in training")
+            seen = " or ".join(map(str, self.tags[symbol]))
+            yield Reason("tags", f"{symbol} with tag {tag}, and {seen} in training")
         elif known_kind and tags not in self.tags_together:
             seen = " or ".join(_both(some) for some in self.tags_together)
             yield Reason("tags", f"{_both(tags)} for the whole structure, and {seen} in training")
         if sight.charge not in self.charges:
-            seen = ", ".join(f"{charge:+d}" if charge else "0" for charge in self.charges)
-            yield Reason("charge", f"a charge of {sight.charge:+d} e, and {seen} in training")
+            seen = " or ".join(map(_signed, self.charges))
+            yield Reason("charge", f"a charge of {_signed(sight.charge)} e, and {seen} in training")
         if sight.odd and not self.odd_electrons:
             yield Reason("electrons", "an odd number of electrons, and even numbers only in training")
         counts = sight.composition(self.of_adsorbates)
@@ -133,8 +134,8 @@ class Occurrence(BaseModel):
             yield Reason("composition", f"{text}, which do not tell what its atoms contribute")
 
 
-def _either(tags: list[int]) -> str:
-    return " or ".join(map(str, tags))
+def _signed(charge: int) -> str:
+    return f"{charge:+d}" if charge else "0"
 
 
 def _both(tags: list[int]) -> str:

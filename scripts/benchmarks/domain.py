@@ -137,6 +137,14 @@ def of_qm7(file: Path) -> Rows:
     return rows
 
 
+def of_acac(folder: Path, qm7: Path) -> Rows:
+    """Rows of acetylacetone at 300 K: asked about other geometries of it, and about molecules of its elements."""
+    training, elements = read(folder / "train_300K.xyz.gz"), {1, 6, 8}
+    others = [s for s in read(qm7) if elements.issuperset(s.atomic_numbers.tolist())]
+    asked = {"held out (300 K)": read(folder / "test_MD_300K.xyz.gz"), "QM7 of C, H and O": others}
+    return [row("acetylacetone", training, what, structures) for what, structures in asked.items()]
+
+
 def _parts(structures: Sequence[Data], chosen: Callable[[Data], bool]) -> tuple[list[Data], list[Data]]:
     return [s for s in structures if not chosen(s)], [s for s in structures if chosen(s)]
 
@@ -146,7 +154,8 @@ def main() -> None:
     parser = results.parser(__doc__, "domain.csv")
     options = parser.parse_args()
     with results.input_errors(parser):
-        rows = of_fg(shared("fg")) + of_qm7(shared("qm7/qm7_train.extxyz.gz"))
+        qm7 = shared("qm7/qm7_train.extxyz.gz")
+        rows = of_fg(shared("fg")) + of_qm7(qm7) + of_acac(shared("acac"), qm7)
         results.record(options.out / "domain.csv", rows)
 
 
