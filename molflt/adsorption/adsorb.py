@@ -29,7 +29,6 @@ DEFAULT_MODEL = "pretrained:fg"
 N_GUESSES = 200
 LOWER = 0.05
 """Share of the guesses that are lower than the one that counts, or count themselves."""
-DOUBTFUL = "the energies of these surfaces may mean little, and ± does not cover it"
 _ENOUGH = 0.1
 """Share of the guesses that must be inside of the domain for the others to be passed over."""
 
@@ -128,7 +127,7 @@ def adsorb(
         max_atoms: atoms per batch; bounds memory, changes no result.
 
     Returns:
-        One result for each metal, in their order, each metal once. Those with a :attr:`Adsorption.doubt` are warned of.
+        One result for each metal, in their order, each metal once; a warning names those with a doubt.
 
     Raises:
         InputError: the molecule or a metal is none that this can be said of, or the model is of another kind or has
@@ -138,9 +137,16 @@ def adsorb(
     conformers = molecule(smiles, seed)
     loaded = model if isinstance(model, Model) else load(model, device)
     results = adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
-    if doubts := [one.doubt for one in results if one.doubt]:
-        warnings.warn(listed(DOUBTFUL, doubts), InputWarning, stacklevel=2)
+    if doubts := doubts_of(results):
+        warnings.warn(doubts, InputWarning, stacklevel=2)
     return results
+
+
+def doubts_of(results: Sequence[Adsorption]) -> str:
+    """A line, and one for each metal whose energy may mean little; empty: all are as good as they get."""
+    doubts = [one.doubt for one in results if one.doubt]
+    what = "the energies of these surfaces may mean little, and ± does not cover it"
+    return listed(what, doubts, most=len(doubts)) if doubts else ""
 
 
 def adsorb_conformers(

@@ -73,9 +73,7 @@ class Contacts(NamedTuple):
         near = (i <= j) & (distances < np.minimum(_NEAR * both + _BEYOND, FURTHEST))
         pairs = np.sort(numbers[np.stack([i, j])], axis=0)
         codes = (pairs[0] * 128 + pairs[1]) * N_BINS + (distances / BIN).astype(np.int64)
-        return cls(
-            pairs[:, near], distances[near], codes[near], first_of_each(np.unique(codes)), counts, bonds, gap
-        )
+        return cls(pairs[:, near], distances[near], codes[near], first_of_each(np.unique(codes)), counts, bonds, gap)
 
     def graph(self, atomic_numbers: np.ndarray) -> bytes:
         """The same for every order of the atoms and every geometry of the same graph (Weisfeiler and Leman)."""

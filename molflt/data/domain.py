@@ -246,7 +246,7 @@ class DomainFit:
             distances=ranges,
             nearest={
                 _name(*divmod(pair, 128)): round(place * BIN, 2)
-                for pair, place in (divmod(code, N_BINS) for code in (self._nearest if judged else ()))
+                for pair, place in (divmod(code, N_BINS) for code in (self._nearest.tolist() if judged else ()))
             },
             neighbours={
                 chemical_symbols[z]: limits for z, limits in _limits(self._neighbours if judged else ()).items()

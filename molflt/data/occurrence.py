@@ -63,7 +63,7 @@ class Sight(NamedTuple):
 
     @property
     def odd(self) -> bool:
-        """Whether this is a molecule with an odd number of electrons; of a free atom or a crystal that says nothing."""
+        """Whether this is a molecule, not a free atom or a crystal, with an odd number of electrons."""
         electrons = int((self.codes // N_TAGS) @ self.counts) - self.charge
         return self.kind == ISOLATED and self.n_atoms > 1 and electrons % 2 == 1
 

@@ -1,6 +1,6 @@
 """Compositions of which others are made, as sums and differences.
 
-Reference energies of elements are fitted to the compositions of a training set. Where these leave a direction open, as
+Reference energies of elements are fitted to the compositions of a training set. Where these leave directions open, as
 C5H8O2 alone leaves two of three, what an atom of each element contributes is not known, and the energy of any other
 composition is arbitrary.
 """

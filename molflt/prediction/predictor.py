@@ -16,8 +16,8 @@ from molflt.choices import OnError
 from molflt.data import domain
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.datasets import ListDataset, StructureDataset
-from molflt.data.occurrence import Reason
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.occurrence import Reason
 from molflt.data.progress import track
 from molflt.data.screening import refuse_unusable
 from molflt.errors import InputError

@@ -9,9 +9,8 @@ from pathlib import Path
 import ase.io
 import numpy as np
 
-from molflt.adsorption.adsorb import DOUBTFUL, Adsorption
+from molflt.adsorption.adsorb import Adsorption, doubts_of
 from molflt.data.ase_io import to_atoms
-from molflt.errors import listed
 from molflt.files import atomic_file
 from molflt.prediction.members import meaning_of_uncertainty
 from molflt.prediction.model import Model
@@ -92,7 +91,7 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
         table={"head": HEAD, "rows": rows(results)},
         uncertainty=about_uncertainty(model),
         guessed=GUESSED,
-        doubt=listed(DOUBTFUL, doubts, len(doubts)) if (doubts := [one.doubt for one in results if one.doubt]) else "",
+        doubt=doubts_of(results),
         cards=[
             {
                 "name": f"{one.metal}{one.face[3:]}",

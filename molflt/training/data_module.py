@@ -26,7 +26,7 @@ _EXAMPLES = 3
 _CLOSELY = 1_000
 """Structures of a validation set up to which their geometry is compared with that of the training set."""
 _USUAL = 0.05
-"""Share of a validation set that may have a geometry outside the domain; of a set like the one trained on, a few have."""
+"""Share of a validation set like the one trained on that may be outside the domain by its geometry."""
 
 
 def _validation(screening: Screening, found: TrainingSet) -> tuple[np.ndarray, list[tuple[str, list[Reason]]]]:
@@ -37,8 +37,9 @@ def _validation(screening: Screening, found: TrainingSet) -> tuple[np.ndarray, l
     def look(_: int, data: Data) -> tuple[float, str, list[Reason]]:
         return label(data), str(data.name), outside(found.domain, found.elements, data, closely)
 
-    values, names, reasons = zip(*screening.each(look), strict=True)
-    return np.array(values), [(name, some) for name, some in zip(names, reasons, strict=True) if some]
+    looks = screening.each(look)
+    values = np.array([value for value, _, _ in looks], dtype=np.float64)
+    return values, [(name, reasons) for _, name, reasons in looks if reasons]
 
 
 def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: bool) -> list[str]:
@@ -84,7 +85,8 @@ class EnergyDataModule(lightning.LightningDataModule):
         skipped: what cannot be used and was left out, by the name of the set.
         mad: mean absolute deviation of the labels, less reference energies where there are any, eV, by validation
             split.
-        warnings: what looks wrong with the labels, structures that are in several sets, and such as training never saw.
+        warnings: what looks wrong with the labels, structures that are in several sets, and those unlike any that is
+            trained on.
         notes: what a model of the training set cannot tell.
 
     Raises:
