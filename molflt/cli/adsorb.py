@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from molflt.cli.options import DEVICE, MAX_ATOMS, claim_new_file
-from molflt.cli.terminal import answer, errors, output, say, warn
+from molflt.cli.terminal import answer, errors, output, say
 
 
 def adsorb_command(
@@ -68,7 +68,5 @@ def adsorb_command(
     errors.print(
         f"±: {about_uncertainty(loaded)}; of the guesses inside, a twentieth are below E; {GUESSED}", markup=False
     )
-    for doubt in filter(None, (one.doubt for one in results)):
-        warn(f"{doubt}; its energy may mean little")
     if out is not None:
         say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

@@ -91,7 +91,13 @@ def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
 def _domain(domain: Domain | None) -> Any:
     if domain is None:
         return "not recorded (written before molflt looked at more than the elements)"
+    from molflt.data.stoichiometry import formula
+
     content = domain.model_dump(mode="json")
+    if domain.occurrence is None:
+        content["occurrence"] = "not recorded (written before molflt looked at it)"
+    else:
+        content["occurrence"]["compositions"] = [formula(one) for one in domain.occurrence.compositions]
     content["distances"] = {
         pair: ", ".join(f"{low:.2f}–{high:.2f} Å" for low, high in ranges)
         for pair, ranges in content["distances"].items()

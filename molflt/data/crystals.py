@@ -13,7 +13,7 @@ from ase.data import atomic_numbers
 from gemmi import cif
 
 from molflt.data.cif_items import Items
-from molflt.data.contacts import check_contacts
+from molflt.data.overlaps import check_contacts
 from molflt.data.declared import check_declared
 from molflt.data.extents import check_extents
 from molflt.data.macromolecules import mmcif_frames

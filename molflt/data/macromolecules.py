@@ -14,7 +14,7 @@ from ase import Atoms
 from gemmi import cif
 
 from molflt.data.cif_items import Items
-from molflt.data.contacts import check_contacts
+from molflt.data.overlaps import check_contacts
 from molflt.data.extents import check_extents
 from molflt.data.notes import Notes
 from molflt.data.pdb_records import Model, models_of

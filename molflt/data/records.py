@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
-from molflt.data.contacts import check_contacts
+from molflt.data.overlaps import check_contacts
 from molflt.data.extents import check_extents
 from molflt.data.labels import LabelSpec, any_array, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading

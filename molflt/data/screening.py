@@ -241,12 +241,16 @@ def labels(screening: Screening, references: Mapping[int, float] | None = None) 
     Raises:
         InputError: from the screening.
     """
+    of = label_of(screening.labels.target, references)
+    return np.array(screening.each(lambda _, data: of(data)), dtype=np.float64)
+
+
+def label_of(target: str, references: Mapping[int, float] | None = None) -> Callable[[Data], float]:
+    """What gives the label of a structure, eV; ``references`` as in :func:`labels`."""
     of_element = np.zeros(MAX_ATOMIC_NUMBER + 1)
     for z, energy in (references or {}).items():
         of_element[z] = energy
-    target = screening.labels.target
-    found = screening.each(lambda _, data: float(data[target]) - of_element[data.atomic_numbers.numpy()].sum())
-    return np.array(found, dtype=np.float64)
+    return lambda data: float(data[target] - of_element[data.atomic_numbers.numpy()].sum())
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:

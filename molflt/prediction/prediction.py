@@ -38,7 +38,8 @@ class Prediction:
         names: where each structure came from.
         contractions: how the far field was computed ("lattice, quadratic") and for how many structures.
         std: (n_structures,) eV: what 68 % of the errors are below, where the model's file knows; else the standard
-            deviation over the members (n − 1 in the denominator), or None for one model.
+            deviation over the members (n − 1 in the denominator), or None for one model. It is measured on structures
+            inside the domain, and says nothing of others, which have an entry in ``warnings``.
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
         info: what each structure's file says of it, such as the columns of a table; also of those that failed.
@@ -115,7 +116,8 @@ class Prediction:
         lines = [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]
         n, of = len(lines), f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
         verb = "are" if n != 1 else "is"
-        return listed(f"{n:,} {of} {verb} doubtful; the energies may mean little", lines, most=5)
+        uncovered = "" if self.std is None else ", and ± does not cover it"
+        return listed(f"{n:,} {of} {verb} doubtful; the energies may mean little{uncovered}", lines, most=5)
 
     def doubts(self) -> list[str]:
         """What is to be said of the prediction: of energies not to be trusted, and of memory that did not suffice."""

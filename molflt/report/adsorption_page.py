@@ -9,7 +9,7 @@ from pathlib import Path
 import ase.io
 import numpy as np
 
-from molflt.adsorption.adsorb import Adsorption
+from molflt.adsorption.adsorb import Adsorption, doubts_of
 from molflt.data.ase_io import to_atoms
 from molflt.data.molecule_names import described
 from molflt.files import atomic_file
@@ -92,7 +92,7 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
         table={"head": HEAD, "rows": rows(results)},
         uncertainty=about_uncertainty(model),
         guessed=GUESSED,
-        doubts=[one.doubt for one in results if one.doubt],
+        doubt=doubts_of(results),
         cards=[
             {
                 "name": f"{one.metal}{one.face[3:]}",

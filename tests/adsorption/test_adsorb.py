@@ -1,6 +1,7 @@
 """``molflt adsorb`` and ``molflt.adsorb``, with a model that has learnt nothing but knows all elements of the set."""
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import torch
 from ase.io import read
 
 import molflt
-from molflt.adsorption.adsorb import Adsorption
+from molflt.adsorption.adsorb import Adsorption, adsorb
+from molflt.adsorption.molecules import molecule
+from molflt.adsorption.placing import guesses
 from molflt.adsorption.surfaces import METALS, surface
 from molflt.data.domain import DomainFit
+from molflt.errors import InputWarning
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model, save_model
 from molflt.report.charts import adsorption_panel
@@ -23,7 +27,7 @@ ELEMENTS = sorted({1, 6, 7, 8, *(int(surface(metal).atoms.numbers[0]) for metal 
 def make_untrained(loaded: LoadedModel, tmp_path: Path):
     def make(seed: int = 0, **changes) -> Path:
         torch.manual_seed(seed)
-        changes = {"target": "y_relaxed", "elements": ELEMENTS, "seed": seed, **changes}
+        changes = {"target": "y_relaxed", "elements": ELEMENTS, "seed": seed, "domain": None, **changes}
         metadata = loaded.metadata.model_copy(update=changes)
         path = tmp_path / f"untrained {seed}.safetensors"
         model = EnergyModel(metadata.config, seed)
@@ -91,18 +95,33 @@ def test_guesses_outside_the_domain_are_passed_over(untrained):
     loaded = load_model(untrained)
     model = molflt.Model([loaded])
     (everything,) = molflt.adsorb("OC", "Cu", model, n_guesses=12)
-    assert loaded.metadata.domain is not None
     fit = DomainFit(150, forces=False)
     for index in range(150):
         fit.add(fit.look(index, everything.guesses[index % 3].structure))
     loaded.metadata = loaded.metadata.model_copy(update={"domain": fit.domain()})
     (found,) = molflt.adsorb("OC", "Cu", model, n_guesses=12)
-    domain = loaded.metadata.domain
+    domain = fit.domain()
     inside = [not domain.reasons(guess.structure) for guess in found.guesses]
     assert found.inside.tolist() == inside
     assert 3 <= sum(inside) < 12
     assert found.energy == found.energies[inside].min()
     assert all(reason for reason in found.warnings.values())
+
+
+def test_energies_that_mean_little_are_warned_of(untrained, molflt, tmp_path):
+    """From Python as on the command line; on the page, a list of metals."""
+    loaded = load_model(untrained)
+    fit = DomainFit(1, forces=False)
+    water = guesses(surface("Cu"), molecule("O", 0), 1, "O", 0)[0].structure
+    fit.add(fit.look(0, water))
+    save_model(untrained, loaded.model, loaded.metadata.model_copy(update={"domain": fit.domain()}))
+    with pytest.warns(InputWarning, match=r"and ± does not cover it\n  Cu: 4 of 4 guesses are outside"):
+        adsorb("CO", "Cu", untrained, n_guesses=4)
+    page = tmp_path / "a.html"
+    result = molflt("-q", "adsorb", "CO", "--on", "Cu,Pt", "--model", untrained, "--guesses", 4, "-o", page)
+    text = page.read_text("utf-8")
+    assert re.findall(r"<li>(\w+): 4 of 4 guesses.*6 adsorbate atoms, and at most 3 .*</li>", text) == ["Cu", "Pt"]
+    assert result.err.count("4 of 4 guesses are outside the model's domain") == 2
 
 
 def test_another_smiles_of_the_same_molecule(untrained):

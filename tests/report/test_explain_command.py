@@ -98,8 +98,8 @@ def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt: Run, 
     Path("plain.xyz").rename(folder / "a&b.xyz")
     result = molflt("explain", model_path, folder / "a&b.xyz")
     assert result.status == 0, result
-    assert "what it says may mean little: the model was not trained on Cl" in result.err
+    assert "what it says may mean little\n  the model was not trained on Cl\n" in result.err
     page = Path("explain.html").read_text(encoding="utf-8")
-    assert "not trained on Cl;" in page
+    assert "<li>the model was not trained on Cl</li>" in page
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/a&amp;b.xyz" in page
