@@ -122,7 +122,7 @@ def from_atoms(
 
 
 def kept_info(atoms: Atoms) -> dict[str, Any]:
-    """The columns of a structure in a table: results and entries of ``info`` that are numbers, words, short arrays."""
+    """The columns of a structure in a table: numbers, words and short arrays of ``info`` and of a calculator."""
     found = {key: value for key, value in results_at_hand(atoms).items() if np.ndim(value) == 0}
     for key, value in atoms.info.items():
         if isinstance(value, np.ndarray | list | tuple):

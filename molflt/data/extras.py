@@ -83,9 +83,9 @@ class Extra:
         return cls(*found, tuple(left)) if any(found) or left else None
 
     def encoded(self) -> str:
-        """As text for a record."""
+        """As text for a record; empty if there is nothing."""
         parts = {name: getattr(self, name) for name in ("arrays", "results", "constraints", "info")}
-        return encode({name: part for name, part in parts.items() if part})
+        return encode(found) if (found := {name: part for name, part in parts.items() if part}) else ""
 
     @classmethod
     def decoded(cls, text: str, where: str) -> Extra:

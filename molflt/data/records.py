@@ -179,8 +179,9 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
 def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
     """Turn a structure into an OC20-layout record: the inverse of ``to_data``.
 
-    The neighbour list is left out, and what is carried along (``info`` and ``extra``) becomes text. ``compact`` stores
-    lengths in float32 and small integers in one byte, about a third of the size; without it nothing is rounded.
+    The neighbour list is left out, and what is carried along (``info`` and ``extra``) becomes text. ``compact``
+    stores lengths in float32 and small integers in one byte, about a third of the size; without it nothing is
+    rounded.
 
     Returns:
         NumPy arrays, ints, floats and text by OC20 key.
