@@ -173,7 +173,7 @@ def _database_rows(file: Path) -> Iterator[Atoms]:
         for row in database.select():
             for adsorption in reactions.get(row.get("unique_id"), []) if reactions else [{}]:
                 atoms = row.toatoms()
-                atoms.info.update({**row.key_value_pairs, **adsorption})
+                atoms.info.update({**row.data, **row.key_value_pairs, **adsorption})
                 yield atoms
 
 

@@ -24,7 +24,15 @@ from molflt.printable import shown
 CONSTRAINTS = frozenset(
     ("FixAtoms", "FixCartesian", "FixScaled", "FixedPlane", "FixedLine", "FixedMode", "FixCom", "FixSubsetCom")
 ) | {
-    *("FixBondLengths", "FixLinearTriatomic", "FixInternals", "FixSymmetry", "Hookean", "ExternalForce"),
+    *(
+        "FixBondLength",
+        "FixBondLengths",
+        "FixLinearTriatomic",
+        "FixInternals",
+        "FixSymmetry",
+        "Hookean",
+        "ExternalForce",
+    ),
     *("MirrorForce", "MirrorTorque"),
     *("FixParametricRelations", "FixScaledParametricRelations", "FixCartesianParametricRelations"),
 }
@@ -63,7 +71,7 @@ class Extra:
         left: list[str] = []
 
         def copied(what: str, entries: Mapping[Any, Any]) -> dict[str, Any]:
-            found = {}
+            found: dict[str, Any] = {}
             for key, value in entries.items():
                 try:
                     found |= plain({key: value})
@@ -73,7 +81,7 @@ class Extra:
 
         described = []
         for constraint in constraints:
-            told = getattr(constraint, "todict", dict)() or {}
+            told: dict[str, Any] = getattr(constraint, "todict", dict)() or {}
             arguments = {key: value for key, value in told.get("kwargs", {}).items() if key != "atoms"}
             try:
                 described.append({"name": _known(told.get("name")), "kwargs": plain(arguments)})
@@ -146,8 +154,8 @@ def constraint_of(described: Any, atoms: Atoms, where: str) -> FixConstraint:
     Raises:
         InputError: none of ``CONSTRAINTS``, or its arguments do not fit these atoms.
     """
-    name, arguments = (described.get(key) if isinstance(described, dict) else None for key in ("name", "kwargs"))
     try:
+        name, arguments = described["name"], described["kwargs"]
         # A copy, because this one moves the atoms that it is given.
         arguments = {**arguments, "atoms": atoms.copy()} if _known(name) == "FixSymmetry" else arguments
         made = dict2constraint({"name": name, "kwargs": arguments})
@@ -203,7 +211,7 @@ def decode(text: Any, where: str) -> dict[str, Any]:
         return array.astype(dtype).reshape(shape)
 
     try:
-        entries = json.loads(text, object_hook=unpacked)
+        entries = json.loads(text, object_hook=unpacked) if _ARRAY in text else json.loads(text)
     except InputError:
         raise
     # RecursionError: lists in lists in lists; OverflowError: numbers too large for their type

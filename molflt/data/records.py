@@ -114,7 +114,7 @@ def to_data(
     if "pos_conformers" in record:
         fields["conformers"] = _numbers(record, "pos_conformers", where)
     texts = {key: _text(record[key], key, where) for key in (*TEXTS, "remark") if key in record}
-    info = decode(record["info_json"], where) if "info_json" in record else {}
+    info = _columns(record, where)
     extra = _text(record["extra_json"], "extra_json", where) if "extra_json" in record else ""
     if labels is not None:
 
@@ -220,6 +220,15 @@ def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
     if extra:
         record["extra_json"] = extra
     return record
+
+
+def _columns(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a table says of the structure: its charge and spin as they are stated, and what is carried along."""
+    stated = {key: value for key, value in record.items() if key in STATES and isinstance(value, str | int | float)}
+    carried = decode(record["info_json"], where) if "info_json" in record else {}
+    if any(isinstance(value, list | dict) for value in carried.values()):
+        raise InputError(f"{where}: field 'info_json' holds more than numbers, text and arrays")
+    return stated | carried
 
 
 def _text(value: object, key: str, where: str) -> str:
