@@ -125,13 +125,10 @@ def kept_info(atoms: Atoms) -> dict[str, Any]:
     """The columns of a structure in a table: numbers, words and short arrays of ``info`` and of a calculator."""
     found = {key: value for key, value in results_at_hand(atoms).items() if np.ndim(value) == 0}
     for key, value in atoms.info.items():
-        if isinstance(value, np.ndarray | list | tuple):
-            value = np.asarray(value) if np.size(value) <= _SHORT else None
-            if value is None or value.dtype.kind not in "biuf":
-                continue
-        if isinstance(value, np.generic) and value.dtype.kind not in "biufU":
-            continue
-        if isinstance(key, str) and isinstance(value, str | bool | int | float | np.generic | np.ndarray):
+        if isinstance(value, list | tuple) and all(isinstance(item, int | float | np.number) for item in value):
+            value = np.asarray(value)
+        numbers = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.size <= _SHORT
+        if isinstance(key, str) and (numbers or isinstance(value, str | bool | int | float)):
             found[key] = value
     return found
 

@@ -101,6 +101,12 @@ def _has_place(key: str, value: Any) -> bool:
         return False
     if key in per_config_properties and not numbers:
         return False
+    if isinstance(value, list):
+        # ASE makes an array of a list, also where that is impossible.
+        try:
+            np.array(json.loads(json.dumps(value, default=_plain)))
+        except ValueError:
+            return False
     return key not in _OWN_KEYS and printable(key) == key and bool(_WORDS.fullmatch(key)) and "=" not in key
 
 
@@ -114,7 +120,11 @@ def _written(value: Any, special: bool) -> Any:
     elif isinstance(value, str) and _WORDS.fullmatch(value) and printable(value) == value and _means_itself(value):
         return value.replace("\\", "\\\\")
     # ASE escapes quotation marks, but not what they are escaped with.
-    return "_JSON " + json.dumps(value, default=np.ndarray.tolist).replace("\\", "\\\\")
+    return "_JSON " + json.dumps(value, default=_plain).replace("\\", "\\\\")
+
+
+def _plain(value: np.ndarray | np.generic) -> Any:
+    return value.tolist()
 
 
 def _means_itself(text: str) -> bool:
@@ -122,7 +132,7 @@ def _means_itself(text: str) -> bool:
     parts = re.findall(r"[^\s,]+", text)
     if _NUMBER.fullmatch(text):
         return True
-    if all(map(_TRUTH.fullmatch, parts)) or text.startswith("_JSON "):
+    if all(map(_TRUTH.fullmatch, parts)) or text.startswith("_JSON ") or text.endswith("="):
         return False
     try:
         np.array(parts, dtype=float)

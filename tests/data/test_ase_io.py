@@ -298,7 +298,7 @@ def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
             return {"name": "Odd", "kwargs": {}}
 
     atoms = bulk("Cu", cubic=True)
-    atoms.info.update({"keep": 1, "odd": object(), "complex": 1j, 7: 1})
+    atoms.info.update({"keep": 1, "ragged": [1, [2, 3]], "odd": object(), "complex": 1j, 7: 1})
     atoms.set_array("wave", np.ones(4, dtype=complex))
     atoms.set_constraint([FixAtoms([0]), Odd()])
     left = from_atoms(atoms, "x").extra.left
@@ -308,14 +308,35 @@ def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
 def test_texts_come_back_from_extxyz(tmp_path: Path) -> None:
     """Also those for which ASE writes something else, or what it cannot read."""
     atoms = molecule("H2O")
-    kept = ["C\\C", "a\nb", "F", "T F", "1,2", "1_0", "nan", "_JSON 5", "'", '"', "{", "a=b", " x", "a\tb", "größe"]
+    kept = [
+        "C\\C",
+        "a\nb",
+        "F",
+        "T F",
+        "1,2",
+        "1_0",
+        "nan",
+        "_JSON 5",
+        "'",
+        '"',
+        "{",
+        "a=b",
+        " x",
+        "a\tb",
+        "größe",
+        "eA==",
+        "=",
+    ]
     atoms.info = {f"key {k}": text for k, text in enumerate(kept)} | {"q'": 1, "virial": np.eye(3), "one": np.ones(1)}
     for text in [(text, left) for text in kept for left in kept]:
         atoms.info[f"both{len(atoms.info)}"] = "".join(text)
     expected = dict(atoms.info)
     atoms.info |= {"empty": "", "none": None, "dipole": "high", "pbc": "odd", "a=b": 1, "stress": np.ones(6)}
+    atoms.info["ragged"] = [1, [2, 3]]
     with open(tmp_path / "a.extxyz", "w", encoding="utf-8") as handle:
-        assert write_extxyz(handle, atoms) == [f"info '{key}'" for key in ("dipole", "pbc", "a=b", "stress")]
+        assert write_extxyz(handle, atoms) == [
+            f"info '{key}'" for key in ("dipole", "pbc", "a=b", "stress", "ragged")
+        ]
     found = ase.io.read(tmp_path / "a.extxyz").info
     assert found.keys() == expected.keys()
     for key, value in expected.items():
