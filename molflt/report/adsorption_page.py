@@ -6,11 +6,11 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-import ase.io
 import numpy as np
 
 from molflt.adsorption.adsorb import Adsorption, doubts_of
 from molflt.data.ase_io import to_atoms
+from molflt.data.extxyz_output import write_extxyz
 from molflt.data.molecule_names import described
 from molflt.files import atomic_file
 from molflt.prediction.members import meaning_of_uncertainty
@@ -54,7 +54,7 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
                     "predicted_y_relaxed": one.energy,
                     "uncertainty": one.uncertainty,
                 }
-                ase.io.write(handle, atoms, format="extxyz")
+                write_extxyz(handle, atoms)
 
 
 def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, ...]]:

@@ -19,7 +19,7 @@ import pytest
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.constraints import FixAtoms
+from ase.constraints import FixAtoms, FixCartesian
 
 from molflt.bundled import resolve_path
 from molflt.data import calculations
@@ -262,10 +262,20 @@ def _row(atoms: Atoms, **more: Any) -> dict[str, Any]:
 def test_aselmdb(tmp_path: Path) -> None:
     atoms = _slab()
     forces = {"__ndarray__": [[10, 3], "float64", np.arange(30.0).tolist()]}
+    more = {
+        "masses": [float(k + 1) for k in range(10)],
+        "stress": [0.1] * 6,
+        "free_energy": -9.5,
+        "momenta": [[0.5] * 3] * 10,
+    }
+    more["constraints"] = [FixAtoms([2, 1]).todict(), FixCartesian([0], (True, False, False)).todict()]
     data = {"sid": 7, "y_relaxed": -1.5, "pos_relaxed": _relaxed(atoms).positions.tolist()}
     path = _aselmdb(
         tmp_path / "a.aselmdb",
-        {1: _row(atoms, energy=-9.0, forces=forces, data=data), 3: _row(atoms, key_value_pairs={"site": "top"})},
+        {
+            1: _row(atoms, energy=-9.0, forces=forces, data=data),
+            3: _row(atoms, key_value_pairs={"site": "top"}, **more),
+        },
     )
     found = open_dataset(path)
     assert found.n_atoms.tolist() == [10, 10]
@@ -275,6 +285,14 @@ def test_aselmdb(tmp_path: Path) -> None:
     assert first.forces.flatten().tolist() == np.arange(30.0).tolist()
     assert first.fixed.tolist() == [True] * 4 + [False] * 6
     assert (second.info["site"], second.name) == ("top", f"{path}#3")
+    kept = to_atoms(second)
+    assert [str(constraint) for constraint in kept.constraints] == [
+        "FixAtoms(indices=[1, 2])",
+        "FixCartesian(indices=[0], [True, False, False])",
+    ]
+    assert kept.get_masses().tolist() == more["masses"]
+    assert kept.get_momenta().tolist() == more["momenta"]
+    assert kept.calc.results.keys() == {"stress", "free_energy"}
     assert len(open_dataset(tmp_path)) == 2
 
 
@@ -289,6 +307,9 @@ def test_aselmdb(tmp_path: Path) -> None:
         {"numbers": [1], "positions": [[0, 0]]},
         {"numbers": [1], "positions": [[0, 0, 0]], "tags": [0.5]},
         {"numbers": {"__ase_objtype__": "cell"}},
+        {"numbers": [1], "positions": [[0, 0, 0]], "constraints": [{"name": "system", "kwargs": {}}]},
+        {"numbers": [1], "positions": [[0, 0, 0]], "constraints": [{"name": "FixAtoms", "kwargs": {"indices": [1]}}]},
+        {"numbers": [1], "positions": [[0, 0, 0]], "momenta": [[0, 0]]},
         {"numbers": [1], "positions": {"__ndarray__": [[2, 3], "float64", [1.0]]}},
     ],
 )
