@@ -122,7 +122,7 @@ def test_what_they_have_never_seen(model, name):
 
 
 def test_structures_like_those_of_training_are_inside():
-    """Of the FG set's ``val`` all but a few geometries; no slab without tags, and none that repeats along two axes."""
+    """Of FG's ``val`` all but a few geometries; no slab without tags, and none that repeats along two axes."""
     loaded, val = load_models(MODELS[ADSORPTION])[0], LmdbDataset(resolve_path("bundled:fg/val.lmdb"))
     rules = [[reason.rule for reason in outside(loaded, val[k])] for k in range(0, len(val), 10)]
     assert sum(map(bool, rules)) <= 0.05 * len(rules)
