@@ -24,7 +24,7 @@ _WORDS = re.compile(r"\S+( \S+)*")
 _TRUTH = re.compile(r"[tT]rue|TRUE|T|[fF]alse|FALSE|F")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _OWN_KEYS = ("Lattice", "Properties", "pbc")
-_OWN_COLUMNS = ("symbols", "species", "numbers", "Z", "pos", "move_mask", "charge", "mass")
+_OWN_COLUMNS = ("symbols", "species", "numbers", "Z", "pos", "move_mask", "charge")
 _MOST_COLUMNS = 900
 """Of own arrays; the reader refuses files with 1,000."""
 

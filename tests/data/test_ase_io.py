@@ -285,9 +285,8 @@ def test_a_laden_structure_comes_back(seed: int, tmp_path: Path) -> None:
     # What extxyz has no place for is named, and no more is missed.
     with open(tmp_path / "a.extxyz", "w", encoding="utf-8") as handle:
         left = set(write_extxyz(handle, back))
-    unheld = {f"constraint {type(c).__name__}" for c in atoms.constraints} - {
-        *("constraint FixAtoms", "constraint FixCartesian")
-    }
+    known = {"constraint FixAtoms", "constraint FixCartesian"}
+    unheld = {f"constraint {type(c).__name__}" for c in atoms.constraints} - known
     assert left == {"array 'tensor'", "result 'born_effective_charges'", *unheld}
     assert differences(atoms, ase.io.read(tmp_path / "a.extxyz")) == left
 
@@ -321,11 +320,10 @@ def test_texts_come_back_from_extxyz(tmp_path: Path) -> None:
         '"',
         "{",
         "a=b",
+        "eA==",
         " x",
         "a\tb",
-        "größe",
-        "eA==",
-        "=",
+        "ü",
     ]
     atoms.info = {f"key {k}": text for k, text in enumerate(kept)} | {"q'": 1, "virial": np.eye(3), "one": np.ones(1)}
     for text in [(text, left) for text in kept for left in kept]:
