@@ -17,6 +17,7 @@ from molflt.cli.options import (
     JSON,
     MAX_ATOMS,
     ON_ERROR,
+    PAIRS,
     TAGS,
     claim_new_file,
 )
@@ -39,6 +40,7 @@ def evaluate_command(
     label: str = typer.Option(None, help="Name of the energy in the data.  [default: as in training]"),
     unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the data.  [default: as in training]"),
     per: Per = typer.Option(None, help="What an energy in the data is of.  [default: as in training]"),
+    force_label: str = typer.Option(None, help="Name of the forces in the data.  [default: as in training]"),
     force_unit: str = typer.Option(
         None, help="Unit of the forces in the data, as in Hartree/bohr.  [default: as in training]"
     ),
@@ -56,6 +58,7 @@ def evaluate_command(
     on_error: OnError = ON_ERROR,
     allow_charged: bool = ALLOW_CHARGED,
     conformers: int = CONFORMERS,
+    pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
@@ -82,12 +85,13 @@ def evaluate_command(
         label=label,
         unit=unit,
         per=per,
+        force_label=force_label,
         force_unit=force_unit,
         forces=forces,
         device=device,
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
-        how=Reading(allow_charged, conformers),
+        how=Reading(allow_charged, conformers, pairs=pairs),
         tags=tags,
     )
     if found.skipped:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import TagConvention
-from molflt.cli.options import JSON, TAGS
+from molflt.cli.options import JSON, PAIRS, TAGS
 from molflt.cli.terminal import answer, answer_json
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def info_command(
         show_default=False,
     ),
     as_json: bool = JSON,
+    pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
 ) -> None:
     """Describe a model or a data set.
@@ -42,7 +43,7 @@ def info_command(
         members = [_model_info(file, str(file[0].path) if k is None else path) for file in files]
         content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
     else:
-        content = _data_info(path, tags)
+        content = _data_info(path, tags, pairs)
     if as_json:
         answer_json(content)
         return
@@ -98,7 +99,7 @@ def _domain(domain: Domain | None) -> Any:
     return content
 
 
-def _data_info(path: str, tags: TagConvention) -> dict[str, Any]:
+def _data_info(path: str, tags: TagConvention, pairs: bool) -> dict[str, Any]:
     import numpy as np
     from ase.data import chemical_symbols
 
@@ -108,7 +109,7 @@ def _data_info(path: str, tags: TagConvention) -> dict[str, Any]:
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    dataset = open_dataset(resolve_path(path), tags, how=Reading(allow_charged=True, conformers=1))
+    dataset = open_dataset(resolve_path(path), tags, how=Reading(True, conformers=1, pairs=pairs))
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()
     values: dict[str, list[float]] = {target: [] for target in TARGETS}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
-from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
+from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, PAIRS, TAGS, claim
 from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn
 from molflt.errors import InputError, listed
 from molflt.printable import printable
@@ -53,6 +53,7 @@ def predict_command(
         show_default=False,
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
@@ -83,7 +84,7 @@ def predict_command(
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
-    how = Reading(allow_charged, conformers, charges=members[0].model.config.takes_ions)
+    how = Reading(allow_charged, conformers, charges=members[0].model.config.takes_ions, pairs=pairs)
     structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     others = f" and {len(members) - 1} more" if len(members) > 1 else ""

@@ -126,12 +126,14 @@ def convert(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     allow_charged: bool = False,
+    pairs: bool = False,
 ) -> int:
     """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
 
     Inputs, tags and labels are those of :func:`molflt.data.sources.resolve_inputs`; the label is written in eV under
     its target's name. With ``allow_charged`` open shells are taken, of which no trace is left in the file. Charges
-    are kept either way, and models that know none refuse them.
+    are kept either way, and models that know none refuse them. ``pairs`` is that of
+    :class:`molflt.data.reading.Reading`.
 
     Returns:
         How many structures it holds.
@@ -139,11 +141,13 @@ def convert(
     Raises:
         InputError: unreadable inputs, or a target that exists.
     """
-    reading = [tags, "" if labels is None else labels.model_dump_json()]
+    reading = [tags, "" if labels is None else labels.model_dump_json(), f"pairs={pairs}"]
     # What comes from standard input cannot be asked for again: a file begun from it is never gone on with.
     once = [str(uuid.uuid4())] if STANDARD_INPUT in inputs else []
     source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*map(paths_behind, inputs))), *once])
-    structures = resolve_inputs(inputs, tags, labels, how=Reading(allow_charged, charges=True, slabs=True))
+    structures = resolve_inputs(
+        inputs, tags, labels, how=Reading(allow_charged, charges=True, slabs=True, pairs=pairs)
+    )
     return write_lmdb(target, _Records(structures), overwrite=overwrite, source=source)
 
 

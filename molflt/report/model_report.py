@@ -57,7 +57,7 @@ def training_report(
     """
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
-    how = Reading(config.data.allow_charged)
+    how = Reading(config.data.allow_charged, pairs=config.data.pairs)
     sets = [
         evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how, tags=config.data.tags)
         for name, path in config.data.val.items()

@@ -36,6 +36,11 @@ class DataConfig(BaseModel):
     force_unit: ForceUnit | None = Field(
         None, description="unit of the stored forces, as in Hartree/bohr; null: the unit of the energies per Ang"
     )
+    pairs: bool = Field(
+        False,
+        description="read files or folders called initial and relaxed as a relaxation, not as two structures, as is "
+        "always done for target y_relaxed",
+    )
     tags: TagConvention = Field(
         "auto", description="how tags in the files are read: oc20, or layers, numbered from the top as ASE does"
     )

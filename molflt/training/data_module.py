@@ -73,7 +73,7 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            how = Reading(data.allow_charged, charges=config.model.takes_ions)
+            how = Reading(data.allow_charged, charges=config.model.takes_ions, pairs=data.pairs)
             structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, how))
             return Screening(structures, spec, path, self.forces, data.on_bad, compared=True, crew=crew)
 
