@@ -146,7 +146,7 @@ def read_calculations(
         unused = sorted(table[1].keys() - {_key(calculation.name or folder.name) for calculation in calculations})
         if unused:
             notes = Notes(str(table[0]))
-            notes.add(f"{len(unused):,} rows are of no calculation in the folder: {in_line(unused)}")
+            notes.add(f"rows of no calculation that is in the folder: {in_line(unused)}")
             notes.give()
     return ListDataset.read(structures, bad, on_bad, str(folder), "calculations")
 

@@ -193,9 +193,10 @@ def agreed(values: Mapping[str, Any], label: str, where: str) -> Any:
     (first, value), *others = [item for item in values.items() if item[1] is not None] or [("", None)]
     for place, other in others:
         if _differ(value, other, label, where):
+            one, two = (shown(v.tolist() if isinstance(v, np.ndarray | np.generic) else v) for v in (value, other))
             raise InputError(
-                f"{where}: two values are stored under '{label}', {shown(value)} {first} and {shown(other)} {place}; "
-                "remove one, or rename the one that is meant and give its new name"
+                f"{where}: two values are stored under '{label}', {one} {first} and {two} {place}; remove one, or "
+                "rename the one that is meant and give its new name"
             )
     return value
 

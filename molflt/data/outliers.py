@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 _SIGMAS = 20.0
-"""Robust standard deviations: QM7, perovskites, adsorbates on metals, dynamics of acetylacetone and clusters have 3 to
-10 at most, and sets of 20 to 200 structures drawn from them up to 9."""
+"""Robust standard deviations: QM7, perovskites, adsorbates on metals, dynamics of acetylacetone and clusters have 3
+to 10 at most, and sets of 20 to 200 structures drawn from them up to 9."""
 _FLOOR = 0.05
 """eV per √atom, or eV of adsorption: a standard deviation is taken to be no smaller."""
 _SURE = 16
 """Degrees of freedom from which a spread is known well enough; with fewer, more of it is asked for."""
-_GROUP = 3
-"""Structures of one composition from which they are compared with each other."""
+_GROUP, _LARGE = 3, 6
+"""Structures of one composition from which they are compared with each other, and from which by their own spread."""
 _FITTED, _ROUNDS = 5_000, 40
 _FEW, _SHARE = 3, 0.05
 """Structures, or their share of a set, that may be out of line; more are a distribution with long tails."""
@@ -87,7 +87,7 @@ def energies_out_of_line(
     # A fit meets as many compositions as there are elements, whatever their energies.
     outer = _spread(medians[bound], int(bound.sum() - np.linalg.matrix_rank(counts[bound].T @ counts[bound])))
     outer = max(outer, inner) if grouped.any() else outer
-    small = (members < _SURE) & np.isfinite(outer)
+    small = (members < _LARGE) & np.isfinite(outer)
     scales = np.where(grouped, np.where(small, np.maximum(own, outer), own), outer)
     # Of elements that only free atoms or structures beyond the fit have, it knows nothing.
     unknown = counts[:, ~counts[kinds[fitted]].any(axis=0)].any(axis=1)

@@ -215,9 +215,9 @@ class ForceCheck:
         if typical <= _FORCE:
             return []
         return [
-            f"{source}: forces, read as {self._read_as}, have components of {typical:.3g} eV/Å (root mean square, at "
-            "the median of structures), where 1 is usual. If they are stored in another unit, give --force-unit or, in training, "
-            f"data.force_unit, such as {self._nearest(1 / typical)}"
+            f"{source}: forces, read as {self._read_as}, have components of {typical:.3g} eV/Å (root mean square, "
+            "median of structures), where 1 is usual. If they are stored in another unit, give --force-unit or, in "
+            f"training, data.force_unit, such as {self._nearest(1 / typical)}"
         ]
 
     @property

@@ -13,7 +13,7 @@ from molflt.data.compression import bare_suffix, read_text
 from molflt.data.notes import Notes
 from molflt.data.reading import KNOWN_VALUES
 from molflt.data.records import ENERGIES
-from molflt.errors import InputError
+from molflt.errors import InputError, in_line
 
 TABLES, LISTS = (".csv", ".tsv"), (".smi", ".smiles", ".inchi")
 _MOLECULES = ("smiles", "inchi")
@@ -108,7 +108,7 @@ def read_table(
     Raises:
         InputError: two columns of one name, or quotation marks that do not match.
     """
-    begin, rows, short = 1, [], list[int]()
+    begin, rows, short = 1, [], list[str]()
     separator = delimiter(text, wanted)
     reader = csv.reader(io.StringIO(text), strict=True, delimiter=separator)
     try:
@@ -119,7 +119,7 @@ def read_table(
             if len(cells) > 1 or any(map(str.strip, cells)):
                 problem = _wrong_with(cells, header, separator, begin, reader.line_num)
                 if any(header[len(cells) :]):
-                    short.append(begin)
+                    short.append(str(begin))
                 filled = zip_longest(header, cells[: len(header)], fillvalue="")
                 rows.append((begin, {name: cell.strip() for name, cell in filled if name}, problem))
             begin = reader.line_num + 1
@@ -128,9 +128,7 @@ def read_table(
             f"{file}: cannot be read from line {begin} on ({error}); is a quotation mark there not closed?"
         ) from error
     if short:
-        _note(
-            file, f"{len(short):,} rows end before the header does, line {short[0]}, ...: the rest is taken as empty"
-        )
+        _note(file, f"cells that are missing at the end of rows are taken as empty: line {in_line(short)}")
     return {name.lower(): name for name in header if name}, rows
 
 
@@ -158,8 +156,7 @@ def _refuse_doubles(file: Path, header: list[str], in_any_case: Collection[str])
         if name and (first := seen.setdefault(key, place)) != place:
             other = "" if header[first] == name else f" (and '{header[first]}': case does not count)"
             raise InputError(
-                f"{file}: two columns are named '{name}'{other}, columns {first + 1} and {place + 1}; rename or remove "
-                "one"
+                f"{file}: two columns are named '{name}'{other}, columns {first + 1} and {place + 1}; rename one"
             )
 
 
