@@ -57,7 +57,8 @@ FIELDS: dict[str, Field] = {
     "edge_index": Field((2, "n_edges"), torch.int64, "", "(i, j): atom j sends to atom i"),
     "cell_offsets": Field(("n_edges", 3), torch.int32, "", "lattice translation of the sender's image"),
 }
-"""The tensors of a structure. A structure also carries ``num_nodes`` (int) and ``name`` (str: where it came from)."""
+"""The tensors of a structure. A structure also carries ``num_nodes`` (int), ``name`` (str: where it came from),
+``info`` (dict: what a table would say of it) and ``extra`` (:class:`molflt.data.extras.Extra`), for no model."""
 
 TARGETS: tuple[str, ...] = ("y_relaxed", "y_init", "energy")
 """Fields a model can be trained on."""

@@ -5,7 +5,7 @@
 #   scripts/test.sh ARGUMENTS   pytest with these arguments, as in: scripts/test.sh tests/attention -k lattice
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. scripts/environment.sh dev literature torch-sim
+. scripts/environment.sh dev literature oracles torch-sim
 
 every=false
 if [ "${1:-}" = "--all" ]; then

@@ -9,6 +9,7 @@ from DFT's own initial geometry (0.15); the lowest of all misses it by 0.22 eV, 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from molflt.adsorption.molecules import molecule
 from molflt.adsorption.placing import Guess, guesses
 from molflt.adsorption.surfaces import METALS, Surface, surface
 from molflt.data.datasets import ListDataset
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning, listed
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict, unknown_elements
@@ -126,7 +127,7 @@ def adsorb(
         max_atoms: atoms per batch; bounds memory, changes no result.
 
     Returns:
-        One result for each metal, in their order, each metal once.
+        One result for each metal, in their order, each metal once; a warning names those with a doubt.
 
     Raises:
         InputError: the molecule or a metal is none that this can be said of, or the model is of another kind or has
@@ -135,7 +136,17 @@ def adsorb(
     surfaces = _surfaces(on)
     conformers = molecule(smiles, seed)
     loaded = model if isinstance(model, Model) else load(model, device)
-    return adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
+    results = adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
+    if doubts := doubts_of(results):
+        warnings.warn(doubts, InputWarning, stacklevel=2)
+    return results
+
+
+def doubts_of(results: Sequence[Adsorption]) -> str:
+    """A line, and one for each metal whose energy may mean little; empty: all are as good as they get."""
+    doubts = [one.doubt for one in results if one.doubt]
+    what = "the energies of these surfaces may mean little, and ± does not cover it"
+    return listed(what, doubts, most=len(doubts)) if doubts else ""
 
 
 def adsorb_conformers(

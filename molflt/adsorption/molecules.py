@@ -6,7 +6,8 @@ from ase import Atoms
 from rdkit import Chem
 
 from molflt.data.ase_io import to_atoms
-from molflt.data.rdkit_io import from_smiles, parse_smiles
+from molflt.data.molecule_names import refuse_ambiguous
+from molflt.data.rdkit_io import check_text, from_smiles, from_text
 from molflt.data.reading import Reading
 from molflt.errors import InputError
 from molflt.prediction.predictor import conformers_of
@@ -22,13 +23,18 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
     """Conformers of a molecule, the same for every way to write it.
 
     Args:
-        smiles: of one molecule without charge and unpaired electrons.
+        smiles: of one molecule without charge and unpaired electrons, or ``molecule:NAME`` of ASE's g2 set.
         seed: of the conformers.
 
     Raises:
-        InputError: not a SMILES, several molecules, an ion, a radical, too large, or no conformer found.
+        InputError: not a SMILES, or one that reads as the formula of another molecule; several molecules, an ion, a
+            radical, too large, or no conformer found.
     """
-    mol = parse_smiles(smiles, smiles)
+    how = Reading(conformers=_TRIED, may_allow=False)
+    mol = check_text(smiles)
+    if mol is None:
+        return [to_atoms(from_text(smiles, how))]
+    refuse_ambiguous(smiles, mol)
     for atom in mol.GetAtoms():
         atom.SetAtomMapNum(0)
     n_atoms = Chem.AddHs(mol).GetNumAtoms()
@@ -37,5 +43,5 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
     if len(Chem.GetMolFrags(mol)) > 1:
         raise InputError(f"{smiles}: is several molecules; adsorb places one")
     # Where a guess is put depends on the order of the atoms.
-    made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, Reading(conformers=_TRIED, may_allow=False))
+    made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, how)
     return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]

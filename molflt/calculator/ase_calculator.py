@@ -88,6 +88,7 @@ class MolFLTCalculator(Calculator):
         model: the model in use; one that was given is left as it was.
         energy_std: eV, of the last calculation: what 68 % of the errors are below, where the model's file knows; else
             the standard deviation over the members of an ensemble (n − 1 in the denominator), or None for one model.
+            It says nothing of structures outside the model's domain, of which the calculator warns.
             In ``results`` it would break ASE's writers.
         forces_std: (n_atoms, 3) eV/Å, the standard deviation over the members of an ensemble, of every component of
             the forces; None for one model, or where they were not computed.

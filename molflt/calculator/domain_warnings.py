@@ -6,20 +6,25 @@ import warnings
 
 from torch_geometric.data import Data
 
+from molflt.data.domain import GEOMETRIC
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predictor import outside
 
 
 class DomainWarnings:
-    """Each part of the rule speaks once: in a run of dynamics it would at every step. Each element is named."""
+    """Warns of each reason once, though dynamics come upon it at every step.
+
+    A reason with a distance in it is another one at every step, and is given once for each composition.
+    """
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> None:
         """Warn of what is new about a structure; ``where`` says which of several it is."""
-        for reason in outside(loaded, data):
-            self.say(f"{where}{reason.text}", reason.text if reason.rule == "elements" else reason.rule, stacklevel=5)
+        for rule, text in outside(loaded, data):
+            atoms = data.atomic_numbers.sort().values.tolist()
+            self.say(f"{where}{text}", f"{rule} {atoms}" if rule in GEOMETRIC else text, stacklevel=5)
 
     def say(self, text: str, what: str, stacklevel: int = 3) -> None:
         """Warn unless ``what`` has been warned of."""

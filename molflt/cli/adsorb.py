@@ -7,13 +7,15 @@ from pathlib import Path
 import typer
 
 from molflt.cli.options import DEVICE, MAX_ATOMS, claim_new_file
-from molflt.cli.terminal import answer, errors, output, say, warn
+from molflt.cli.terminal import answer, errors, output, say
 
 
 def adsorb_command(
     context: typer.Context,
     molecule: str = typer.Argument(
-        ..., help="SMILES of one neutral molecule, such as CCO for ethanol.", show_default=False
+        ...,
+        help="SMILES of one neutral molecule, such as CCO for ethanol, or molecule:NAME, such as molecule:CO.",
+        show_default=False,
     ),
     on: str = typer.Option(
         None, "--on", metavar="METALS", help="Such as Pt,Pd,Cu; left out: all fourteen.", show_default=False
@@ -46,6 +48,7 @@ def adsorb_command(
 
     from molflt.adsorption.adsorb import adsorb
     from molflt.adsorption.surfaces import METALS
+    from molflt.data.molecule_names import described
     from molflt.prediction.model import load
     from molflt.report.adsorption_page import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
 
@@ -55,7 +58,7 @@ def adsorb_command(
     )
     if out is not None:
         write_adsorption(out, results, loaded)
-    answer(f"{molecule}: adsorption energy on each surface")
+    answer(f"{described(molecule)} on {', '.join(one.metal for one in results)}: adsorption energies")
     table = Table(*HEAD)
     for column in (*table.columns[1:4], table.columns[5]):
         column.justify = "right"
@@ -65,7 +68,5 @@ def adsorb_command(
     errors.print(
         f"±: {about_uncertainty(loaded)}; of the guesses inside, a twentieth are below E; {GUESSED}", markup=False
     )
-    for doubt in filter(None, (one.doubt for one in results)):
-        warn(f"{doubt}; its energy may mean little")
     if out is not None:
         say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

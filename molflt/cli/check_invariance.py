@@ -48,7 +48,9 @@ def check_invariance_command(
 
     loaded = load_member(model, remark, frequencies)
     if inputs:
-        how = Reading(allow_charged=True, conformers=1, charges=loaded.model.config.takes_ions)
+        how = Reading(
+            allow_charged=True, conformers=1, charges=loaded.model.config.takes_ions, accept_unconverged=True
+        )
         dataset = resolve_inputs(inputs, tags, how=how)
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]

@@ -7,7 +7,7 @@ from typing import Literal
 import typer
 
 from molflt.choices import EnergyUnit, Per, TagConvention
-from molflt.cli.options import PAIRS, TAGS
+from molflt.cli.options import ACCEPT_UNCONVERGED, PAIRS, TAGS
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 
@@ -26,6 +26,7 @@ def convert_command(
     pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     allow_charged: bool = typer.Option(False, "--allow-charged", help="Take open shells. Charges are kept anyway."),
+    accept_unconverged: bool = ACCEPT_UNCONVERGED,
 ) -> None:
     """Convert structures to an LMDB in the layout of OC20. An interrupted conversion goes on where it stopped.
 
@@ -42,7 +43,8 @@ def convert_command(
     given = {"label": label, "unit": unit, "per": per, "force_label": force_label}
     spec = LabelSpec.model_validate({"target": target, **given, "force_unit": checked_force_unit(force_unit)})
     try:
-        count = convert(inputs, out, overwrite, tags, None if spec == LabelSpec() else spec, allow_charged, pairs)
+        labels = None if spec == LabelSpec() else spec
+        count = convert(inputs, out, overwrite, tags, labels, allow_charged, accept_unconverged, pairs)
     except OSError as error:
         error.add_note("then repeat the command: it goes on where it stopped")
         raise

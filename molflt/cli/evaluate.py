@@ -10,6 +10,7 @@ import typer
 
 from molflt.choices import EnergyUnit, MethodName, OnError, Per, TagConvention
 from molflt.cli.options import (
+    ACCEPT_UNCONVERGED,
     ALLOW_CHARGED,
     CONFORMERS,
     DEVICE,
@@ -57,6 +58,7 @@ def evaluate_command(
     as_json: bool = JSON,
     on_error: OnError = ON_ERROR,
     allow_charged: bool = ALLOW_CHARGED,
+    accept_unconverged: bool = ACCEPT_UNCONVERGED,
     conformers: int = CONFORMERS,
     pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
@@ -91,7 +93,7 @@ def evaluate_command(
         device=device,
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
-        how=Reading(allow_charged, conformers, pairs=pairs),
+        how=Reading(allow_charged, conformers, accept_unconverged=accept_unconverged, pairs=pairs),
         tags=tags,
     )
     if found.skipped:

@@ -10,7 +10,7 @@ import typer
 from molflt.choices import TagConvention
 from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, TAGS, claim_new_file
 from molflt.cli.terminal import answer, answer_json, output, remark, say, warn
-from molflt.errors import InputError
+from molflt.errors import InputError, listed
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -52,25 +52,26 @@ def explain_command(
         claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.data.reading import Reading
     from molflt.prediction.members import load_member
-    from molflt.prediction.predictor import choose_device, outside, unknown_elements
+    from molflt.prediction.predictor import choose_device, outside
     from molflt.report.explain_page import as_json as content
     from molflt.report.explain_page import write_csv, write_page
     from molflt.report.explanation import explain
 
     target_device = choose_device(device)
     loaded = load_member(model, remark)
-    data = _one_structure(
-        structure, index, tags, Reading(allow_charged, conformers, charges=loaded.model.config.takes_ions)
-    )
-    unknown = unknown_elements(loaded, set(data.atomic_numbers.tolist()))
+    takes_ions = loaded.model.config.takes_ions
+    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
+    data = _one_structure(structure, index, tags, how)
     explanation = explain(loaded, data, atom, target_device)
+    doubt = ""
     if reasons := [reason.text for reason in outside(loaded, explanation.structure)]:
-        warn(f"outside the model's domain, what it says may mean little: {'; '.join(reasons)}")
+        doubt = listed("outside the model's domain; what it says may mean little", reasons)
+        warn(doubt)
     if out is not None:
         if out.suffix.lower() == ".csv":
             write_csv(out, explanation)
         else:
-            write_page(out, explanation, loaded, unknown)
+            write_page(out, explanation, loaded, doubt)
     if as_json:
         answer_json(content(explanation))
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import TagConvention
-from molflt.cli.options import JSON, PAIRS, TAGS
+from molflt.cli.options import ACCEPT_UNCONVERGED, JSON, PAIRS, TAGS
 from molflt.cli.terminal import answer, answer_json
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def info_command(
     as_json: bool = JSON,
     pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
+    accept_unconverged: bool = ACCEPT_UNCONVERGED,
 ) -> None:
     """Describe a model or a data set.
 
@@ -43,7 +44,7 @@ def info_command(
         members = [_model_info(file, str(file[0].path) if k is None else path) for file in files]
         content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
     else:
-        content = _data_info(path, tags, pairs)
+        content = _data_info(path, tags, accept_unconverged, pairs)
     if as_json:
         answer_json(content)
         return
@@ -91,7 +92,13 @@ def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
 def _domain(domain: Domain | None) -> Any:
     if domain is None:
         return "not recorded (written before molflt looked at more than the elements)"
+    from molflt.data.stoichiometry import formula
+
     content = domain.model_dump(mode="json")
+    if domain.occurrence is None:
+        content["occurrence"] = "not recorded (written before molflt looked at it)"
+    else:
+        content["occurrence"]["compositions"] = [formula(one) for one in domain.occurrence.compositions]
     content["distances"] = {
         pair: ", ".join(f"{low:.2f}–{high:.2f} Å" for low, high in ranges)
         for pair, ranges in content["distances"].items()
@@ -99,7 +106,7 @@ def _domain(domain: Domain | None) -> Any:
     return content
 
 
-def _data_info(path: str, tags: TagConvention, pairs: bool) -> dict[str, Any]:
+def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: bool) -> dict[str, Any]:
     import numpy as np
     from ase.data import chemical_symbols
 
@@ -109,7 +116,8 @@ def _data_info(path: str, tags: TagConvention, pairs: bool) -> dict[str, Any]:
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    dataset = open_dataset(resolve_path(path), tags, how=Reading(True, conformers=1, pairs=pairs))
+    how = Reading(allow_charged=True, conformers=1, accept_unconverged=accept_unconverged, pairs=pairs)
+    dataset = open_dataset(resolve_path(path), tags, how=how)
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()
     values: dict[str, list[float]] = {target: [] for target in TARGETS}

@@ -18,6 +18,9 @@ ALLOW_CHARGED = typer.Option(False, "--allow-charged", help="Take ions and radic
 PAIRS = typer.Option(
     False, "--pairs", help="Read files or folders called initial and relaxed as a relaxation, not as two structures."
 )
+ACCEPT_UNCONVERGED = typer.Option(
+    False, "--accept-unconverged", help="Read calculations that are not converged or were cut short as well."
+)
 CONFORMERS = typer.Option(
     8, min=1, help="How many to make of a molecule without positions; its energy is that of the lowest."
 )

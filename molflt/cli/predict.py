@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ def predict_command(
         ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
     ),
     inputs: list[str] = typer.Argument(
-        ..., help="Files, folders, globs or SMILES; - for standard input.", show_default=False
+        ..., help="Files, folders, globs, SMILES or molecule:NAME; - for standard input.", show_default=False
     ),
     out: Path = typer.Option(
         None, "--out", "-o", help="Write to NAME.csv, NAME.extxyz or NAME.npz.", show_default=False
@@ -84,7 +85,9 @@ def predict_command(
     if oc20_split is not None and skip:
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
     members = load_members(model, frequencies)
-    how = Reading(allow_charged, conformers, charges=members[0].model.config.takes_ions, pairs=pairs)
+    takes_ions = members[0].model.config.takes_ions
+    # Its labels are not read, and its structure is what it is.
+    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True, pairs=pairs)
     structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     others = f" and {len(members) - 1} more" if len(members) > 1 else ""
@@ -92,7 +95,8 @@ def predict_command(
     if calibrate is not None:
         from molflt.prediction.evaluation import measured
 
-        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, how=how)
+        labelled = replace(how, accept_unconverged=False)
+        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, how=labelled)
         members = calibrated(members, known)
     shard_result = None
     if part is None:
@@ -134,7 +138,8 @@ def predict_command(
     errors.print(f"{target} in eV, {'' if std is None else '± in eV, '}name", markup=False)
     for i, (name, energy) in enumerate(zip(prediction.names, prediction.energies, strict=True)):
         spread = "" if std is None else f"  {std[i]:10.6f}"
-        typer.echo(f"{energy:14.6f}{spread}  {printable(name)}")
+        about = f" ({prediction.about[i]})" if i in prediction.about else ""
+        typer.echo(f"{energy:14.6f}{spread}  {printable(name)}{about}")
 
 
 def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
@@ -145,6 +150,8 @@ def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
         "energy": float(prediction.energies[i]),
         "unit": "eV",
     }
+    if i in prediction.about:
+        record["formula"] = prediction.about[i].partition(", ")[0]
     if i in prediction.failures:
         return record | {"error": prediction.failures[i]}
     if prediction.std is not None:

@@ -64,12 +64,14 @@ def train_command(
 
 
 def _say(line: str) -> None:
-    """A line of the run; its warnings are said with ``--quiet`` too."""
+    """A line of the run; its warnings and notes are said with ``--quiet`` too."""
     text = line.removeprefix("Warning: ")
-    if text == line:
-        say(line)
-    else:
+    if text != line:
         warn(text)
+    elif line.startswith("Note: "):
+        errors.print(line, markup=False)
+    else:
+        say(line)
 
 
 def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: bool) -> None:

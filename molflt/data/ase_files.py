@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from fnmatch import fnmatch
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
-from urllib.parse import quote
+from typing import IO
 
-import ase.db
-import ase.io
 from ase import Atoms
-from ase.io.formats import get_ioformat
 from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
+from molflt.data.ase_databases import database_rows, json_rows, trajectory_frames
 from molflt.data.ase_io import from_atoms, kept_info
+from molflt.data.code_files import cube_frames, gen_frames, xsf_frames
 from molflt.data.compression import COMPRESSED, bare_name, content
-from molflt.data.crystals import cif_frames, pdb_frames
+from molflt.data.convergence import give_skipped, shortfall, was_cut
+from molflt.data.crystals import cif_frames
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
+from molflt.data.macromolecules import pdb_frames
 from molflt.data.notes import Notes
+from molflt.data.poscar import poscar_frames
 from molflt.data.progress import track
+from molflt.data.qe import pwi_frames
 from molflt.data.reading import DEFAULT, Reading
+from molflt.data.unread import unread_names
+from molflt.data.vasp import outcar_frames, vasprun_frames
 from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, OnBad, noting, ordinary_file
 from molflt.printable import printable
@@ -41,6 +42,7 @@ _PATTERNS: dict[str, str] = {
     "*.db": "db",
     "*.json": "json",
     "*.cif": "cif",
+    "*.mmcif": "cif",
     "*.vasp": "vasp",
     "*.poscar": "vasp",
     "*poscar*": "vasp",
@@ -57,13 +59,23 @@ _PATTERNS: dict[str, str] = {
 """Formats by lower-case file name. Only readers that parse and nothing else: others of ASE's unpickle, run
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
 _BINARY = ("traj", "db")
-_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
+_SHOWN = 6
+_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms | InputError]]] = {
     "extxyz": xyz_frames,
     "xyz": xyz_frames,
     "cif": cif_frames,
     "proteindatabank": pdb_frames,
+    "json": json_rows,
+    "gen": gen_frames,
+    "xsf": xsf_frames,
+    "cube": cube_frames,
+    "espresso-in": pwi_frames,
+    "vasp": poscar_frames,
+    "vasp-out": outcar_frames,
+    "vasp-xml": vasprun_frames,
 }
-"""Formats that are not simply handed to ASE: a text stream from its start, the file's name, and its notes."""
+"""Readers of text: a stream from its start, the file's name, and its notes. An error in place of a frame concerns that
+frame alone."""
 
 
 def ase_format(path: Path) -> str | None:
@@ -91,15 +103,34 @@ def read_ase(
     file = Path(path)
     structures: list[Data] = []
     bad: dict[int, InputError] = {}
+    skipped: list[str] = []
     notes = Notes(str(file))
+    unread: dict[str, None] = {}
     for index, atoms in enumerate(track(_checked_frames(file, notes), f"reading {file.name}")):
-        name = f"{file}#{index}"
+        name, place = f"{file}#{index}", index - len(skipped)
+        if isinstance(atoms, InputError):
+            atoms.record = name
+            bad[place] = atoms
+            continue
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
-        with noting(bad, index, record, kept_info(atoms)):
+        if not how.accept_unconverged and (why := shortfall(atoms)):
+            skipped.append(f"{record}: {why}")
+            continue
+        unread |= dict.fromkeys(unread_names(atoms, labels))
+        with noting(bad, place, record, kept_info(atoms)):
             structure = from_atoms(atoms, name, tags, labels, how)
             structure.name = printable(record)
             structures.append(structure)
+    if unread:
+        notes.add(
+            f"not read: {', '.join(map(printable, list(unread)[:_SHOWN]))}{', ...' * (len(unread) > _SHOWN)}. molflt "
+            "reads Lattice, pbc, energy, forces, charge and move_mask, and labels that are named "
+            "(data.label, data.force_label)"
+        )
+    if isinstance(atoms, Atoms) and was_cut(atoms):
+        notes.add("was cut short; the steps that are complete are read")
     notes.give()
+    give_skipped(skipped, len(structures) + len(bad) + len(skipped), str(file))
     return ListDataset.read(structures, bad, on_bad, str(file))
 
 
@@ -110,12 +141,16 @@ def read_frames(file: Path) -> list[Atoms]:
         InputError: a format that is not on the list, or a file that cannot be read or is empty.
     """
     notes = Notes(str(file))
-    frames = list(_checked_frames(file, notes))
+    frames = []
+    for frame in _checked_frames(file, notes):
+        if isinstance(frame, InputError):
+            raise frame
+        frames.append(frame)
     notes.give()
     return frames
 
 
-def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
+def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
     form = ase_format(file)
     if form is None:
         known = ", ".join(sorted(_PATTERNS))
@@ -145,63 +180,16 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
         yield atoms
 
 
-def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms]:
+def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms | InputError]:
     if form == "db":
-        yield from _database_rows(file)
+        yield from database_rows(file, notes)
         return
     # Readers go back a little at every frame, and in a compressed stream that means from its start: unpack all of it.
     compressed = file.name.lower().endswith(COMPRESSED)
     with io.BytesIO(content(file)) if compressed else file.open("rb") as raw:
-        if get_ioformat(form).isbinary:
-            yield from ase.io.iread(raw, index=":", format=form, do_not_split_by_at_sign=True)
+        if form == "traj":
+            yield from trajectory_frames(raw, str(file), notes)
             return
-        stream = io.TextIOWrapper(raw, encoding="utf-8-sig")
-        if (own := _OWN.get(form)) is not None:
-            yield from own(stream, str(file), notes)
-        else:
-            yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
-
-
-def _database_rows(file: Path) -> Iterator[Atoms]:
-    # connecting ASE to a database that is not its own would create tables in it
-    with closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True)) as connection:
-        query = "SELECT 1 FROM sqlite_master WHERE type='table' AND name='systems'"
-        if connection.execute(query).fetchone() is None:
-            raise InputError(f"{file}: not an ASE database")
-        reactions = _adsorptions(connection)
-    with ase.db.connect(str(file.absolute()), type="db", serial=True, use_lock_file=False) as database:
-        for row in database.select():
-            for adsorption in reactions.get(row.get("unique_id"), []) if reactions else [{}]:
-                atoms = row.toatoms()
-                atoms.info.update({**row.key_value_pairs, **adsorption})
-                yield atoms
-
-
-_CATHUB = """SELECT system.ase_id, system.name, reaction.reactants, reaction.products, reaction.reaction_energy,
-    reaction.surface_composition, reaction.facet, reaction.sites, reaction.dft_functional
-    FROM reaction JOIN reaction_system AS system ON reaction.id = system.id"""
-
-
-def _adsorptions(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
-    """What a database of Catalysis-Hub says of adsorbed products, by their ``unique_id``; empty for other databases.
-
-    Its energies are of reactions (CatHub's tables ``reaction`` and ``reaction_system``): those from gases and the
-    empty surface, ``star``, to one adsorbed species are adsorption energies of that species' structure.
-    """
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
-    found: dict[str, list[dict[str, Any]]] = {}
-    if not {"reaction", "reaction_system"} <= tables:
-        return found
-    for ase_id, name, reactants, products, energy, surface, facet, sites, functional in connection.execute(_CATHUB):
-        before, after = (
-            {species for species in json.loads(side or "{}") if species.endswith("star") and species != "star"}
-            for side in (reactants, products)
-        )
-        if not before and after == {name}:
-            kept = {"surface_composition": surface, "facet": facet, "sites": sites, "dft_functional": functional}
-            adsorption = {"reaction_energy": energy, "adsorbate": name.removesuffix("star"), **kept}
-            adsorption |= {"reactants": reactants, "products": products}
-            found.setdefault(ase_id, []).append(
-                {key: value for key, value in adsorption.items() if value is not None}
-            )
-    return found
+        # Names of authors and places, in any encoding, do not matter where all else is ASCII.
+        errors = "replace" if form in ("cif", "proteindatabank") else "strict"
+        yield from _OWN[form](io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors), str(file), notes)

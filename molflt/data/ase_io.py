@@ -15,13 +15,17 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
+from molflt.data.extras import Extra, extra_of, held
 from molflt.data.labels import LabelSpec, agreed, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
 from molflt.errors import InputError
+from molflt.printable import printable
 
+_RESULTS = ("energy", "forces")
+_IONS = Reading(charges=True)
 _SHORT = 9
 """Numbers of an array in ``info`` that is carried along, as long as a tensor."""
 
@@ -38,7 +42,8 @@ def from_atoms(
     ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed), else from
     ``atoms.info`` and ``atoms.arrays``, as do ``y_relaxed``, ``y_init``, ``sid`` and the texts of ``records.TEXTS``;
     what several of these hold under one name must agree. Relaxed positions come from an array ``positions_relaxed``
-    or ``pos_relaxed``, ``fixed`` from ``FixAtoms``.
+    or ``pos_relaxed``, ``fixed`` from constraints that hold atoms in all three directions. All else is carried along,
+    in ``data.info`` (:func:`kept_info`) and ``data.extra`` (:class:`molflt.data.extras.Extra`).
 
     Tags mean two things. OC20 has 0 sub-surface, 1 surface, 2 adsorbate; ASE's slab builders number the layers
     1, 2, ... from the top and give adsorbates 0. Reading one as the other would turn a slab upside down
@@ -63,9 +68,13 @@ def from_atoms(
     how.refuse_slab(name, pbc)
     charge = charge_of(atoms, name, how)
     fixed = np.zeros(len(atoms), dtype=bool)
+    constraints = []
     for constraint in atoms.constraints:
-        if isinstance(constraint, FixAtoms):
-            fixed[constraint.get_indices()] = True
+        if (indices := held(constraint)) is None:
+            constraints.append(constraint)
+        else:
+            fixed[indices] = True
+    taken = {"numbers", "positions", "tags"}
     fields: dict[str, np.ndarray] = {
         "atomic_numbers": atoms.numbers,
         "positions": atoms.positions,
@@ -78,13 +87,19 @@ def from_atoms(
         fields["charge"] = np.array([charge])
     for key in ("positions_relaxed", "pos_relaxed"):
         if key in atoms.arrays:
+            taken.add(key)
             relaxed = atom_vectors(atoms.arrays[key], len(atoms), key, name)
             fields["positions_relaxed"] = relaxed_positions(atoms.numbers, atoms.positions, relaxed, cell, pbc, name)
     results = results_at_hand(atoms)
 
+    places = {"by a calculator": results, "in info": atoms.info, "in arrays": atoms.arrays}
+    stored = {key: None for values in places.values() for key in values}
+
     def find(key: str) -> Any:
-        places = {"by a calculator": results, "in info": atoms.info, "in arrays": atoms.arrays}
-        return agreed({place: values.get(key) for place, values in places.items()}, key, name)
+        # a name in other letters is the same name, where the one that is asked for is not there
+        same = [key] if key in stored else [k for k in stored if isinstance(k, str) and k.lower() == key.lower()]
+        found = {(place, k): values[k] for k in same for place, values in places.items() if k in values}
+        return agreed({place if k == key else f"{place}, as '{k}',": v for (place, k), v in found.items()}, key, name)
 
     for label in (*ENERGIES, "sid"):
         if (label in results or label in atoms.info) and (value := find(label)) is not None:
@@ -93,27 +108,34 @@ def from_atoms(
                 raise InputError(f"{name}: 'sid' is {value!r:.40}, expected a whole number")
     if "forces" in results or "forces" in atoms.arrays:
         fields["forces"] = atom_vectors(find("forces"), len(atoms), "forces", name)
+        taken.add("forces")
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
     if tags == "auto":
         refuse_untagged(fields, name)
     if labels is not None:
-        stored = {*atoms.arrays, *results, *atoms.info}
         own = ("numbers", "positions", "tags")
         texts |= labels.apply(fields, find, (key for key in stored if key not in own), name)
     data = make_data(fields, name, name, texts)
     data.info = kept_info(atoms)
+    extra = Extra.of(
+        {key: array for key, array in atoms.arrays.items() if key not in taken},
+        {key: value for key, value in results.items() if key not in _RESULTS},
+        constraints,
+        {key: value for key, value in atoms.info.items() if key not in data.info},
+    )
+    if extra is not None:
+        data.extra = extra
     return data
 
 
 def kept_info(atoms: Atoms) -> dict[str, Any]:
-    """What ``info`` says of a structure, to be kept with it: numbers, words and short arrays of numbers."""
-    found = {}
+    """The columns of a structure in a table: numbers, words and short arrays of ``info`` and of a calculator."""
+    found = {key: value for key, value in results_at_hand(atoms).items() if np.ndim(value) == 0}
     for key, value in atoms.info.items():
-        if isinstance(value, np.ndarray | list | tuple):
-            value = np.asarray(value) if np.size(value) <= _SHORT else None
-            if value is None or value.dtype.kind not in "biuf":
-                continue
-        if isinstance(key, str) and isinstance(value, str | bool | int | float | np.generic | np.ndarray):
+        if isinstance(value, list | tuple) and all(isinstance(item, int | float | np.number) for item in value):
+            value = np.asarray(value)
+        numbers = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.size <= _SHORT
+        if isinstance(key, str) and (numbers or isinstance(value, str | bool | int | float)):
             found[key] = value
     return found
 
@@ -122,8 +144,11 @@ def to_atoms(data: Data) -> Atoms:
     """Turn a structure into ASE's ``Atoms``; the inverse of ``from_atoms`` with OC20 tags.
 
     Returns:
-        Atoms with tags, ``FixAtoms``, labels in ``info``, relaxed positions as an array and, if there are an
-        energy or forces, a ``SinglePointCalculator`` that holds them.
+        Atoms with tags, ``FixAtoms``, labels in ``info``, relaxed positions as an array, all that is carried along
+        and, if there are an energy, forces or other results, a ``SinglePointCalculator`` that holds them.
+
+    Raises:
+        InputError: what is carried along does not fit the structure, in a record that is damaged.
     """
     atoms = Atoms(
         numbers=data.atomic_numbers.numpy(),
@@ -134,29 +159,37 @@ def to_atoms(data: Data) -> Atoms:
     )
     if bool(data.fixed.any()):
         atoms.set_constraint(FixAtoms(mask=data.fixed.numpy()))
+    extra = extra_of(data)
+    results = dict(extra.results)
+    atoms.info.update(
+        {
+            key: value
+            for key, value in (data.get("info") or {}).items()
+            if key not in (*ENERGIES, "sid") and key not in results
+        }
+    )
+    extra.restore(atoms, str(data.get("name", "the structure")))
     if "positions_relaxed" in data:
         atoms.set_array("positions_relaxed", data.positions_relaxed.numpy())
-    read = (*ENERGIES, *TEXTS, "sid")
-    atoms.info.update(
-        {key: value for key, value in (data.get("info") or {}).items() if key not in read or key == "name"}
-    )
     for label in ("y_init", "y_relaxed"):
         if label in data:
             atoms.info[label] = float(data[label])
     if "sid" in data:
         atoms.info["sid"] = int(data.sid)
-    if "charge" in data:
+    if "charge" in data and charge_of(atoms, data.name, _IONS) != float(data.charge):
         atoms.info["charge"] = float(data.charge)
     for key in TEXTS:
-        if key in data:
+        # Of the file, and not changed since. ``data.name`` is no more than where it stands.
+        own = key in atoms.info and (key == "name" or printable(str(atoms.info[key])) == data.get(key))
+        if key in data and not own:
             atoms.info[key] = str(data[key])
-    results: dict[str, Any] = {}
     if "energy" in data:
         results["energy"] = float(data.energy)
     if "forces" in data:
         results["forces"] = data.forces.numpy()
     if results:
-        atoms.calc = SinglePointCalculator(atoms, **results)
+        atoms.calc = SinglePointCalculator(atoms)
+        atoms.calc.results.update(results)
     return atoms
 
 
@@ -199,12 +232,15 @@ def results_at_hand(atoms: Atoms) -> dict[str, Any]:
     get = getattr(atoms.calc, "get_property", None)
     if get is None:
         return {}
-    names = {"energy", "forces", *getattr(atoms.calc, "results", {})}
-    found = {}
-    for name in names:
-        # A calculator need not know every property.
-        with contextlib.suppress(PropertyNotImplementedError):
-            found[name] = get(name, atoms, allow_calculation=False)
+    if isinstance(atoms.calc, SinglePointCalculator):
+        # One comparison of the atoms, where each property would take its own.
+        found = {} if atoms.calc.check_state(atoms) else dict(atoms.calc.results)
+    else:
+        found = {}
+        for name in {"energy", "forces", *getattr(atoms.calc, "results", {})}:
+            # A calculator need not know every property.
+            with contextlib.suppress(PropertyNotImplementedError):
+                found[name] = get(name, atoms, allow_calculation=False)
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import all_properties
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.constraints import FixAtoms
+from ase.constraints import FixConstraint
 from torch_geometric.data import Data
 
 from molflt.data.ase_io import from_atoms
+from molflt.data.extras import constraint_of
 from molflt.data.labels import any_array, atom_vectors
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.errors import InputError
@@ -78,13 +80,14 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
     cell = _shaped(row.get("cell", np.zeros((3, 3))), (3, 3), "cell", where)
     pbc = _shaped(row.get("pbc", np.zeros(3)), (3,), "pbc", where).astype(bool)
     atoms = Atoms(numbers=numbers, positions=positions, cell=cell, pbc=pbc)
-    for key in ("tags", "initial_charges", "initial_magmoms"):
+    for key in ("tags", "initial_charges", "initial_magmoms", "masses", "momenta"):
         if row.get(key) is not None:
-            atoms.set_array(key, _shaped(row[key], (n_atoms,), key, where))
+            shape = (n_atoms, 3) if key == "momenta" else (n_atoms,)
+            atoms.set_array(key, _shaped(row[key], shape, key, where))
     constraints = row.get("constraints")
-    each = constraints if isinstance(constraints, list) else []
-    if fixed := {index for one in each for index in _fixed_by(one, n_atoms, where)}:
-        atoms.set_constraint(FixAtoms(indices=sorted(fixed)))
+    atoms.set_constraint(
+        [_constraint(one, atoms, where) for one in (constraints if isinstance(constraints, list) else [])]
+    )
     for part in ("data", "key_value_pairs"):
         stored = row.get(part)
         for key, value in (stored if isinstance(stored, dict) else {}).items():
@@ -96,12 +99,16 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
                     continue
             atoms.info[key] = value
     results: dict[str, Any] = {}
-    if isinstance(row.get("energy"), int | float):
-        results["energy"] = float(row["energy"])
-    if row.get("forces") is not None:
-        results["forces"] = atom_vectors(_plain(row["forces"], where), n_atoms, "forces", where)
+    for key in all_properties:
+        if isinstance(value := row.get(key), int | float) and not isinstance(value, bool):
+            results[key] = float(value)
+        elif isinstance(value := _plain(value, where), list | np.ndarray):
+            results[key] = any_array(value, f"'{key}'", where)
+    if "forces" in results:
+        results["forces"] = atom_vectors(results["forces"], n_atoms, "forces", where)
     if results:
-        atoms.calc = SinglePointCalculator(atoms, **results)
+        atoms.calc = SinglePointCalculator(atoms)
+        atoms.calc.results.update(results)
     return atoms
 
 
@@ -130,13 +137,8 @@ def _numbers(row: dict[str, Any], where: str) -> np.ndarray:
     return value
 
 
-def _fixed_by(constraint: Any, n_atoms: int, where: str) -> list[int]:
-    if not isinstance(constraint, dict) or constraint.get("name") != "FixAtoms":
-        return []
-    given = constraint.get("kwargs")
-    indices = any_array(
-        _plain(given.get("indices", []), where) if isinstance(given, dict) else [], "'constraints'", where
-    )
-    if indices.size and (indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= n_atoms):
-        raise InputError(f"{where}: 'constraints' fix atoms that are not there")
-    return [int(index) for index in indices.ravel()]
+def _constraint(described: Any, atoms: Atoms, where: str) -> FixConstraint:
+    given = described.get("kwargs") if isinstance(described, dict) else None
+    if isinstance(given, dict):
+        described = {**described, "kwargs": {key: _plain(value, where) for key, value in given.items()}}
+    return constraint_of(described, atoms, where)

@@ -153,7 +153,7 @@ def collate(structures: Sequence[Data]) -> Batch:
     Per-atom fields are concatenated, per-structure fields stacked, ``edge_index`` counts through the batch;
     ``name`` and other text become lists. Where only some structures have a charge, that of the
     others is 0. Text and sids that only some structures have are left out, as are further conformers and what a file
-    says of a structure beyond the vocabulary (``info``).
+    says of a structure beyond the vocabulary (``info`` and ``extra``).
 
     Raises:
         InputError: there are none, or only some of them have a label or a neighbour list.
@@ -172,7 +172,7 @@ def collate(structures: Sequence[Data]) -> Batch:
                 f"'{field}' is given for some structures of a batch but not for {without.get('name', 'others')}; "
                 "complete the data or drop the field"
             )
-    return Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"conformers", "info"}))
+    return Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"conformers", "info", "extra"}))
 
 
 def _with_charge(structure: Data) -> Data:

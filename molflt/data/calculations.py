@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
+from torch_geometric.data import Data
 
 from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_frames
 from molflt.data.ase_io import from_atoms, results_at_hand
 from molflt.data.compression import bare_name, bare_suffix, read_text
+from molflt.data.convergence import UnfinishedError, give_skipped, shortfall
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec, agreed
 from molflt.data.notes import Notes
@@ -24,6 +26,7 @@ from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES
 from molflt.data.relaxations import same_atoms
 from molflt.data.smiles_tables import TABLES, read_table, with_newlines
+from molflt.data.vasp import is_static, relaxation_shortfall
 from molflt.errors import InputError, OnBad, in_line, noting
 
 _OUTPUTS = ("vasprun.xml", "outcar")
@@ -36,6 +39,9 @@ NO_PAIRS = "no two are named alike but for 'initial' and 'relaxed' (or init, unr
 _CELL_CHANGE = 0.1
 """Å by which a component of a lattice vector may differ in a pair."""
 
+_SAME = 0.01
+"""Å by which the initial structure of a run may differ from its first step."""
+
 
 @dataclass(frozen=True)
 class _Calculation:
@@ -46,6 +52,8 @@ class _Calculation:
     relaxed: Path | None
     output: Path | None = None
     frame: int | None = None
+    empty: str = ""
+    """Name of a file that a run left without content."""
 
 
 def named_ends(paths: Iterable[Path]) -> dict[tuple[Path, str], tuple[list[Path], list[Path]]]:
@@ -116,32 +124,39 @@ def read_calculations(
 
     The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
     CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
-    there is one geometry. Columns of a CSV table in the folder become entries of ``info``, among which labels are
-    looked for, unless ``with_table`` is False. Other arguments are those of
+    there is one geometry. Runs that were cut short or are not converged are left out, and named in an
+    ``InputWarning``, unless ``how`` takes them. Columns of a CSV table in the folder become entries of ``info``,
+    among which labels are looked for, unless ``with_table`` is False. Other arguments are those of
     :func:`molflt.data.sources.open_dataset`.
 
     Raises:
-        InputError: files that cannot be read, pairs of other atoms, two values of a label, or a calculation of which
-            the table has no row.
+        InputError: files that cannot be read, pairs of other atoms, two values of a label, a calculation of which the
+            table has no row, or none that is converged.
     """
     table = _table(folder) if with_table else None
     bad: dict[int, InputError] = {}
-    structures = []
+    structures: list[Data] = []
+    skipped: list[str] = []
     # Pairs of two files are read frame by frame.
     read = lru_cache(maxsize=2)(read_frames)
     for index, calculation in enumerate(track(calculations, f"reading {folder.name}", total=len(calculations))):
         where = str(folder / calculation.name) if calculation.name else str(folder)
         row = None if table is None else table[1].get(_key(calculation.name or folder.name))
-        with noting(bad, index, where, row or {}):
+        with noting(bad, index - len(skipped), where, row or {}):
             if table is not None and row is None:
                 raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
-            atoms = _atoms(calculation, where, read)
+            try:
+                atoms = _atoms(calculation, where, read, how.accept_unconverged)
+            except UnfinishedError as error:
+                skipped.append(str(error))
+                continue
             for label in {"y_init", "y_relaxed"} | ({labels.name} if labels and labels.of_relaxation else set()):
                 ends = [end for end in (calculation.initial, calculation.relaxed) if end is not None]
                 places = {f"in {end}": _frame(read(end), calculation.frame).info.get(label) for end in ends}
                 agreed({"in the table": (row or {}).get(label), **places}, label, where)
             atoms.info.update(row or {})
             structures.append(from_atoms(atoms, where, tags, labels, how))
+    give_skipped(skipped, len(calculations), str(folder), "calculations")
     if table is not None:
         unused = sorted(table[1].keys() - {_key(calculation.name or folder.name) for calculation in calculations})
         if unused:
@@ -151,10 +166,29 @@ def read_calculations(
     return ListDataset.read(structures, bad, on_bad, str(folder), "calculations")
 
 
-def _atoms(calculation: _Calculation, where: str, read: Callable[[Path], list[Atoms]]) -> Atoms:
+def _atoms(
+    calculation: _Calculation, where: str, read: Callable[[Path], list[Atoms]], accept_unconverged: bool
+) -> Atoms:
+    """The structure of a calculation, or ``UnfinishedError`` where it is not complete and converged."""
+    if calculation.empty and not accept_unconverged:
+        raise UnfinishedError(f"{where}: {calculation.empty} is empty")
     frames = [] if calculation.output is None else read(calculation.output)
     initial = frames[0] if calculation.initial is None else _frame(read(calculation.initial), calculation.frame)
     relaxed = _frame(read(calculation.relaxed), calculation.frame) if calculation.relaxed else None
+    why = relaxation_shortfall(frames, initial.constraints) if frames else shortfall(relaxed or initial)
+    if why and not accept_unconverged:
+        raise UnfinishedError(f"{where}: {why}")
+    if frames and is_static(frames):
+        return frames[-1]
+    if frames and calculation.initial is not None:
+        same_atoms(initial.numbers, frames[0].numbers, where)
+        apart = initial.get_scaled_positions(wrap=False) - frames[0].get_scaled_positions(wrap=False)
+        away = float(np.abs((apart - apart.round()) @ np.asarray(initial.cell)).max())
+        if away > _SAME:
+            raise InputError(
+                f"{where}: {calculation.initial.name} is not the structure that the run begins with, atoms are up to "
+                f"{away:.2g} Å away from it; put back the one that was computed, or remove it"
+            )
     if relaxed is None and (len(frames) > 1 or (frames and calculation.initial)):
         relaxed = frames[-1]
     if relaxed is None:
@@ -189,14 +223,18 @@ def _frame(frames: list[Atoms], frame: int | None) -> Atoms:
 
 def _runs(folder: Path) -> Iterator[_Calculation]:
     for place in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
-        files = {bare_name(file): file for file in place.iterdir() if file.is_file() and file.stat().st_size}
+        found = {bare_name(file): file for file in place.iterdir() if file.is_file()}
+        files = {name: file for name, file in found.items() if file.stat().st_size}
         if any(name in files for name in _RUN):
             name = "" if place == folder else place.relative_to(folder).as_posix()
             output = next((files[name] for name in _OUTPUTS if name in files), None)
             initial, relaxed = files.get("poscar"), files.get("contcar")
             if initial is None and output is None:
                 initial, relaxed = relaxed, None
-            yield _Calculation(name, initial, relaxed, output)
+            # Where there is vasprun.xml, an empty OUTCAR has been cleared away.
+            outputs = () if output is not None else _OUTPUTS
+            empty = next((found[key].name for key in ("contcar", *outputs) if key in found and key not in files), "")
+            yield _Calculation(name, initial, relaxed, output, empty=empty)
 
 
 def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = "") -> Iterator[_Calculation]:

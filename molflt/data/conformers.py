@@ -9,6 +9,7 @@ from rdkit import Chem
 from rdkit.Chem import rdDepictor, rdDistGeom, rdForceFieldHelpers
 from scipy.spatial.distance import pdist
 
+from molflt.data.bond_lengths import BondLengths, bond_lengths
 from molflt.data.progress import track
 
 _MAX_STEPS = 2000
@@ -21,6 +22,22 @@ _SMALL, _LARGE = 100, 250
 _BLOCKS, _BLOCK = 6, 50
 """Force-field iterations for a large molecule, in portions between which progress is shown."""
 _STRIDE = 7919
+_STIFF = 1e5
+"""kcal/mol/Å², by which a bond is held at its length; a hundred times a stretching mode."""
+_RANDOM = {"useRandomCoords": True, "ignoreSmoothingFailures": True}
+_PLAIN = {"useExpTorsionAnglePrefs": False, "useBasicKnowledge": False}
+_WAYS: tuple[dict[str, bool], ...] = (
+    {},
+    # cages, large rings and long chains: starting from random coordinates often succeeds
+    {"useRandomCoords": True},
+    _RANDOM,
+    # bent chains of multiple bonds, such as N=S=O, which torsions and rings known from crystals take for straight
+    _RANDOM | _PLAIN,
+    _RANDOM | _PLAIN | {"enforceChirality": False},
+)
+"""Options of ETKDGv3, tried one after the other until one finds a conformer."""
+TRIED = "ETKDGv3, random coordinates, inconsistent bounds, no known torsions and rings, and stereochemistry by chance"
+"""The ways in words."""
 _PLACE = "place"
 
 
@@ -94,8 +111,10 @@ def embed(mol: Chem.Mol, name: str, seed: int, wanted: int) -> tuple[dict[int, f
         The force-field energy of each, by its id, and what to say of them; none: RDKit finds none.
     """
     n_atoms = mol.GetNumAtoms()
+    mmff = _mmff(mol)
+    lengths = bond_lengths(mol, mmff)
     if n_atoms > _LARGE and _start_flat(mol):
-        force_field = _force_field(mol, 0)
+        force_field = _force_field(mol, 0, mmff, lengths)
         for _ in track(range(_BLOCKS), f"geometry of {name}", _BLOCKS):
             if force_field is None or force_field.Minimize(maxIts=_BLOCK) == 0:
                 break
@@ -103,40 +122,64 @@ def embed(mol: Chem.Mol, name: str, seed: int, wanted: int) -> tuple[dict[int, f
             return {0: 0.0}, f"{n_atoms:,} atoms: one rough geometry, from a drawing and {_BLOCKS * _BLOCK} steps"
     mol.RemoveAllConformers()
     n = max(1, min(wanted, int(wanted * (_SMALL / n_atoms) ** 2)))
-    parameters: Any = rdDistGeom.ETKDGv3()
-    parameters.maxIterations = _MAX_EMBEDDINGS
-    parameters.clearConfs = False
     energies: dict[int, float] = {}
+    ways = iter(_WAYS)
+    way = next(ways)
     for k in track(range(n), f"conformers of {name}", n):
         # With seed 0 RDKit makes every conformer the same.
-        parameters.randomSeed = (_STRIDE * seed + k + 1) % (1 << 31)
-        found = rdDistGeom.EmbedMolecule(mol, parameters)
-        if found < 0 and not parameters.useRandomCoords:
-            # cages, large rings and long chains: starting from random coordinates often succeeds
-            parameters.useRandomCoords = True
-            found = rdDistGeom.EmbedMolecule(mol, parameters)
+        random_seed = (_STRIDE * seed + k + 1) % (1 << 31)
+        found = _embedded(mol, way, random_seed)
+        while found < 0 and not energies and (another := next(ways, None)):
+            way = another
+            found = _embedded(mol, way, random_seed)
         if found < 0:
             if not energies:
                 break
             continue
-        force_field = _force_field(mol, found)
+        force_field = _force_field(mol, found, mmff, lengths)
         if force_field is not None:
             force_field.Minimize(maxIts=_MAX_STEPS)
         energies[found] = 0.0 if force_field is None else force_field.CalcEnergy()
-    return energies, f"{n_atoms:,} atoms: {n} conformer{'s' * (n > 1)} instead of {wanted}" if n < wanted else ""
+    remarks = [f"{n_atoms:,} atoms: {n} conformer{'s' * (n > 1)} instead of {wanted}"] if n < wanted else []
+    if energies and (rough := lengths.remark(mol, min(energies, key=lambda k: energies[k]))):
+        remarks.append(rough)
+    return energies, "; ".join(remarks)
 
 
-def _force_field(mol: Chem.Mol, conformer: int) -> Any:
-    """MMFF94's, UFF's where that has no parameters, or None; ready to minimise."""
-    if rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol):
-        properties = rdForceFieldHelpers.MMFFGetMoleculeProperties(mol)
-        found = rdForceFieldHelpers.MMFFGetMoleculeForceField(mol, properties, confId=conformer)
+def _embedded(mol: Chem.Mol, way: dict[str, bool], seed: int) -> int:
+    """The id of a conformer made in one of the ways, or a negative number."""
+    parameters: Any = rdDistGeom.ETKDGv3()
+    parameters.maxIterations = _MAX_EMBEDDINGS
+    parameters.clearConfs = False
+    parameters.randomSeed = seed
+    for option, value in way.items():
+        setattr(parameters, option, value)
+    found = int(rdDistGeom.EmbedMolecule(mol, parameters))
+    if found >= 0 and not parameters.enforceChirality and not _is_drawn(mol, found):
+        mol.RemoveConformer(found)
+        return -1
+    return found
+
+
+def _mmff(mol: Chem.Mol) -> Any:
+    """MMFF94's properties of a molecule; None: it has no types for some atom."""
+    has_types = rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol)
+    return rdForceFieldHelpers.MMFFGetMoleculeProperties(mol) if has_types else None
+
+
+def _force_field(mol: Chem.Mol, conformer: int, mmff: Any, lengths: BondLengths) -> Any:
+    """MMFF94's, UFF's where ``mmff`` is None, or None; ready to minimise, with the bonds held that it gets wrong."""
+    if mmff is not None:
+        found = rdForceFieldHelpers.MMFFGetMoleculeForceField(mol, mmff, confId=conformer)
     elif rdForceFieldHelpers.UFFHasAllMoleculeParams(mol):
         found = rdForceFieldHelpers.UFFGetMoleculeForceField(mol, confId=conformer)
     else:
         return None
     if found is not None:
         found.Initialize()
+        hold = found.UFFAddDistanceConstraint if mmff is None else found.MMFFAddDistanceConstraint
+        for pair, length in lengths.held.items():
+            hold(*pair, False, length, length, _STIFF)
     return found
 
 
@@ -166,12 +209,12 @@ def _start_flat(mol: Chem.Mol) -> bool:
     return True
 
 
-def _is_drawn(mol: Chem.Mol) -> bool:
+def _is_drawn(mol: Chem.Mol, conformer: int = -1) -> bool:
     """Whether the positions have the stereochemistry of the graph, and no atoms in the same place."""
     seen = Chem.Mol(mol)
-    Chem.AssignStereochemistryFrom3D(seen)
+    Chem.AssignStereochemistryFrom3D(seen, conformer)
     meant, found = (dict(Chem.FindMolChiralCenters(each, useLegacyImplementation=True)) for each in (mol, seen))
-    apart = float(pdist(mol.GetConformer().GetPositions()).min()) > 0.5
+    apart = float(pdist(mol.GetConformer(conformer).GetPositions()).min(initial=1.0)) > 0.5
     return apart and all(found.get(atom) == label for atom, label in meant.items())
 
 

@@ -1,67 +1,239 @@
-"""Crystals and macromolecules from CIF and PDB files."""
+"""Crystals from CIF files: every block with atoms, its symmetry applied, and compared with all that it declares."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, NamedTuple
 
-import ase.io
+import numpy as np
 from ase import Atoms
-from rdkit import Chem
+from ase.cell import Cell
+from ase.data import atomic_numbers
+from gemmi import cif
 
+from molflt.data.cif_items import Items
+from molflt.data.overlaps import check_contacts
+from molflt.data.declared import check_declared
+from molflt.data.extents import check_extents
+from molflt.data.macromolecules import mmcif_frames
 from molflt.data.notes import Notes
+from molflt.data.symmetry import Symmetry, expand
 from molflt.errors import InputError
 
-_CELL = re.compile(r"^CRYST1((?:\s+[\d.]+){3})", re.MULTILINE)
-_NO_CELL = 1.0
-"""Å: where there is no crystal, PDB asks for a cell of this length."""
-_FEW = 6
-"""Atoms other than hydrogen; smaller molecules without any are common: CO2, COCl2."""
+_AT = re.compile(r"^string:(\d+)\S*:? ")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_FULL = 0.999
+_CELL = [f"_cell_{name}" for name in ("length_a", "length_b", "length_c", "angle_alpha", "angle_beta", "angle_gamma")]
+_OPERATIONS = ("_space_group_symop_operation_xyz", "_symmetry_equiv_pos_as_xyz")
+_NAMES = ("_space_group_name_h-m_alt", "_symmetry_space_group_name_h-m", "_space_group_name_h-m_full")
+_NUMBERS = ("_space_group_it_number", "_symmetry_int_tables_number")
+_OTHERS = {
+    "_space_group_symop_magn": "a magnetic structure; give its crystal structure without moments",
+    "_cell_modulation_dimension": "a modulated structure; give a commensurate approximant",
+    "_chem_comp_atom": "a component of a dictionary; give the molecule as SDF or mol2",
+}
+"""What says that a block holds something else, by the beginning of a name."""
 
 
-def cif_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """Every crystal of a CIF file."""
-    yield from ase.io.iread(stream, index=":", format="cif", do_not_split_by_at_sign=True)
+class _Site(NamedTuple):
+    """A row of the atoms' loop, with the name that messages have for it."""
+
+    name: str
+    number: int
+    fraction: np.ndarray
+    deuterium: bool
 
 
-def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """Every model of a PDB file, as molecules where it has no cell.
-
-    Raises:
-        InputError: it cannot be read, or it lacks its hydrogens.
-    """
-    if not has_crystal(text := stream.read()):
-        yield from pdb_molecules(text, where)
-        return
-    stream.seek(0)
-    yield from ase.io.iread(stream, index=":", format="proteindatabank", do_not_split_by_at_sign=True)
-
-
-def has_crystal(text: str) -> bool:
-    """Whether a PDB file has a cell that is more than a placeholder."""
-    found = _CELL.search(text)
-    return found is not None and any(float(length) > _NO_CELL for length in found[1].split())
-
-
-def pdb_molecules(text: str, where: str) -> Iterator[Atoms]:
-    """Every model of a PDB file, without a cell; charges written with its atoms are in ``info``.
+def cif_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | InputError]:
+    """Every crystal of a CIF file, and every model of an mmCIF file; errors stand in the places of what they concern.
 
     Raises:
-        InputError: it cannot be read, or it lacks its hydrogens, as most do that come from diffraction.
+        InputError: not CIF at all.
     """
-    mol = Chem.MolFromPDBBlock(text, sanitize=False, removeHs=False, proximityBonding=False)
-    if mol is None or mol.GetNumAtoms() == 0:
-        raise InputError(f"{where}: holds no atoms that can be read as PDB")
-    numbers = [atom.GetAtomicNum() for atom in mol.GetAtoms()]
-    if 1 not in numbers and len(numbers) >= _FEW and 6 in numbers and {7, 8, 15, 16} & set(numbers):
+    try:
+        # repeated names of blocks are allowed: each is a structure; repeated items are looked for below
+        document = cif.read_string(stream.read(), 0)
+    except (ValueError, RuntimeError) as error:
+        reason = _AT.sub(r"line \1: ", str(error))
+        raise InputError(f"{where}: {reason}; not valid CIF, correct it") from error
+    index = 0
+    for block in document:
+        record = f"{where}#{index}"
+        try:
+            items = Items(block)
+            if items.is_mmcif:
+                frames: Iterator[Atoms | InputError] = mmcif_frames(items, where, index, notes)
+            elif any(f"_atom_site_{kind}_x" in items for kind in ("fract", "cartn")):
+                frames = iter([_crystal(items, record, notes)])
+            else:
+                for start, what in _OTHERS.items():
+                    if items.starting(start):
+                        raise InputError(f"holds {what}")
+                if "_cell_length_a" in items:
+                    notes.add("a data block with a cell and without atoms is passed over", f"data_{block.name}")
+                continue
+            for frame in frames:
+                index += 1
+                yield frame
+        except InputError as error:
+            index += 1
+            yield InputError(f"{record}: data_{block.name}: {error}")
+
+
+def _crystal(items: Items, record: str, notes: Notes) -> Atoms:
+    for start in ("_space_group_symop_magn", "_cell_modulation_dimension"):
+        if items.starting(start):
+            raise InputError(f"holds {_OTHERS[start]}")
+    lattice = _lattice(items)
+    sites = _sites(items, lattice, record, notes)
+    symmetry = _symmetry(items)
+    if symmetry == Symmetry():
+        notes.add("no symmetry is given: P 1 is taken", record)
+    found, wrong = [], []
+    candidates = symmetry.candidates(lattice)
+    for name, operations in candidates:
+        try:
+            found.append((name, _expanded(items, sites, operations, lattice)))
+        except InputError as error:
+            wrong.append(InputError(f"in setting {name}: {error}") if len(candidates) > 1 else error)
+    if not found:
+        raise wrong[0]
+    if len(found) > 1:
+        settings = " or ".join(name for name, _ in found)
         raise InputError(
-            f"{where}: {len(numbers)} atoms and not one hydrogen; add the hydrogens (in most viewers, or with "
-            "Open Babel: obabel -h), or give the molecule's SMILES"
+            f"the space group may be meant in setting {settings}, and the file does not say which; write the setting "
+            "into its name, or list the operations of symmetry as _space_group_symop_operation_xyz"
         )
-    charge = sum(atom.GetFormalCharge() for atom in mol.GetAtoms())
-    for conformer in mol.GetConformers():
-        atoms = Atoms(numbers=numbers, positions=conformer.GetPositions())
-        if charge:
-            atoms.info["charge"] = charge
-        yield atoms
+    if wrong:
+        notes.add(f"of several settings only {found[0][0]} agrees with the rest of the file, and is taken", record)
+    return found[0][1]
+
+
+def _expanded(items: Items, sites: list[_Site], operations: np.ndarray, lattice: np.ndarray) -> Atoms:
+    fractions, site, orders = expand(
+        np.array([s.fraction for s in sites]), operations, lattice, lambda k: f"site {sites[k].name}"
+    )
+    numbers = np.array([s.number for s in sites])[site]
+    atoms = Atoms(numbers=numbers, scaled_positions=fractions, cell=lattice, pbc=True)
+    periodic = np.ones(3, dtype=bool)
+    check_declared(items, atoms, orders, site, [s.name for s in sites], np.array([s.deuterium for s in sites])[site])
+    check_contacts(
+        atoms.positions,
+        lattice,
+        periodic,
+        numbers,
+        check_extents(atoms.positions, lattice, periodic),
+        lambda k: f"site {sites[site[k]].name}",
+        "list each site once, one of several alternatives, and coordinates with more digits (1/3 as 0.33333); or the "
+        "cell or the symmetry is wrong",
+    )
+    return atoms
+
+
+def _lattice(items: Items) -> np.ndarray:
+    values = [items.number(tag) for tag in _CELL]
+    for tag, value in zip(_CELL, values, strict=True):
+        if value is None or not 0 < value < 1e6:
+            raise InputError(f"{tag} is {items.text(tag) or 'missing'}; give the cell")
+    try:
+        lattice = np.asarray(Cell.fromcellpar(values))
+    except AssertionError:
+        lattice = np.full((3, 3), np.nan)
+    if not np.isfinite(lattice).all() or abs(np.linalg.det(lattice)) < 1e-6:
+        raise InputError("no cell has such angles; correct them")
+    return lattice
+
+
+def _symmetry(items: Items) -> Symmetry:
+    number = next((value for tag in _NUMBERS if (value := items.number(tag))), 0)
+    return Symmetry(
+        operations=next((list(column) for tag in _OPERATIONS if (column := items.column(tag))), []),
+        hall=items.text("_space_group_name_hall") or items.text("_symmetry_space_group_name_hall"),
+        name=next((name for tag in _NAMES if (name := items.text(tag))), ""),
+        number=int(number),
+        setting=items.text("_space_group_it_coordinate_system_code"),
+    )
+
+
+def _sites(items: Items, lattice: np.ndarray, record: str, notes: Notes) -> list[_Site]:
+    kind = "fract" if "_atom_site_fract_x" in items else "cartn"
+    tags = [f"_atom_site_{kind}_{axis}" for axis in "xyz"]
+    columns = [items.column(tag) for tag in tags]
+    n = len(columns[0])
+    if n == 0 or any(len(column) != n for column in columns):
+        raise InputError(f"line {items.line(tags[0])}: {', '.join(tags)} are not all in one loop")
+    labels, symbols, occupancies, flags = (
+        items.column(f"_atom_site_{name}", n) for name in ("label", "type_symbol", "occupancy", "calc_flag")
+    )
+    frame = None if kind == "fract" else _cartesian(items, lattice, record, notes)
+    found = []
+    for k in range(n):
+        label = labels[k] or symbols[k]
+        name = f"{label} (row {k + 1} of the loop at line {items.line(tags[0])})"
+        if flags[k].lower() == "dum":
+            raise InputError(f"site {name} is a dummy atom; remove it")
+        place = np.array([cif.as_number(column[k]) for column in columns])
+        if not np.isfinite(place).all():
+            raise InputError(
+                f"site {name} has coordinates {', '.join(column[k] or '?' for column in columns)}; give three "
+                "numbers, or remove it where it stands for atoms that were not located"
+            )
+        occupancy = cif.as_number(occupancies[k]) if occupancies[k] else 1.0
+        if not _FULL <= occupancy <= 2.0 - _FULL:
+            raise InputError(f"site {name} is partly occupied ({occupancies[k]}); choose an ordered structure")
+        symbol = _element(symbols[k], label, name)
+        if frame is not None:
+            place = frame[0] @ place + frame[1]
+        found.append(_Site(name, atomic_numbers.get(symbol, 1), place, symbol == "D"))
+        if symbol in ("D", "T"):
+            notes.add("D and T are read as H", record)
+    _refuse_alternatives(items, [site.name for site in found])
+    return found
+
+
+def _refuse_alternatives(items: Items, names: list[str]) -> None:
+    """Refuse sites that exclude each other, by their groups of disorder, though their occupancies say nothing."""
+    assemblies, groups = (items.column(f"_atom_site_disorder_{what}", len(names)) for what in ("assembly", "group"))
+    first: dict[str, tuple[str, str]] = {}
+    for name, assembly, group in zip(names, assemblies, groups, strict=True):
+        other = first.setdefault(assembly, (group, name)) if group else (group, name)
+        if group.startswith("-") or other[0] != group:
+            raise InputError(
+                f"site {name} is one of several alternatives (disorder group {group}); choose an ordered structure"
+            )
+
+
+def _element(symbol: str, label: str, name: str) -> str:
+    """The element of a site by its symbol, with a charge or without, or by its label; D and T are such as well."""
+    if symbol:
+        letters = _LETTERS.match(symbol)
+        found = letters[0].capitalize() if letters else ""
+        if found in ("D", "T") or atomic_numbers.get(found, 0) > 0:
+            return found
+        raise InputError(
+            f"site {name} is of type '{symbol:.20}', which is no element; correct _atom_site_type_symbol"
+        )
+    start = _LETTERS.match(label)
+    letters_of_label = start[0] if start else "?"
+    one, two = letters_of_label[0], letters_of_label[:2]
+    readings = [one] if len(letters_of_label) == 1 or letters_of_label[1].isupper() else []
+    if len(two) == 2 and not letters_of_label[2:3].islower():
+        readings.append(two.capitalize())
+    elements = [reading for reading in readings if reading in ("D", "T") or atomic_numbers.get(reading, 0) > 0]
+    if len(elements) != 1:
+        raise InputError(
+            f"site {name} may be {' or '.join(elements) or 'anything'}; name its element in _atom_site_type_symbol"
+        )
+    return elements[0]
+
+
+def _cartesian(items: Items, lattice: np.ndarray, record: str, notes: Notes) -> tuple[np.ndarray, np.ndarray]:
+    """How fractions come of Cartesian coordinates: a matrix (3, 3) and a vector (3,)."""
+    matrix = [[items.number(f"_atom_sites_fract_tran_matrix_{i}{j}") for j in (1, 2, 3)] for i in (1, 2, 3)]
+    if all(value is not None for row in matrix for value in row):
+        vector = [items.number(f"_atom_sites_fract_tran_vector_{i}") or 0.0 for i in (1, 2, 3)]
+        return np.array(matrix, dtype=np.float64), np.array(vector)
+    if np.abs(lattice - np.diag(np.diag(lattice))).max() > 1e-6:
+        notes.add("Cartesian coordinates are taken to have x along a, and y in the plane of a and b", record)
+    return np.linalg.inv(lattice).T, np.zeros(3)

@@ -1,10 +1,17 @@
 """The domain of a training set: what structures there look like, and how another one differs from all of them.
 
-The rule is geometric and costs a neighbour list. A structure is outside when one of these holds:
+A structure is outside when something of it does not occur, whatever the geometry (:mod:`molflt.data.occurrence`):
 
-* it is of a kind that does not occur: an isolated molecule, a surface with an adsorbate, a cell without an adsorbate,
-  an adsorbate without a surface;
-* it is larger: more atoms than any isolated structure, more adsorbate atoms than any surface carries;
+* it is of another kind: an isolated molecule, a surface with an adsorbate, a cell without an adsorbate, an adsorbate
+  without a surface;
+* it repeats along another number of axes, an element has another tag, or tags come together that never do;
+* its total charge does not occur, or it is a molecule with an odd number of electrons where all have an even one;
+* it is smaller or larger: fewer or more atoms than any isolated structure, fewer or more adsorbate atoms than any
+  surface carries;
+* its composition is no combination of those that occur (:mod:`molflt.data.stoichiometry`).
+
+The other part of the rule is geometric and costs a neighbour list. A structure is outside as well when
+
 * two atoms are at a distance, short enough to matter to both, at which these two elements do not occur, within a
   margin;
 * an atom has more or fewer neighbours than any atom of its element;
@@ -12,50 +19,50 @@ The rule is geometric and costs a neighbour list. A structure is outside when on
 
 The margin is found by cross-validation, for each pair of elements. Of five parts of the training set each is measured
 against the others; the margin is 1.5 times what all but one in five hundred structures with such a pair stay within,
-at least 0.1 and at most 0.4 Å. Of fewer than a hundred structures only the kinds are learnt.
+at least 0.1 and at most 0.4 Å. Of fewer than a hundred structures the geometric part is not learnt.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from ase.data import chemical_symbols, covalent_radii
+from ase.data import chemical_symbols
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import minimum_spanning_tree
 from torch_geometric.data import Data
 
-from molflt.data.neighbours import neighbour_list
-from molflt.vocabulary import TAG_ADSORBATE
+from molflt.data.contacts import BIN, FURTHEST, N_BINS, Contacts, first_of_each
+from molflt.data.occurrence import ISOLATED, ON_SURFACE, Occurrence, OccurrenceFit, Reason, Sight
 
-ISOLATED, ON_SURFACE = "isolated molecule", "surface with an adsorbate"
-NO_ADSORBATE, NO_SURFACE = "cell without an adsorbate", "adsorbate without a surface"
-_FURTHEST = 4.0
-"""Å."""
-_BOND, _NEAR, _BEYOND = 1.25, 1.3, 0.5
-"""Neighbours are closer than 1.25 times the sum of covalent radii; distances matter to 1.3 times that plus 0.5 Å."""
-_BIN = 0.02
-"""Å."""
 _MOST = 20_000
 """Structures of a training set whose geometry is looked at."""
 _FEWEST, _FOLDS, _SHARE, _SAFETY = 100, 5, 0.998, 1.5
 _MARGINS = (0.1, 0.4)
 """Å, the least and the largest."""
-_PAIR, _ELEMENT = 1000, 1000
+_ELEMENT = 1000
 _FAR = 1 << 60
 _UNLIMITED = 1e9
-_ROUNDS = 4
-"""Bonds over which the graphs of two molecules are told apart."""
 
 
-class Reason(NamedTuple):
-    """Why a structure is outside: by which part of the rule, and in words."""
+GEOMETRIC = ("distance", "neighbours", "gap")
+"""Rules that look at the geometry."""
 
-    rule: str
-    text: str
+
+def outside(domain: Domain | None, elements: Iterable[int], data: Data, closely: bool = True) -> list[Reason]:
+    """Why a structure is outside the domain of a model that was trained on these elements; empty: it is inside.
+
+    Of a model that states no domain the elements are judged all the same; for ``closely`` see :meth:`Domain.reasons`.
+
+    Raises:
+        InputError: as :meth:`Domain.reasons`.
+    """
+    if unknown := sorted(set(data.atomic_numbers.tolist()).difference(elements)):
+        # Nothing else is known of them.
+        symbols = ", ".join(chemical_symbols[z] for z in unknown)
+        return [Reason("elements", f"the model was not trained on {symbols}")]
+    return [] if domain is None else domain.reasons(data, closely)
 
 
 class Domain(BaseModel):
@@ -64,15 +71,19 @@ class Domain(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kinds: list[str]
+    fewest_atoms: int = Field(0, ge=0, description="of isolated structures; 0: not recorded")
     most_atoms: int = Field(ge=0, description="of isolated structures")
+    fewest_adsorbate_atoms: int = Field(0, ge=0, description="0: not recorded")
     most_adsorbate_atoms: int = Field(ge=0)
+    occurrence: Occurrence | None = Field(None, description="what occurs whatever the geometry; None: not recorded")
     distances: dict[str, list[tuple[float, float]]] = Field(
         description="Å, ranges by pair of elements, as C-H, margin included"
     )
+    nearest: dict[str, float] = Field({}, description="Å, the smallest distance up to 4 Å, by pair of elements")
     neighbours: dict[str, tuple[int, int]] = Field(description="fewest and most, by element")
     widest_gap: float = Field(ge=0, description="Å, between a part of a structure and the rest, margin included")
     held_out: float | None = Field(
-        description="share of the training set outside when left out of it; None: too few to judge more than kinds"
+        description="share of the training set outside when left out of it; None: too few to judge distances"
     )
     forces: bool = Field(description="whether forces were learnt")
     geometries: float = Field(description="structures for each graph of neighbours: 1, no molecule occurs twice")
@@ -82,31 +93,24 @@ class Domain(BaseModel):
         """Whether the energy of displaced atoms was learnt: from forces, or from many geometries of one molecule."""
         return self.forces or self.geometries >= _MANY
 
-    def reasons(self, data: Data) -> list[Reason]:
+    def reasons(self, data: Data, closely: bool = True) -> list[Reason]:
         """Why a structure, whose neighbour list is not needed, is outside; empty: it is inside.
+
+        The geometry is looked at where ``closely`` says so.
 
         Raises:
             InputError: as :func:`molflt.data.neighbours.neighbour_list`.
         """
-        found = []
-        kind, n_atoms, n_adsorbate = _kind(data)
-        if kind not in self.kinds:
-            found.append(Reason("kind", f"{kind}, and only {' and '.join(self.kinds)} in training"))
-        if self.held_out is None:
+        found = list(self._unseen(Sight.of(data)))
+        if self.held_out is None or not closely:
             return found
-        if kind == ISOLATED and self.most_atoms and n_atoms > self.most_atoms:
-            found.append(Reason("size", f"{n_atoms:,} atoms, and at most {self.most_atoms} in training"))
-        if kind == ON_SURFACE and self.most_adsorbate_atoms and n_adsorbate > self.most_adsorbate_atoms:
-            text = f"{n_adsorbate} adsorbate atoms, and at most {self.most_adsorbate_atoms} in training"
-            found.append(Reason("size", text))
-        geometry = _Geometry.of(data)
+        geometry = Contacts.of(data)
         worst, text = 0.0, ""
         for a, b, distance in zip(*geometry.elements, geometry.distances, strict=True):
             ranges = self.distances.get(_name(a, b))
             miss = min((max(low - distance, distance - high, 0.0) for low, high in ranges or ()), default=math.inf)
             if miss > worst:
-                unseen = "these elements" if ranges is None else "such a distance"
-                worst, text = miss, f"{_name(a, b)} {distance:.2f} Å apart, and {unseen} nowhere in training"
+                worst, text = miss, self._strange_distance(a, b, float(distance))
         if text:
             found.append(Reason("distance", text))
         for element, count in zip(data.atomic_numbers.tolist(), geometry.counts.tolist(), strict=True):
@@ -117,11 +121,31 @@ class Domain(BaseModel):
                 found.append(Reason("neighbours", text))
                 break
         if geometry.gap > self.widest_gap:
-            far = f"{geometry.gap:.1f}" if math.isfinite(geometry.gap) else f"more than {_FURTHEST:g}"
+            far = f"{geometry.gap:.1f}" if math.isfinite(geometry.gap) else f"more than {FURTHEST:g}"
             found.append(
                 Reason("gap", f"a part {far} Å from the rest, and at most {self.widest_gap:.1f} in training")
             )
         return found
+
+    def _unseen(self, sight: Sight) -> Iterator[Reason]:
+        """What does not occur, whatever the geometry."""
+        if sight.kind not in self.kinds:
+            yield Reason("kind", f"{sight.kind}, and only {' and '.join(self.kinds)} in training")
+        for kind, n, fewest, most, what in (
+            (ISOLATED, sight.n_atoms, self.fewest_atoms, self.most_atoms, "atom"),
+            (ON_SURFACE, sight.n_adsorbate, self.fewest_adsorbate_atoms, self.most_adsorbate_atoms, "adsorbate atom"),
+        ):
+            if kind == sight.kind and most and not fewest <= n <= most:
+                limit = f"at most {most}" if n > most else f"at least {fewest}"
+                yield Reason("size", f"{n:,} {what}{'s' * (n != 1)}, and {limit} in training")
+        if self.occurrence is not None:
+            yield from self.occurrence.reasons(sight, sight.kind in self.kinds)
+
+    def _strange_distance(self, a: int, b: int, distance: float) -> str:
+        seen = "at no such distance" if _name(a, b) in self.distances else "never so near"
+        if distance < (nearest := self.nearest.get(_name(a, b), 0.0)):
+            seen = f"{nearest:.2f} Å or more"
+        return f"{chemical_symbols[a]} and {chemical_symbols[b]} {distance:.2f} Å apart, and {seen} in training"
 
 
 _MANY = 5.0
@@ -132,19 +156,17 @@ class Look(NamedTuple):
     """What the domain of a set needs of one of its structures.
 
     Attributes:
-        kind: see :data:`ISOLATED` and its like.
-        n_atoms: all of them.
-        n_adsorbate: those of the adsorbate.
+        sight: what is seen of it without its geometry.
         distances: codes of pair of elements and distance; None where the structure is not looked at closely.
+        nearest: likewise, of the smallest distance of each pair.
         neighbours: codes of element and number of neighbours.
         graph: the same for all geometries of a molecule.
         gap: Å, between a part and the rest.
     """
 
-    kind: str
-    n_atoms: int
-    n_adsorbate: int
+    sight: Sight
     distances: np.ndarray | None = None
+    nearest: np.ndarray | None = None
     neighbours: np.ndarray | None = None
     graph: bytes = b""
     gap: float = 0.0
@@ -153,28 +175,32 @@ class Look(NamedTuple):
 class DomainFit:
     """Learns the domain of a training set, structure by structure.
 
-    There will be ``n``; of many, every so many is looked at closely.
+    There will be ``n``; of many, every so many is looked at closely. ``by_element``: see
+    :class:`molflt.data.occurrence.OccurrenceFit`.
     """
 
-    def __init__(self, n: int, forces: bool) -> None:
+    def __init__(self, n: int, forces: bool, by_element: bool = True) -> None:
         self._every, self._forces, self._n = max(1, math.ceil(n / _MOST)), forces, 0
+        self._occurrence = OccurrenceFit(by_element)
         self._kinds: set[str] = set()
-        self._most_atoms = self._most_adsorbate = 0
+        self._atoms: set[int] = set()
+        self._adsorbate_atoms: set[int] = set()
         self._gap = 0.0
+        self._nearest = np.empty(0, dtype=np.int64)
         self._distances: list[np.ndarray] = []
         self._neighbours: list[np.ndarray] = []
         self._graphs: set[bytes] = set()
 
     def look(self, index: int, data: Data) -> Look:
         """Look at one structure, given its place in the set; another process may."""
-        kind = _kind(data)
+        sight = Sight.of(data)
         if index % self._every:
-            return Look(*kind)
-        geometry, numbers = _Geometry.of(data), data.atomic_numbers.numpy()
-        a, b = geometry.elements
+            return Look(sight)
+        geometry, numbers = Contacts.of(data), data.atomic_numbers.numpy()
         return Look(
-            *kind,
-            np.unique((a * 128 + b) * _PAIR + (geometry.distances / _BIN).astype(np.int64)),
+            sight,
+            np.unique(geometry.codes),
+            geometry.nearest,
             np.unique(numbers * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)),
             geometry.graph(numbers),
             geometry.gap,
@@ -182,13 +208,17 @@ class DomainFit:
 
     def add(self, look: Look) -> None:
         """Learn from one structure."""
-        self._kinds.add(look.kind)
-        if look.kind == ISOLATED:
-            self._most_atoms = max(self._most_atoms, look.n_atoms)
-        self._most_adsorbate = max(self._most_adsorbate, look.n_adsorbate)
+        sight = look.sight
+        self._occurrence.add(sight)
+        self._kinds.add(sight.kind)
+        if sight.kind == ISOLATED:
+            self._atoms.add(sight.n_atoms)
+        if sight.kind == ON_SURFACE:
+            self._adsorbate_atoms.add(sight.n_adsorbate)
         self._n += 1
-        if look.distances is not None and look.neighbours is not None:
+        if look.distances is not None and look.nearest is not None and look.neighbours is not None:
             self._distances.append(look.distances)
+            self._nearest = first_of_each(_union((self._nearest, look.nearest)))
             self._neighbours.append(look.neighbours)
             self._graphs.add(look.graph)
             self._gap = max(self._gap, look.gap)
@@ -199,18 +229,25 @@ class DomainFit:
         margins, held_out = self._cross_validated() if judged else ({}, None)
         ranges: dict[str, list[tuple[float, float]]] = {}
         for code in _union(self._distances if judged else ()).tolist():
-            pair, place = divmod(code, _PAIR)
+            pair, place = divmod(code, N_BINS)
             margin = margins.get(pair, _MARGINS[1])
-            low, high = place * _BIN - margin, (place + 1) * _BIN + margin
+            low, high = place * BIN - margin, (place + 1) * BIN + margin
             known = ranges.setdefault(_name(*divmod(pair, 128)), [])
             if known and low <= known[-1][1]:
                 low = known.pop()[0]
             known.append((round(low, 2), round(high, 2)))
         return Domain(
             kinds=sorted(self._kinds),
-            most_atoms=self._most_atoms,
-            most_adsorbate_atoms=self._most_adsorbate,
+            fewest_atoms=min(self._atoms, default=0),
+            most_atoms=max(self._atoms, default=0),
+            fewest_adsorbate_atoms=min(self._adsorbate_atoms, default=0),
+            most_adsorbate_atoms=max(self._adsorbate_atoms, default=0),
+            occurrence=self._occurrence.occurrence(self._kinds),
             distances=ranges,
+            nearest={
+                _name(*divmod(pair, 128)): round(place * BIN, 2)
+                for pair, place in (divmod(code, N_BINS) for code in (self._nearest.tolist() if judged else ()))
+            },
             neighbours={
                 chemical_symbols[z]: limits for z, limits in _limits(self._neighbours if judged else ()).items()
             },
@@ -238,8 +275,8 @@ class DomainFit:
                 above = np.searchsorted(seen, codes)
                 apart = np.minimum(seen[above] - codes, codes - seen[above - 1])
                 # Codes of another pair are further away than any distance.
-                apart = np.where(apart > _PAIR / 2, np.inf, np.maximum(apart - 1, 0) * _BIN)
-                for pair, miss in zip((codes // _PAIR).tolist(), apart.tolist(), strict=True):
+                apart = np.where(apart > N_BINS / 2, np.inf, np.maximum(apart - 1, 0) * BIN)
+                for pair, miss in zip((codes // N_BINS).tolist(), apart.tolist(), strict=True):
                     misses[i][pair] = max(miss, misses[i].get(pair, 0.0))
                 for pair, miss in misses[i].items():
                     by_pair.setdefault(pair, []).append(miss)
@@ -252,72 +289,6 @@ class DomainFit:
         for i, found in enumerate(misses):
             outside[i] |= any(miss > margins[pair] for pair, miss in found.items())
         return margins, round(float(outside.mean()), 4)
-
-
-class _Geometry(NamedTuple):
-    """Pairs of near atoms, once each.
-
-    Attributes:
-        elements: (2, n_pairs) int64, atomic numbers, the smaller first.
-        distances: (n_pairs,) Å.
-        counts: (n_atoms,) int64, neighbours of each atom.
-        bonds: (2, n_bonds) int64, neighbours in either order.
-        gap: Å, the largest distance between a part of the structure and the rest; infinite beyond 4 Å.
-    """
-
-    elements: np.ndarray
-    distances: np.ndarray
-    counts: np.ndarray
-    bonds: np.ndarray
-    gap: float
-
-    @classmethod
-    def of(cls, data: Data) -> _Geometry:
-        edges, offsets = neighbour_list(data.positions, data.cell, data.pbc, _FURTHEST)
-        positions, numbers = data.positions.numpy(), data.atomic_numbers.numpy()
-        i, j = edges.numpy()
-        apart = positions[i] - positions[j] - offsets.numpy() @ data.cell[0].numpy()
-        distances = np.linalg.norm(apart, axis=1)
-        radii = covalent_radii[numbers]
-        both = radii[i] + radii[j]
-        bonds = edges.numpy()[:, distances < _BOND * both]
-        counts = np.bincount(bonds[0], minlength=len(numbers))
-        # Of several images the nearest; an atom is in no need of its own.
-        order = np.lexsort((distances, i * len(numbers) + j))
-        order = order[i[order] != j[order]]
-        i_j = i[order] * len(numbers) + j[order]
-        first = order[np.diff(i_j, prepend=-1) != 0]
-        shape = (len(numbers), len(numbers))
-        tree = minimum_spanning_tree(csr_array((distances[first], (i[first], j[first])), shape=shape)).data
-        gap = float(tree.max(initial=0.0)) if len(tree) == len(numbers) - 1 else math.inf
-        near = (i <= j) & (distances < np.minimum(_NEAR * both + _BEYOND, _FURTHEST))
-        return cls(np.sort(numbers[np.stack([i[near], j[near]])], axis=0), distances[near], counts, bonds, gap)
-
-    def graph(self, atomic_numbers: np.ndarray) -> bytes:
-        """The same for every order of the atoms and every geometry of the same graph (Weisfeiler and Leman)."""
-        colours = _mixed(atomic_numbers.astype(np.uint64))
-        for _ in range(_ROUNDS):
-            around = np.zeros_like(colours)
-            np.add.at(around, self.bonds[0], colours[self.bonds[1]])
-            colours = _mixed(colours * np.uint64(3) + around)
-        return np.sort(colours).tobytes()
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Numbers made of others, one of each, as if drawn at random (the finaliser of SplitMix64)."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
-
-
-def _kind(data: Data) -> tuple[str, int, int]:
-    """What a structure is, its number of atoms and of adsorbate atoms."""
-    n_atoms, n_adsorbate = int(data.num_nodes), int((data.tags == TAG_ADSORBATE).sum())
-    if not bool(data.pbc.any()):
-        return ISOLATED, n_atoms, n_adsorbate
-    if n_adsorbate == 0:
-        return NO_ADSORBATE, n_atoms, 0
-    return (ON_SURFACE if n_adsorbate < n_atoms else NO_SURFACE), n_atoms, n_adsorbate
 
 
 def _union(codes: Iterable[np.ndarray]) -> np.ndarray:

@@ -25,7 +25,7 @@ _BIN = 3.0
 _AXES = "xyz"
 
 
-def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray) -> None:
+def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
     """Refuse coordinates, extents, cells and densities that no structure has.
 
     Args:
@@ -33,35 +33,41 @@ def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray)
         lattice: (3, 3), Å, lattice vectors as rows.
         periodic: (3,), bool.
 
+    Returns:
+        (3, 3): what ``points`` are multiplied with, from the right, to be fractions of a period along directions that
+        are periodic, and lengths in Å at right angles to these along others.
+
     Raises:
         InputError: it says which number is impossible, and what to do.
     """
     if len(points) == 0:
-        return
+        return np.eye(3)
     remedy = f"at most {FARTHEST:,.0f} Å are possible: check the unit"
-    if not (farthest := float(np.abs(points).max())) <= FARTHEST:
+    low, high = points.min(axis=0), points.max(axis=0)
+    if not max(-low.min(), high.max()) <= FARTHEST:
         atom, axis = divmod(int(np.abs(points).argmax()), 3)
         raise InputError(
-            f"atom {atom} lies {farthest:.3g} Å from the origin along {_AXES[axis]}; {remedy}, or move it"
+            f"atom {atom} lies {abs(points[atom, axis]):.3g} Å from the origin along {_AXES[axis]}; {remedy}, or move it"
         )
-    extents = np.ptp(points, axis=0)
-    if extents.max() > FARTHEST:
+    if (extents := high - low).max() > FARTHEST:
         axis = int(extents.argmax())
         raise InputError(f"the structure is {extents[axis]:.3g} Å long along {_AXES[axis]}; {remedy}, or split it")
     if not periodic.any():
-        _refuse_density(points, np.eye(3), periodic)
-        return
-    if (longest := float(np.linalg.norm(lattice[periodic], axis=1).max())) > FARTHEST:
+        _refuse_density(points, np.eye(3), periodic, np.ones(3))
+        return np.eye(3)
+    if (longest := float(_lengths(lattice[periodic]).max())) > FARTHEST:
         raise InputError(f"a periodic lattice vector is {longest:.3g} Å long; {remedy}, or correct the cell or pbc")
     box = lattice.copy()
     box[~periodic] = open_directions(lattice, periodic)
-    lowest = float(heights(box)[periodic].min())
-    if lowest < LOWEST:
+    inverse = np.linalg.inv(box)
+    height = 1.0 / _lengths(inverse.T)
+    if (lowest := float(height[periodic].min())) < LOWEST:
         raise InputError(
             f"the planes of the lattice are {lowest:.3g} Å apart, at least {LOWEST} Å are possible: check the unit "
             "and the cell; a cell that is very oblique can be replaced by a reduced one"
         )
-    _refuse_density(points, box, periodic)
+    _refuse_density(points, box, periodic, height)
+    return np.asarray(inverse)
 
 
 def check_pairs(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, cutoff: float) -> None:
@@ -101,7 +107,12 @@ def refuse_pairs(n_atoms: int, n_pairs: float, cutoff: float) -> None:
 
 def heights(box: np.ndarray) -> np.ndarray:
     """(3,) Å: distances between the opposite faces of a box."""
-    return np.asarray(1.0 / np.linalg.norm(np.linalg.inv(box), axis=0))
+    return np.asarray(1.0 / _lengths(np.linalg.inv(box).T))
+
+
+def _lengths(vectors: np.ndarray) -> np.ndarray:
+    """(n,) Å: lengths of (n, 3) vectors, without what ``np.linalg.norm`` spends on arguments."""
+    return np.asarray(np.sqrt((vectors * vectors).sum(axis=1)))
 
 
 def open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
@@ -121,8 +132,8 @@ def open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
         InputError: a periodic lattice vector is zero or not finite, or they are linearly dependent.
     """
     vectors = lattice[periodic]
-    lengths = np.linalg.norm(vectors, axis=1)
-    if not np.isfinite(vectors).all() or np.any(lengths < SHORTEST):
+    lengths = _lengths(vectors)
+    if not (np.isfinite(lengths).all() and lengths.min(initial=1.0) >= SHORTEST):
         raise InputError("periodic along a lattice vector that is zero or not finite; correct the cell or pbc")
     units = vectors / lengths[:, None]
     # the volume that the unit vectors span, 1 at right angles: the product of their singular values
@@ -137,9 +148,9 @@ def open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
     return np.linalg.qr(vectors.T, mode="complete")[0][:, len(vectors) :].T
 
 
-def _refuse_density(points: np.ndarray, box: np.ndarray, periodic: np.ndarray) -> None:
+def _refuse_density(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, height: np.ndarray) -> None:
     # in so few atoms no cube can hold too many
-    if len(points) <= DENSEST * _BIN**3 and (not periodic.any() or heights(box)[periodic].min() >= _BIN):
+    if len(points) <= DENSEST * _BIN**3 and height[periodic].min(initial=_BIN) >= _BIN:
         return
     counts, volume = _counts(points, box, periodic, _BIN)
     if (density := counts.max() / volume) > DENSEST:

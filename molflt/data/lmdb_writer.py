@@ -19,8 +19,10 @@ import torch
 
 from molflt.choices import TagConvention
 from molflt.data.datasets import StructureDataset
+from molflt.data.extras import extra_of
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import close_readonly
+from molflt.data.notes import Notes
 from molflt.data.progress import track
 from molflt.data.reading import Reading
 from molflt.data.records import to_record
@@ -126,14 +128,16 @@ def convert(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     allow_charged: bool = False,
+    accept_unconverged: bool = False,
     pairs: bool = False,
 ) -> int:
     """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
 
     Inputs, tags and labels are those of :func:`molflt.data.sources.resolve_inputs`; the label is written in eV under
-    its target's name. With ``allow_charged`` open shells are taken, of which no trace is left in the file. Charges
-    are kept either way, and models that know none refuse them. ``pairs`` is that of
-    :class:`molflt.data.reading.Reading`.
+    its target's name. With ``allow_charged`` open shells are taken, for which the file's reader does not refuse them
+    again; with ``accept_unconverged`` calculations that are not converged or were cut short; with ``pairs`` what is
+    called initial and relaxed is one structure. Charges are kept either way, and models that know none refuse them. A
+    warning names what is left behind.
 
     Returns:
         How many structures it holds.
@@ -141,27 +145,37 @@ def convert(
     Raises:
         InputError: unreadable inputs, or a target that exists.
     """
-    reading = [tags, "" if labels is None else labels.model_dump_json(), f"pairs={pairs}"]
+    reading = [tags, "" if labels is None else labels.model_dump_json()]
+    reading += [*["unconverged"] * accept_unconverged, *["pairs"] * pairs]
     # What comes from standard input cannot be asked for again: a file begun from it is never gone on with.
     once = [str(uuid.uuid4())] if STANDARD_INPUT in inputs else []
     source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*map(paths_behind, inputs))), *once])
-    structures = resolve_inputs(
-        inputs, tags, labels, how=Reading(allow_charged, charges=True, slabs=True, pairs=pairs)
-    )
-    return write_lmdb(target, _Records(structures), overwrite=overwrite, source=source)
+    how = Reading(allow_charged, charges=True, slabs=True, accept_unconverged=accept_unconverged, pairs=pairs)
+    structures = resolve_inputs(inputs, tags, labels, how=how)
+    notes = Notes(os.fspath(target))
+    count = write_lmdb(target, _Records(structures, notes), overwrite=overwrite, source=source)
+    notes.give()
+    return count
 
 
 class _Records(Sequence[dict[str, Any]]):
     """The records of a data set, made when asked for: an interrupted conversion enters where it stopped."""
 
-    def __init__(self, structures: StructureDataset) -> None:
-        self._structures = structures
+    def __init__(self, structures: StructureDataset, notes: Notes) -> None:
+        self._structures, self._notes = structures, notes
+        self._noted: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._structures)
 
     def __getitem__(self, index: Any) -> Any:
-        return to_record(self._structures[index])
+        data = self._structures[index]
+        # The first is asked for once more, to know the source again.
+        if index not in self._noted and (left := extra_of(data).left):
+            self._noted.add(index)
+            for what in left:
+                self._notes.add(f"an LMDB holds numbers and text, and has no place for {what}", data.name)
+        return to_record(data)
 
 
 class _Writer:

@@ -54,7 +54,7 @@ def neighbour_list(
         raise InputError(f"atom {bad[0]} has a position that is not finite: {points[bad[0]]}")
     if len(points) == 0:
         return torch.zeros((2, 0), dtype=torch.int64), torch.zeros((0, 3), dtype=torch.int32)
-    pairs, shifts, distances = _search(points, lattice, periodic, cutoff)
+    pairs, shifts, distances = search(points, lattice, periodic, cutoff)
     if len(close := np.flatnonzero(distances < SHORTEST)):
         first = close[np.lexsort((pairs[close, 1], pairs[close, 0]))[0]]
         i, j = pairs[first]
@@ -72,14 +72,20 @@ def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         InputError: the structure is none: see :mod:`molflt.data.extents`.
     """
-    pairs, _, distances = _search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff)
+    pairs, _, distances = search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff)
     return pairs, distances
 
 
-def _search(
+def search(
     points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray, cutoff: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs (n_pairs, 2), their shifts (n_pairs, 3) and distances (n_pairs,) Å, in any order."""
+    """Pairs (n_pairs, 2) closer than a cutoff, their shifts (n_pairs, 3) and distances (n_pairs,) Å, in any order.
+
+    Shifts along directions that are not periodic mean nothing.
+
+    Raises:
+        InputError: the structure is none: see :mod:`molflt.data.extents`.
+    """
     check_extents(points, lattice, periodic)
     # far from the origin, digits that the distances need would be lost
     points = points - points.mean(axis=0)
@@ -164,39 +170,6 @@ def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = F
         raise _of_structure(data, error) from error
     data.edge_index, data.cell_offsets = edge_index, offsets
     return data
-
-
-def check_geometry(data: Data) -> None:
-    """Check what a neighbour list of any cutoff would refuse, in a fraction of its time.
-
-    Raises:
-        InputError: as ``attach_neighbours``.
-    """
-    points, lattice = data.positions.numpy(), data.cell[0].numpy()
-    try:
-        _refuse_coincidence(points, lattice, data.pbc[0].numpy())
-    except InputError as error:
-        raise _of_structure(data, error) from error
-
-
-def _refuse_coincidence(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray) -> None:
-    if not np.isfinite(points).all():
-        raise InputError("an atom has a position that is not finite")
-    check_extents(points, lattice, periodic)
-    points = points - points.mean(axis=0)
-    box = _bounding_box(points, lattice, periodic, 1.0)
-    inverse = np.linalg.inv(box)
-    fractions = points @ inverse
-    fractions -= np.floor(fractions)
-    # What is just below zero is rounded to one.
-    fractions[fractions >= 1] = 0.0
-    # No distance shrinks more than by this factor.
-    reach = SHORTEST * float(np.linalg.norm(inverse, ord=2))
-    for i, j in sorted(cKDTree(fractions, boxsize=1.0).query_pairs(reach)):
-        apart = fractions[i] - fractions[j]
-        distance = np.linalg.norm((apart - np.round(apart)) @ box)
-        if distance < SHORTEST:
-            raise InputError(f"atoms {i} and {j} coincide (distance {distance:.1e} Å); remove one of them")
 
 
 def _of_structure(data: Data, error: InputError) -> InputError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,9 +14,18 @@ from rdkit import Chem, rdBase
 from scipy.spatial.distance import pdist
 from torch_geometric.data import Data
 
-from molflt.data.conformers import canonical, embed, side_by_side
+from molflt.data.ase_io import from_atoms
+from molflt.data.conformers import TRIED, canonical, embed, side_by_side
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec, one_number
+from molflt.data.molecule_names import (
+    MOLECULE,
+    SMILES,
+    as_formula,
+    formula_and_name,
+    g2_atoms,
+    refuse_ambiguous,
+)
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, make_data
@@ -23,6 +33,8 @@ from molflt.data.smiles_tables import read_rows
 from molflt.errors import InputError, OnBad, noting, refuse
 from molflt.printable import printable
 
+_TIME = re.compile(r"^\[\d\d:\d\d:\d\d\] ?")
+_EMPTY = re.compile(r"(ERROR|WARNING):\s*$")
 _MAX_ATOMS = 2000
 """With hydrogens; the time of an embedding grows with their square or cube."""
 _SAME = 0.02
@@ -53,6 +65,41 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Readin
     return _made(parse_smiles(smiles, name), name, how, seed=seed)
 
 
+def check_text(text: str) -> Chem.Mol | None:
+    """The graph of a molecule that is given by itself, not in a file; None for a ``molecule:NAME``.
+
+    Raises:
+        InputError: neither a SMILES or InChI nor a molecule of ASE's g2 set.
+    """
+    if text.startswith(MOLECULE):
+        g2_atoms(text)
+        return None
+    try:
+        return parse_smiles(text.removeprefix(SMILES), text)
+    except InputError as error:
+        if ways := as_formula(text)[1]:
+            raise InputError(f"{error}; or write {ways}") from error
+        raise
+
+
+def from_text(text: str, how: Reading = DEFAULT) -> Data:
+    """Build a molecule that is given by itself: a SMILES or InChI, also as ``smiles:TEXT``, or ``molecule:NAME``.
+
+    Names are those of ASE's g2 set, whose geometry is taken.
+
+    Raises:
+        InputError: as :func:`from_smiles`, or a SMILES that reads as the formula of another molecule.
+    """
+    mol = check_text(text)
+    if mol is None:
+        atoms, about = g2_atoms(text)
+        data = from_atoms(atoms, text, how=how)
+        data.about = about
+        return data
+    refuse_ambiguous(text, mol)
+    return from_smiles(text.removeprefix(SMILES), how=how)
+
+
 def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
     """As ``from_mol``, but a molecule without a 3D conformer gets hydrogens and some as in ``from_smiles``."""
     if mol.GetNumConformers() and (mol.GetConformer().Is3D() or mol.GetNumAtoms() == 1):
@@ -63,7 +110,7 @@ def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
         try:
             Chem.SanitizeMol(graph)
         except ValueError as error:
-            raise InputError(f"{name}: not a molecule RDKit accepts: {error}{because(said())}") from error
+            raise InputError(f"{name}: not a molecule RDKit accepts{because(said() or meant(str(error)))}") from error
     if graph.GetNumAtoms() == 0:
         raise InputError(f"{name}: the molecule has no atoms")
     return _made(graph, name, how)
@@ -183,7 +230,9 @@ def parse_smiles(smiles: str, name: str) -> Chem.Mol:
             mol = None
         messages = said()
     if mol is None:
-        raise InputError(f"{name}: '{smiles:.200}' is not a valid {kind}{because(messages)}")
+        ways = as_formula(smiles)[0]
+        remedy = f"; as a formula, its SMILES is {ways}" if ways else ""
+        raise InputError(f"{name}: '{smiles:.200}' is not a valid {kind}{because(messages)}{remedy}")
     if mol.GetNumAtoms() == 0:
         raise InputError(f"{name}: the SMILES is empty")
     return mol
@@ -210,11 +259,13 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
             graph, places, mirrored = canonical(mol)
             energies, remark = embed(graph, name, seed, how.conformers)
             if not energies:
-                raise InputError(f"{name}: RDKit found no conformer{because(said())}")
+                raise InputError(
+                    f"{name}: RDKit found no conformer{because(said())}, tried by {TRIED}; give a geometry"
+                )
         except (RuntimeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{name}: RDKit could not build a geometry: {error}") from error
+            raise InputError(f"{name}: RDKit could not build a geometry{because(meant(str(error)))}") from error
     kept: list[np.ndarray] = []
     shapes: list[np.ndarray] = []
     for k in sorted(energies, key=lambda k: energies[k]):
@@ -231,20 +282,28 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
         conformer.SetPositions(np.ascontiguousarray(positions))
         mol.AddConformer(conformer, assignId=True)
     data = from_mol(mol, name, labels, how)
+    data.about = formula_and_name(mol)
     if remark:
         data.remark = remark
     return data
 
 
+def meant(message: str) -> str:
+    """The first line of a message of RDKit's that says something, and where in a SMILES it is; not its C++ stack."""
+    # "[12:00:00] text", one per line; a broken assertion begins with stars
+    lines = [_TIME.sub("", line).strip() for line in message.split("\n")]
+    first = next((line for line in lines if line.strip("*-~^ ") and not _EMPTY.match(line)), "")
+    place = next((line for line in lines if "check for mistakes around" in line and line != first), "")
+    return "; ".join(filter(None, (first, place))).replace("SMILES Parse Error: ", "")
+
+
 def _said(log: object) -> str:
-    """What RDKit has said so far, in one line."""
+    """What RDKit has said so far, in a line."""
     try:
-        messages = str(getattr(log, "messages", "") or "")
+        return meant(str(getattr(log, "messages", "") or ""))
     except UnicodeDecodeError:
         # RDKit quotes the offending line, whatever its bytes are.
         return "the file holds bytes that are no text"
-    # "[12:00:00] text", one per line
-    return "; ".join(line.split("] ", 1)[-1].strip() for line in messages.splitlines() if line.strip())
 
 
 _LOG = threading.RLock()

@@ -45,6 +45,7 @@ class Reading:
         charges: read the total charge, for models with charges; ions are taken then, and open shells are not.
         slabs: with charges, take what repeats along one or two axes: for a file, which any model may read.
         pairs: read files or folders that are called initial and relaxed as a relaxation.
+        accept_unconverged: read calculations that are not converged or were cut short as well.
         may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
 
     Raises:
@@ -56,6 +57,7 @@ class Reading:
     charges: bool = False
     slabs: bool = False
     pairs: bool = False
+    accept_unconverged: bool = False
     may_allow: bool = True
 
     def __post_init__(self) -> None:

@@ -12,7 +12,9 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
+from molflt.data.overlaps import check_contacts
 from molflt.data.extents import check_extents
+from molflt.data.extras import Extra, decode, encode
 from molflt.data.labels import LabelSpec, agreed, any_array, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
 from molflt.data.relaxations import relaxed_positions
@@ -22,9 +24,11 @@ from molflt.printable import printable
 
 ENERGIES = ("y_init", "y_relaxed", "energy")
 TEXTS = ("name", "adsorbate", "metal", "molecule", "group", "slice")
+OWN = ("pos_conformers", "remark", "info_json", "extra_json")
+"""Of molflt alone: (n_conformers, n_atoms, 3) positions, a doubt about the geometry, and what is carried along."""
 RECORD_KEYS = frozenset(
     ("pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms", "sid", "forces", "force")
-) | {*ENERGIES, *TEXTS}
+) | {*ENERGIES, *TEXTS, *OWN}
 """What is read from a record; stored graphs are not. OC20's S2EF records have ``force``."""
 STATES = frozenset(spelt for key in KNOWN_VALUES for spelt in (key, key.capitalize(), key.upper()))
 """What is read besides: the charge, and what refuses ions and open shells."""
@@ -48,7 +52,7 @@ def to_data(
     another periodic image: ``positions_relaxed`` is the image nearest to ``positions``.
 
     Args:
-        record: arrays and numbers by OC20 key (``RECORD_KEYS``); lengths in Å, energies in eV. Integer fields
+        record: arrays, numbers and text by OC20 key (``RECORD_KEYS``); lengths in Å, energies in eV. Integer fields
             may be stored as floats, ``cell`` as (3, 3) or (1, 3, 3).
         where: file and record: the name of the structure when the record has none, and the start of messages.
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
@@ -107,12 +111,28 @@ def to_data(
         fields["charge"] = np.array([charge])
     if "sid" in record:
         fields["sid"] = _integers(record, "sid", where, 1)
-    texts = {key: _text(record[key], key, where) for key in TEXTS if key in record}
+    if "pos_conformers" in record:
+        fields["conformers"] = _numbers(record, "pos_conformers", where)
+    texts = {key: _text(record[key], key, where) for key in (*TEXTS, "remark") if key in record}
+    info = _columns(record, where)
+    extra = _text(record["extra_json"], "extra_json", where) if "extra_json" in record else ""
     if labels is not None:
-        texts |= labels.apply(
-            fields, lambda key: _numbers(record, key, where) if key in record else None, record, where
-        )
-    return make_data(fields, texts.pop("name", where), where, texts)
+
+        def find(key: str) -> Any:
+            if key in record:
+                return _numbers(record, key, where)
+            if key in info or not extra:
+                return info.get(key)
+            carried = Extra.decoded(extra, where)
+            return {**carried.arrays, **carried.results, **carried.info}.get(key)
+
+        texts |= labels.apply(fields, find, (record.keys() | info.keys()) - set(OWN), where)
+    data = make_data(fields, texts.pop("name", where), where, texts)
+    if info:
+        data.info = info
+    if extra:
+        data.extra = extra
+    return data
 
 
 def make_data(
@@ -147,11 +167,13 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
     """Check tensors against the vocabulary, and whether they can be a structure at all.
 
     Raises:
-        InputError: from ``vocabulary.check`` and ``extents.check_extents``.
+        InputError: from ``vocabulary.check``, ``extents.check_extents`` and ``contacts.check_contacts``.
     """
     vocabulary.check(fields, where)
+    points, lattice, periodic = fields["positions"].numpy(), fields["cell"][0].numpy(), fields["pbc"][0].numpy()
     try:
-        check_extents(fields["positions"].numpy(), fields["cell"][0].numpy(), fields["pbc"][0].numpy())
+        inverse = check_extents(points, lattice, periodic)
+        check_contacts(points, lattice, periodic, fields["atomic_numbers"].numpy(), inverse)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 
@@ -159,8 +181,9 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
 def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
     """Turn a structure into an OC20-layout record: the inverse of ``to_data``.
 
-    The neighbour list is left out. ``compact`` stores lengths in float32 and small integers in one byte, about a
-    third of the size; without it nothing is rounded.
+    The neighbour list is left out, and what is carried along (``info`` and ``extra``) becomes text. ``compact``
+    stores lengths in float32 and small integers in one byte, about a third of the size; without it nothing is
+    rounded.
 
     Returns:
         NumPy arrays, ints, floats and text by OC20 key.
@@ -187,10 +210,27 @@ def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
         record["charge"] = float(data.charge)
     if "sid" in data:
         record["sid"] = int(data.sid)
-    for key in TEXTS:
+    for key in (*TEXTS, "remark"):
         if key in data:
             record[key] = str(data[key])
+    if "conformers" in data:
+        record["pos_conformers"] = data.conformers.numpy().astype(length)
+    if data.get("info"):
+        record["info_json"] = encode(data.info)
+    if isinstance(extra := data.get("extra"), Extra):
+        extra = extra.encoded()
+    if extra:
+        record["extra_json"] = extra
     return record
+
+
+def _columns(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a table says of the structure: its charge and spin as they are stated, and what is carried along."""
+    stated = {key: value for key, value in record.items() if key in STATES and isinstance(value, str | int | float)}
+    carried = decode(record["info_json"], where) if "info_json" in record else {}
+    if any(isinstance(value, list | dict) for value in carried.values()):
+        raise InputError(f"{where}: field 'info_json' holds more than numbers, text and arrays")
+    return stated | carried
 
 
 def _text(value: object, key: str, where: str) -> str:

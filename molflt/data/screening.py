@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 from molflt.data.datasets import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
 from molflt.data.likeness import Sketch, sketch
-from molflt.data.neighbours import check_geometry
 from molflt.data.outliers import energies_out_of_line, forces_out_of_line
 from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
@@ -186,7 +185,6 @@ class Screening:
             try:
                 data = self.structures[index]
                 name = str(data.name)
-                check_geometry(data)
             except InputError as error:
                 found.bad[index] = str(error)
                 found.skipped.append(Skipped(index, name or error.record, str(error)))
@@ -291,12 +289,16 @@ def labels(screening: Screening, references: Mapping[int, float] | None = None) 
     Raises:
         InputError: from the screening.
     """
+    of = label_of(screening.labels.target, references)
+    return np.array(screening.each(lambda _, data: of(data)), dtype=np.float64)
+
+
+def label_of(target: str, references: Mapping[int, float] | None = None) -> Callable[[Data], float]:
+    """What gives the label of a structure, eV; ``references`` as in :func:`labels`."""
     of_element = np.zeros(MAX_ATOMIC_NUMBER + 1)
     for z, energy in (references or {}).items():
         of_element[z] = energy
-    target = screening.labels.target
-    found = screening.each(lambda _, data: float(data[target]) - of_element[data.atomic_numbers.numpy()].sum())
-    return np.array(found, dtype=np.float64)
+    return lambda data: float(data[target] - of_element[data.atomic_numbers.numpy()].sum())
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:
@@ -328,5 +330,5 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
     for index in track(range(n), "looking for all that cannot be used", n):
         if index not in bad:
             with noting(bad, index, "", {}):
-                check_geometry(structures[index])
+                _ = structures[index]
     refuse(bad, n, where)

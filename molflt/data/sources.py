@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import warnings
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,11 +38,11 @@ from molflt.data.folders import DATABASES, SDF, SMILES, is_companion, is_molecul
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.molfiles import read_sdf
-from molflt.data.rdkit_io import from_any_mol, from_smiles, parse_smiles, read_smiles_file
+from molflt.data.rdkit_io import check_text, from_any_mol, from_text, read_smiles_file
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import check_structure
 from molflt.data.smiles_tables import TABLES
-from molflt.errors import InputError, OnBad, in_line, noting, refuse
+from molflt.errors import InputError, InputWarning, OnBad, in_line, noting, refuse
 from molflt.files import standard_input
 from molflt.printable import printable
 
@@ -184,12 +186,12 @@ def resolve_inputs(
         if matches := paths_behind(text):
             return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad, how), text))
         try:
-            parse_smiles(text, text)
+            check_text(text)
         except InputError as error:
             raise InputError(
                 f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
             ) from error
-        return ListDataset([from_smiles(text, how=how)])
+        return ListDataset([from_text(text, how)])
 
     return ConcatDataset([*found, *_all(inputs, opened, "the inputs")])
 
@@ -303,21 +305,23 @@ def _checked(data: Data, name: str, how: Reading) -> Data:
 def _read_standard_input(tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, how: Reading) -> ListDataset:
     what = "SMILES, one a line, or (extended) xyz"
     content = standard_input(what=what)
-    lines = content.split(b"\n", 1)
     if not content.strip():
         raise InputError(f"standard input is empty; pipe {what} into it")
-    # The first line of xyz is the number of atoms; no SMILES is a number.
-    suffix = ".extxyz" if lines[0].strip().isdigit() else ".smi"
-    with TemporaryDirectory() as folder:
+    # xyz begins with the number of atoms, and no SMILES with a digit.
+    suffix = ".xyz" if content.removeprefix(BOM_UTF8).lstrip()[:1].isdigit() else ".smi"
+    with TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always", InputWarning)
         file = Path(folder) / f"standard_input{suffix}"
         file.write_bytes(content)
         try:
-            if suffix == ".extxyz":
+            if suffix == ".xyz":
                 found = read_ase(file, tags, labels, on_bad, how)
             else:
                 found = read_smiles_file(file, labels, on_bad, how)
         except InputError as error:
             raise _of_standard_input(error, file) from error
+    for remark in remarks:
+        warnings.warn(_renamed(str(remark.message), file), remark.category, stacklevel=2)
     for place, item in enumerate(found.items):
         if isinstance(item, InputError):
             found.items[place] = _of_standard_input(item, file)
@@ -326,7 +330,11 @@ def _read_standard_input(tags: TagConvention, labels: LabelSpec | None, on_bad: 
     return found
 
 
+def _renamed(message: str, file: Path) -> str:
+    return message.replace(f"{file}#", "standard input #").replace(str(file), "standard input")
+
+
 def _of_standard_input(error: InputError, file: Path) -> InputError:
-    renamed = InputError(str(error).replace(f"{file}#", "standard input #").replace(str(file), "standard input"))
+    renamed = InputError(_renamed(str(error), file))
     renamed.record, renamed.info = error.record.replace(str(file), STANDARD_INPUT), error.info
     return renamed

@@ -3,78 +3,252 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import IO
+from typing import IO, Any
 
-import ase.io
+import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import all_properties
+from ase.constraints import FixAtoms, FixCartesian
+from ase.io.extxyz import set_calc_and_arrays
 
 from molflt.data.notes import Notes
+from molflt.data.symbols import is_label
+from molflt.data.xyz_columns import PLAIN, parse_properties, read_column, reals
+from molflt.data.xyz_comments import has_keys, parse_comment
 from molflt.errors import InputError
+from molflt.printable import shown
 
-_MOST_COLUMNS = 1000
-_MOST_LINE = 1 << 20
 _MOST_DIGITS = 12
-_COLUMNS = re.compile(r"properties\s*=\s*[\"']?([^\s\"']+)", re.IGNORECASE)
+_QM9 = ("A", "B", "C", "mu", "alpha", "homo", "lumo", "gap", "r2", "zpve", "U0", "U", "H", "G", "Cv")
+"""What the comment of a raw QM9 file has behind ``gdb`` and a number, by the names of its readme."""
+_STATED = re.compile(r"(?:lattice|properties|pbc|cell|energy)[\s:\"'\[(]*[-+]?\.?\d", re.IGNORECASE)
 
 
 def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """Every frame of an xyz file, extended or not.
+    """Every frame of an xyz file, as ASE reads it where it is well-formed.
+
+    The comment of a frame alone decides whether that frame is extended xyz. A frame is an ``Atoms`` with the keys of
+    the comment in ``info`` (a free text as ``comment``), its columns as arrays, and a calculator with results such as
+    ``energy``, ``forces`` and ``stress``. Raw QM9 files are read as well.
+
+    Args:
+        stream: text with universal newlines, from its start.
+        where: the file, for messages.
+        notes: take what is not read.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: a frame cannot be read; with its line.
     """
-    form = "extxyz" if where.endswith(".extxyz") or _has_keys(stream) else "xyz"
-    if form == "extxyz":
-        for check in (refuse_columns, refuse_counts):
-            stream.seek(0)
-            check(stream, where)
-    stream.seek(0)
-    yield from ase.io.iread(stream, index=":", format=form, do_not_split_by_at_sign=True)
+    lines = _Lines(stream)
+    index = 0
+    try:
+        while (frame := _next_frame(lines, f"{where}#{index}")) is not None:
+            yield _atoms(frame, notes)
+            index += 1
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where}#{index}: not text in UTF-8, somewhere behind line {lines.n_read}: {error.reason}; save it as "
+            "UTF-8"
+        ) from error
 
 
-def _has_keys(lines: IO[str]) -> bool:
-    """Whether an xyz file is extended xyz: key=value in the comment line of its first frame."""
-    lines.readline()
-    return "=" in lines.readline()
+class _Lines:
+    """Lines of a stream, counted."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = iter(stream)
+        self._ahead: list[str] = []
+        self.n_read = 0
+
+    def take(self, n: int) -> list[str]:
+        """The next lines, fewer where the stream ends."""
+        found, self._ahead = self._ahead[:n], self._ahead[n:]
+        found += islice(self._stream, n - len(found))
+        self.n_read += len(found)
+        return found
+
+    def peek(self) -> str:
+        """The next line without its spaces, which is still to come; empty at the end."""
+        self._ahead = self._ahead or list(islice(self._stream, 1))
+        return self._ahead[0].strip() if self._ahead else ""
 
 
-def refuse_columns(lines: Iterable[str], where: str) -> None:
-    """Refuse extended xyz that announces more columns than its reader should take memory for.
+@dataclass
+class _Frame:
+    """Lines of a frame.
 
-    Raises:
-        InputError: ``Properties=...`` names more columns than any file has.
+    Attributes:
+        where: file and index.
+        line: number of the first line, that of the number of atoms; lines of a file are counted from 1.
+        comment: the second line.
+        rows: a line for each atom.
+        vectors: lines ``VEC`` behind them.
+        tail: other lines behind them, of QM9.
     """
-    for line in lines:
-        if "=" not in line:
-            continue
-        for found in _COLUMNS.finditer(line[:_MOST_LINE]):
-            counts = [
-                int(word) if len(word) < 7 else _MOST_COLUMNS for word in found[1].split(":")[2::3] if word.isdigit()
-            ]
-            if sum(counts) >= _MOST_COLUMNS:
-                raise InputError(f"{where}: 'Properties' names {_MOST_COLUMNS:,} columns or more; correct that line")
+
+    where: str
+    line: int
+    comment: str
+    rows: list[str]
+    vectors: list[str] = field(default_factory=list)
+    tail: list[str] = field(default_factory=list)
+
+    def at(self, row: int = -1) -> str:
+        """Where a row is, for messages; without one, where the comment is."""
+        return f"{self.where}, line {self.line + 2 + row}"
 
 
-def refuse_counts(lines: Iterable[str], where: str) -> None:
-    """Refuse extended xyz that announces more atoms than it has lines: its reader would count to any number.
+def _next_frame(lines: _Lines, where: str) -> _Frame | None:
+    """The next frame, by the number of atoms that it announces; None at the end."""
+    word = ""
+    while not word:
+        if not (found := lines.take(1)):
+            return None
+        # a mark of the byte order is inside where files were put together
+        word = found[0].strip().strip("\ufeff")
+    line = lines.n_read
+    here = f"{where}, line {line}"
+    if not (word.isascii() and word.isdigit()):
+        before = "" if where.endswith("#0") else "; or the frame before announces too few atoms"
+        raise InputError(
+            f"{here}: {shown(word)} stands where the number of atoms of a frame should. A frame is that number, "
+            f"alone, a comment, and a line SYMBOL X Y Z for every atom{before}"
+        )
+    n_atoms = int(word) if len(word) <= _MOST_DIGITS else 10**_MOST_DIGITS
+    comment, rows = lines.take(1), lines.take(n_atoms)
+    if not comment or len(rows) < n_atoms:
+        raise InputError(
+            f"{here}: the frame announces {word[:_MOST_DIGITS]} atoms, and the file ends after {len(rows):,} of "
+            "them; it is cut short, or that number is wrong"
+        )
+    frame = _Frame(where, line, comment[0].strip(), rows)
+    while lines.peek()[:3].upper() == "VEC":
+        frame.vectors += lines.take(1)
+    # some leave these lines out
+    if _is_qm9(frame.comment) and lines.peek() and not lines.peek().isdigit():
+        frame.tail = lines.take(3)
+    return frame
 
-    Raises:
-        InputError: a frame is longer than the file.
-    """
-    lines = iter(lines)
-    for header in lines:
-        if header.lstrip().startswith("VEC"):
-            continue
-        word = header.strip()
-        if not word.isdecimal():
-            return
-        n_atoms = int(word) if len(word) < _MOST_DIGITS else 10**_MOST_DIGITS
-        # the comment line comes first
-        n_lines = sum(1 for _ in islice(lines, n_atoms + 1))
-        if n_lines < n_atoms:
-            raise InputError(
-                f"{where}: a frame announces {word[:_MOST_DIGITS]} atoms, and the file ends after {n_lines} lines; "
-                "it is cut short, or that number is wrong"
+
+def _atoms(frame: _Frame, notes: Notes) -> Atoms:
+    if has_keys(frame.comment):
+        info = parse_comment(frame.comment, frame.at())
+    elif _is_qm9(frame.comment):
+        info = _qm9_info(frame, notes)
+    else:
+        info = {"comment": frame.comment} if frame.comment else {}
+        if _STATED.search(frame.comment):
+            notes.add(
+                "the comment is free text, of which nothing is read, but it seems to hold a cell or an energy; write "
+                'Lattice="AX AY AZ BX BY BZ CX CY CZ" or energy=VALUE',
+                frame.where,
             )
+    cell, pbc = _cell(frame, info)
+    arrays = _arrays(frame, info.pop("Properties", None), notes)
+    for name in arrays:
+        if name in info and name in all_properties:
+            raise InputError(
+                f"{frame.at()}: '{name}' is a key and a column: two things of one name; rename one of them"
+            )
+    numbers, positions = arrays.pop("numbers"), arrays.pop("positions")
+    charges = arrays.pop("initial_charges", None)
+    atoms = Atoms(numbers=numbers, positions=positions, charges=charges, cell=cell, pbc=pbc, info=info)
+    if (mask := arrays.pop("move_mask", None)) is not None:
+        fixed = ~mask.astype(bool)
+        atoms.set_constraint(
+            FixAtoms(mask=fixed) if fixed.ndim == 1 else [FixCartesian(i, mask=row) for i, row in enumerate(fixed)]
+        )
+    set_calc_and_arrays(atoms, arrays)
+    return atoms
+
+
+def _cell(frame: _Frame, info: dict[str, Any]) -> tuple[np.ndarray | None, Any]:
+    """Cell, in Å, and periodicity; taken out of ``info``."""
+    lattice, pbc = info.pop("Lattice", None), info.pop("pbc", None)
+    if pbc is not None:
+        given = np.asarray(pbc).reshape(-1).tolist()
+        if len(given) not in (1, 3) or any(repeats not in (0, 1) for repeats in given):
+            raise InputError(f'{frame.at()}: pbc is {shown(pbc)}; write pbc="T T F", T for a direction that repeats')
+        pbc = [bool(repeats) for repeats in given] * (3 // len(given))
+    cell = None
+    if lattice is not None:
+        vectors = np.asarray(lattice)
+        if vectors.shape != (9,) or vectors.dtype.kind not in "if" or not np.isfinite(vectors).all():
+            raise InputError(
+                f"{frame.at()}: Lattice is {shown(lattice)}, expected nine numbers, in Å; write "
+                'Lattice="AX AY AZ BX BY BZ CX CY CZ"'
+            )
+        cell, pbc = vectors.reshape(3, 3).astype(np.float64), True if pbc is None else pbc
+    if not frame.vectors:
+        return cell, pbc
+    if cell is not None or pbc is not None:
+        raise InputError(f"{frame.at()}: Lattice or pbc stands beside lines VEC; leave one of them out")
+    cell = np.zeros((3, 3))
+    for k, line in enumerate(frame.vectors):
+        words = line.split()
+        vector = reals([words[1:]])
+        if k == 3 or words[0].upper() != f"VEC{k + 1}" or vector is None or vector.shape != (1, 3):
+            raise InputError(
+                f"{frame.at(len(frame.rows) + k)}: expected VEC1 X Y Z, then VEC2 and VEC3 if they repeat"
+            )
+        cell[k] = vector[0]
+    return cell, [k < len(frame.vectors) for k in range(3)]
+
+
+def _arrays(frame: _Frame, properties: Any, notes: Notes) -> dict[str, np.ndarray]:
+    """Columns by ASE's names, among them ``numbers`` (n_atoms,) and ``positions`` (n_atoms, 3)."""
+    try:
+        columns = parse_properties(PLAIN if properties is None else str(properties))
+    except ValueError as error:
+        raise InputError(f"{frame.at()}: 'Properties' {error}") from error
+    width = columns[-1].start + columns[-1].width
+    rows = [row.split() for row in frame.rows]
+    if any(len(words) != width for words in rows):
+        for i, words in enumerate(rows):
+            if len(words) < width or (len(words) > width and properties is not None):
+                expected = "SYMBOL X Y Z" if properties is None else f"the {width} columns of 'Properties'"
+                raise InputError(f"{frame.at(i)}: expected {expected}, found {len(words)}: {shown(' '.join(words))}")
+        notes.add("columns behind X, Y and Z are not read; name them in Properties=...", frame.where)
+    texts = list(zip(*rows, strict=False)) or [()] * width
+    arrays: dict[str, np.ndarray] = {}
+    for column in columns:
+        array = read_column(column, texts[column.start : column.start + column.width], frame.at)
+        name = "numbers" if column.name == "symbols" else column.name
+        if name in arrays and not (same := array == arrays[name]).all():
+            row = int(np.argmin(same))
+            raise InputError(f"{frame.at(row)}: symbol and atomic number differ: {shown(frame.rows[row].strip())}")
+        if column.name == "symbols" and any(map(is_label, set(texts[column.start]))):
+            notes.add("labels of atoms, such as C1 or Fe_2, are read as their elements", frame.where)
+        arrays[name] = array
+    return arrays
+
+
+def _is_qm9(comment: str) -> bool:
+    words = comment.split()
+    return len(words) == 2 + len(_QM9) and words[0] == "gdb" and words[1].isdigit()
+
+
+def _qm9_info(frame: _Frame, notes: Notes) -> dict[str, Any]:
+    """What a raw QM9 file says of its molecule."""
+    words = frame.comment.split()
+    if (values := reals([words[2:]])) is None:
+        raise InputError(f"{frame.at()}: a comment of QM9 has 15 numbers behind 'gdb {words[1]}'")
+    info = {"name": f"gdb {words[1]}", **dict(zip(_QM9, values[0].tolist(), strict=True))}
+    if frame.tail:
+        frequencies = reals([frame.tail[0].split()])
+        if frequencies is None or len(frame.tail) < 3 or not frame.tail[2].startswith("InChI="):
+            end = frame.at(len(frame.rows))
+            raise InputError(f"{end}: expected three lines of QM9 behind the atoms: frequencies, SMILES and InChI")
+        info["frequencies"] = frequencies[0]
+        for name, line in zip(("smiles", "inchi"), frame.tail[1:], strict=True):
+            info |= dict(zip((name, f"{name}_relaxed"), line.split(), strict=False))
+    if frame.rows and len(frame.rows[0].split()) == 5:
+        info["Properties"] = f"{PLAIN}:mulliken:R:1"
+    notes.add(
+        "raw QM9; its properties keep their names and units, for U0, U, H, G, zpve, homo, lumo and gap Hartree "
+        "(data.label=U0 data.unit=Hartree)"
+    )
+    return info

@@ -170,7 +170,8 @@ class Model:
             raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
         wanted = [name for name, one in zip(BY_ATOM, (forces, per_atom, embeddings), strict=True) if one]
         entries = [structures] if _is_one(structures) else list(structures)
-        how = Reading(allow_charged, conformers, charges=self.members[0].model.config.takes_ions)
+        takes_ions = self.members[0].model.config.takes_ions
+        how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
         datasets: list[StructureDataset] = []
         for index, entry in enumerate(entries):
             try:

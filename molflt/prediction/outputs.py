@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
-import ase.io
 import numpy as np
 from ase import Atoms
 from torch_geometric.data import Data
@@ -18,6 +17,9 @@ from torch_geometric.data import Data
 from molflt.choices import OC20Split
 from molflt.data.ase_io import to_atoms
 from molflt.data.datasets import StructureDataset
+from molflt.data.extras import extra_of
+from molflt.data.extxyz_output import write_extxyz
+from molflt.data.notes import Notes
 from molflt.errors import InputError
 from molflt.files import atomic_file, sole_writer
 from molflt.prediction.prediction import Prediction
@@ -61,8 +63,8 @@ def write_predictions(
 
     Args:
         path: ``.csv`` (name, energy, and every column or property of the inputs, ``input_NAME`` where the name is
-            taken; an apostrophe before text that a spreadsheet would compute), ``.extxyz`` (the
-            structures, the energy in ``info``), or ``.npz``.
+            taken; an apostrophe before text that a spreadsheet would compute), ``.extxyz`` (the structures with all
+            that their files say of them, the energy in ``info``; a warning names what has no place), or ``.npz``.
         prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
             are left out of extxyz.
         structures: in the same order; None does for csv and npz.
@@ -85,10 +87,15 @@ def write_predictions(
                 writer.writerows(zip(*columns.values(), strict=True))
         elif path.suffix == ".extxyz":
             assert structures is not None
+            notes = Notes(str(path))
             with open(temporary, "w", encoding="utf-8") as handle:
                 for i in range(len(prediction.names)):
                     if i not in prediction.failures:
-                        ase.io.write(handle, _with_prediction(structures[i], prediction, i, target), format="extxyz")
+                        structure = structures[i]
+                        left = write_extxyz(handle, _with_prediction(structure, prediction, i, target))
+                        for what in (*extra_of(structure).left, *left):
+                            notes.add(f"extxyz has no place for {what}", prediction.names[i])
+            notes.give()
         elif oc20_split is None:
             arrays = {"name": np.asarray(prediction.names), "energy": prediction.energies}
             if prediction.std is not None:

@@ -38,7 +38,8 @@ class Prediction:
         names: where each structure came from.
         contractions: how the far field was computed ("lattice, quadratic") and for how many structures.
         std: (n_structures,) eV: what 68 % of the errors are below, where the model's file knows; else the standard
-            deviation over the members (n − 1 in the denominator), or None for one model.
+            deviation over the members (n − 1 in the denominator), or None for one model. It is measured on structures
+            inside the domain, and says nothing of others, which have an entry in ``warnings``.
         failures: what is wrong with the structures that were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
         info: what each structure's file says of it, such as the columns of a table; also of those that failed.
@@ -50,6 +51,7 @@ class Prediction:
         n_in_parts: batches that did not fit into memory and were computed in parts.
         conformers: of the molecules that have several, by index.
         warnings: why the energy of a structure is not to be trusted, by index.
+        about: formula and, where known, name of the molecules that were given as graphs or names, by index.
     """
 
     energies: np.ndarray
@@ -66,6 +68,7 @@ class Prediction:
     n_in_parts: int = 0
     conformers: dict[int, Conformers] = field(default_factory=dict)
     warnings: dict[int, str] = field(default_factory=dict)
+    about: dict[int, str] = field(default_factory=dict)
 
     @property
     def far_field(self) -> str:
@@ -89,6 +92,7 @@ class Prediction:
             ids=[self.ids[k] for k in places],
             conformers={i: self.conformers[k] for i, k in enumerate(places) if k in self.conformers},
             warnings={i: self.warnings[k] for i, k in enumerate(places) if k in self.warnings},
+            about={i: self.about[k] for i, k in enumerate(places) if k in self.about},
             **{name: [values[k] for k in places] for name, values in self.by_atom.items()},  # type: ignore[arg-type]
         )
 
@@ -112,7 +116,8 @@ class Prediction:
         lines = [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]
         n, of = len(lines), f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
         verb = "are" if n != 1 else "is"
-        return listed(f"{n:,} {of} {verb} doubtful; the energies may mean little", lines, most=5)
+        uncovered = "" if self.std is None else ", and ± does not cover it"
+        return listed(f"{n:,} {of} {verb} doubtful; the energies may mean little{uncovered}", lines, most=5)
 
     def doubts(self) -> list[str]:
         """What is to be said of the prediction: of energies not to be trusted, and of memory that did not suffice."""
@@ -132,6 +137,7 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.failures.update({before + i: reason for i, reason in part.failures.items()})
         whole.conformers.update({before + i: found for i, found in part.conformers.items()})
         whole.warnings.update({before + i: reason for i, reason in part.warnings.items()})
+        whole.about.update({before + i: about for i, about in part.about.items()})
         whole.names += part.names
         whole.ids += part.ids
         whole.info += part.info

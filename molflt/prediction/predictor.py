@@ -13,10 +13,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt.choices import OnError
+from molflt.data import domain
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.datasets import ListDataset, StructureDataset
-from molflt.data.domain import Reason
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.occurrence import Reason
 from molflt.data.progress import track
 from molflt.data.screening import refuse_unusable
 from molflt.errors import InputError
@@ -76,13 +77,9 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
 def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
     """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.domain`.
 
-    Empty: it is inside. A file that states no domain states the elements all the same.
+    Empty: it is inside.
     """
-    domain, unknown = loaded.metadata.domain, unknown_elements(loaded, set(data.atomic_numbers.tolist()))
-    if unknown:
-        # Nothing else is known of them.
-        return [Reason("elements", f"the model was not trained on {', '.join(unknown)}")]
-    return [] if domain is None else domain.reasons(data)
+    return domain.outside(loaded.metadata.domain, loaded.metadata.elements, data)
 
 
 def predict(
@@ -184,6 +181,8 @@ def _predict_batch(
             data = unlabelled(dataset[index])
             found.names[position], found.ids[position] = printable(data.name), system_id(data)
             found.info[position] = data.get("info") or {}
+            if "about" in data:
+                found.about[position] = data.about
             shapes[position] = [
                 attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated)
                 for shape in conformers_of(data)
@@ -315,9 +314,8 @@ def why_no_forces(target: str) -> str | None:
 
 def doubt_of_forces(metadata: ModelMetadata) -> str | None:
     """What to say of the forces of a model that has learnt energies at minima only; None of others."""
-    domain = metadata.domain
     trained = any(key.endswith("force_mae") for key in metadata.validation)
-    if trained or (domain is not None and domain.knows_displaced):
+    if trained or (metadata.domain is not None and metadata.domain.knows_displaced):
         return None
     return (
         "this model was trained without forces, and on no structure in many geometries: its energy away from "

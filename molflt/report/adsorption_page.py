@@ -6,11 +6,12 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-import ase.io
 import numpy as np
 
-from molflt.adsorption.adsorb import Adsorption
+from molflt.adsorption.adsorb import Adsorption, doubts_of
 from molflt.data.ase_io import to_atoms
+from molflt.data.extxyz_output import write_extxyz
+from molflt.data.molecule_names import described
 from molflt.files import atomic_file
 from molflt.prediction.members import meaning_of_uncertainty
 from molflt.prediction.model import Model
@@ -53,7 +54,7 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
                     "predicted_y_relaxed": one.energy,
                     "uncertainty": one.uncertainty,
                 }
-                ase.io.write(handle, atoms, format="extxyz")
+                write_extxyz(handle, atoms)
 
 
 def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, ...]]:
@@ -85,13 +86,13 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
     page = Page("adsorb.html")
     page.write(
         path,
-        title=f"{results[0].molecule} on {', '.join(one.metal for one in results)}",
+        title=f"{described(results[0].molecule)} on {', '.join(one.metal for one in results)}",
         subtitle=f"adsorption energies, predicted by {model.members[0].name}",
         chart=page.figure(page_figure([adsorption_panel(results)], 380)),
         table={"head": HEAD, "rows": rows(results)},
         uncertainty=about_uncertainty(model),
         guessed=GUESSED,
-        doubts=[one.doubt for one in results if one.doubt],
+        doubt=doubts_of(results),
         cards=[
             {
                 "name": f"{one.metal}{one.face[3:]}",

@@ -86,14 +86,14 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, unknown: list[str]) -> None:
+def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, doubt: str) -> None:
     """Write the page, atomically.
 
     Args:
         path: the HTML file.
         explanation: what it shows.
         loaded: the model that was explained.
-        unknown: symbols of elements in the structure that the model was not trained on.
+        doubt: why it may mean little, one reason to a line below the first; empty: it does not.
     """
     signed = bool((explanation.attention < 0).any())
     n_layers, n_heads, n_atoms = explanation.attention.shape
@@ -128,7 +128,7 @@ def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, unknow
         constant=constant if referenced else explanation.mean,
         referenced=referenced,
         learnt=float(explanation.learnt.sum()),
-        unknown=", ".join(unknown),
+        doubt=doubt,
         signed=signed,
         n_layers=n_layers,
         n_heads=n_heads,

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
+from molflt.data.reading import Reading
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
@@ -58,6 +59,9 @@ class DataConfig(BaseModel):
         "or skip it; skipped.csv in the run folder tells which were skipped",
     )
     allow_charged: bool = Field(False, description="take ions and radicals as if they were neutral and closed-shell")
+    accept_unconverged: bool = Field(
+        False, description="read calculations that are not converged or were cut short as well"
+    )
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
     @field_validator("val", mode="before")
@@ -89,6 +93,12 @@ class DataConfig(BaseModel):
     def labels(self) -> LabelSpec:
         """Which label is read, and what its numbers mean."""
         return LabelSpec(**self.model_dump(include=set(LabelSpec.model_fields)))
+
+    def reading(self, charges: bool = False) -> Reading:
+        """How structures are read; ``charges``: by a model that takes ions."""
+        return Reading(
+            self.allow_charged, charges=charges, accept_unconverged=self.accept_unconverged, pairs=self.pairs
+        )
 
 
 WEIGHT_DECAY = 0.1

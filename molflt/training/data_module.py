@@ -5,22 +5,51 @@ from __future__ import annotations
 import lightning
 import numpy as np
 from torch.utils.data import DataLoader
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
+from molflt.data.domain import GEOMETRIC, outside
 from molflt.data.likeness import alike
-from molflt.data.reading import Reading
-from molflt.data.screening import ALONE, Crew, Screening, labels
+from molflt.data.occurrence import Reason
+from molflt.data.screening import ALONE, Crew, Screening, label_of
 from molflt.data.sources import fingerprint, open_dataset
-from molflt.errors import InputError
+from molflt.errors import InputError, listed
 from molflt.model.standardiser import mean_absolute_deviation
 from molflt.training.config import TrainConfig
 from molflt.training.prepared import NoisyDataset, PreparedDataset
 from molflt.training.separation import SHARE, SeparatedDataset
-from molflt.training.training_set import read_training_set
+from molflt.training.training_set import TrainingSet, read_training_set
 
 _EXAMPLES = 3
+_CLOSELY = 1_000
+"""Structures of a validation set up to which their geometry is compared with that of the training set."""
+_USUAL = 0.05
+"""Share of a validation set like the one trained on that may be outside the domain by its geometry."""
+
+
+def _validation(screening: Screening, found: TrainingSet) -> tuple[np.ndarray, list[tuple[str, list[Reason]]]]:
+    """Labels of a validation set in eV, less reference energies, and why some of its structures are outside."""
+    label = label_of(screening.labels.target, found.statistics.references)
+    closely = len(screening.structures) <= _CLOSELY
+
+    def look(_: int, data: Data) -> tuple[float, str, list[Reason]]:
+        return label(data), str(data.name), outside(found.domain, found.elements, data, closely)
+
+    looks = screening.each(look)
+    values = np.array([value for value, _, _ in looks], dtype=np.float64)
+    return values, [(name, reasons) for _, name, reasons in looks if reasons]
+
+
+def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: bool) -> list[str]:
+    """A warning about structures of a validation set, of ``n``, that are outside the domain of the training set."""
+    by_geometry = all(reason.rule in GEOMETRIC for _, reasons in found for reason in reasons)
+    if by_geometry and len(found) <= _USUAL * n:
+        return []
+    lines = [f"{record}: {'; '.join(reason.text for reason in reasons)}" for record, reasons in found]
+    choice = f", and {name} decides which epoch is best" if decides else ""
+    what = f"{name}: {len(found):,} of {n:,} structures have something that training never saw"
+    return [listed(f"{what}; their errors mean little{choice}", lines, most=_EXAMPLES)]
 
 
 def _leak(training: Screening, validation: Screening, name: str) -> list[str]:
@@ -55,7 +84,9 @@ class EnergyDataModule(lightning.LightningDataModule):
         skipped: what cannot be used and was left out, by the name of the set.
         mad: mean absolute deviation of the labels, less reference energies where there are any, eV, by validation
             split.
-        warnings: what looks wrong with the labels, and structures that are in several sets.
+        warnings: what looks wrong with the labels, structures that are in several sets, and those unlike any that is
+            trained on.
+        notes: what a model of the training set cannot tell.
 
     Raises:
         InputError: data that cannot be read, or structures without labels.
@@ -73,20 +104,21 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            how = Reading(data.allow_charged, charges=config.model.takes_ions, pairs=data.pairs)
+            how = data.reading(config.model.takes_ions)
             structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, how))
             return Screening(structures, spec, path, self.forces, data.on_bad, compared=True, crew=crew)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}
         self.training_set = read_training_set(training, kind, data.references)
         self.train_structures = training.usable
-        self.warnings = list(training.doubts)
+        self.warnings, self.notes = list(training.doubts), self.training_set.notes()
         self.mad, self.val_structures = {}, {}
         for name, screened in validation.items():
             # Of totals, what an energy for each element leaves: the rest is no merit of a model.
-            values = labels(screened, self.training_set.statistics.references)
+            values, strange = _validation(screened, self.training_set)
             self.mad[name] = mean_absolute_deviation(values)
             self.val_structures[name] = screened.usable
+            self.warnings += _strange(strange, len(values), name, decides=len(self.mad) == 1)
             # The first process says it, and no other need look.
             self.warnings += [*screened.doubts, *(_leak(training, screened, name) if crew.rank == 0 else ())]
         self.skipped = {name: screened.skipped for name, screened in {"train": training, **validation}.items()}

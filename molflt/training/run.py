@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.attention.config import FarFieldKeys
-from molflt.data.domain import ON_SURFACE
+from molflt.data.occurrence import ON_SURFACE
 from molflt.data.screening import write_skipped
 from molflt.errors import InputError
 from molflt.files import alone
@@ -170,8 +170,8 @@ def _train(
         write_config(run_dir, config)
         if skipped := write_skipped(run_dir, data.skipped):
             say(skipped)
-        for warning in data.warnings:
-            say(f"Warning: {warning}")
+        for line in (*data.notes, *(f"Warning: {warning}" for warning in data.warnings)):
+            say(line)
     with _interrupts(trainer), losing_no_loader():
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:

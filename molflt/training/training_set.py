@@ -45,6 +45,16 @@ class TrainingSet:
     diameter: float
     domain: Domain
 
+    def notes(self) -> list[str]:
+        """A line where the compositions leave open what some elements contribute to an energy."""
+        known = self.domain.occurrence
+        if known is None or known.of_adsorbates or not (open_ones := known.span.open_elements()):
+            return []
+        return [
+            f"Note: training has no other compositions than {known.span} and combinations of these, which leave open "
+            f"what {' and '.join(open_ones)} contribute to an energy each: predictions of others get a warning"
+        ]
+
     def force_weight(self, asked: Literal["auto"] | float) -> float:
         """Weight of the force loss; ``auto`` goes by whether there are energies that forces leave open."""
         if asked == "auto":
@@ -65,7 +75,7 @@ def read_training_set(
     Raises:
         InputError: from the screening; or an element has no given reference energy.
     """
-    fit = DomainFit(len(screening.structures), screening.forces)
+    fit = DomainFit(len(screening.structures), screening.forces, kind == "element")
     found = screening.each(lambda index, data: _Facts.of(data, fit.look(index, data), screening))
     composition = torch.zeros((len(found), MAX_ATOMIC_NUMBER + 1), dtype=torch.int64)
     for row, facts in zip(composition, found, strict=True):

@@ -2,10 +2,10 @@
 
     MOLFLT_DATA=DATA python -m scripts.benchmarks.domain --out docs/results
 
-No model is trained: the rule (molflt/data/domain.py) looks at geometries alone. It is learnt from a part of a set,
+No model is trained: the rule (molflt/data/domain.py) looks at structures alone. It is learnt from a part of a set,
 and asked about others: structures held out, whose share outside is that of false alarms, and structures that a model
 of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that is outside
-by anything but its kind, size or elements.
+by its geometry: distances, neighbours and gaps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from ase.data import atomic_numbers
 from torch_geometric.data import Data
 
-from molflt.data.domain import Domain, DomainFit
+from molflt.data.domain import GEOMETRIC, Domain, DomainFit
+from molflt.data.domain import outside as outside_of
 from molflt.data.sources import open_dataset
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
@@ -30,9 +31,9 @@ _LARGEST_ADSORBATE, _LARGEST_MOLECULE, _HELD_OUT = 9, 15, 5
 Rows = list[results.Row]
 
 
-def learnt(structures: Sequence[Data]) -> Domain:
-    """The domain of a training set."""
-    fit = DomainFit(len(structures), forces=False)
+def learnt(structures: Sequence[Data], forces: bool = False, by_element: bool = True) -> Domain:
+    """The domain of a training set; for ``by_element`` see :class:`molflt.data.domain.DomainFit`."""
+    fit = DomainFit(len(structures), forces, by_element)
     for index, structure in enumerate(structures):
         fit.add(fit.look(index, structure))
     return fit.domain()
@@ -40,13 +41,13 @@ def learnt(structures: Sequence[Data]) -> Domain:
 
 def row(data: str, training: Sequence[Data], what: str, asked: Sequence[Data]) -> results.Row:
     """What a rule learnt from some structures says of others."""
-    domain, elements = learnt(training), {z for s in training for z in s.atomic_numbers.tolist()}
+    domain = learnt(training, by_element=data != "FG")
+    elements = {z for s in training for z in s.atomic_numbers.tolist()}
     outside = rest = 0
     for structure in asked:
-        rules = {reason.rule for reason in domain.reasons(structure)}
-        unknown = not elements.issuperset(structure.atomic_numbers.tolist())
-        outside += bool(rules) or unknown
-        rest += bool(rules & {"distance", "neighbours", "gap"}) and not unknown
+        rules = {reason.rule for reason in outside_of(domain, elements, structure)}
+        outside += bool(rules)
+        rest += not rules.isdisjoint(GEOMETRIC)
     n = len(asked)
     found = {"outside": f"{outside / n:.1%}", "by the rest": f"{rest / n:.1%}"}
     return {"set": data, "training": str(len(training)), "asked": what, "n": str(n), **found}
@@ -136,6 +137,14 @@ def of_qm7(file: Path) -> Rows:
     return rows
 
 
+def of_acac(folder: Path, qm7: Path) -> Rows:
+    """Rows of acetylacetone at 300 K: asked about other geometries of it, and about molecules of its elements."""
+    training, elements = read(folder / "train_300K.xyz.gz"), {1, 6, 8}
+    others = [s for s in read(qm7) if elements.issuperset(s.atomic_numbers.tolist())]
+    asked = {"held out (300 K)": read(folder / "test_MD_300K.xyz.gz"), "QM7 of C, H and O": others}
+    return [row("acetylacetone", training, what, structures) for what, structures in asked.items()]
+
+
 def _parts(structures: Sequence[Data], chosen: Callable[[Data], bool]) -> tuple[list[Data], list[Data]]:
     return [s for s in structures if not chosen(s)], [s for s in structures if chosen(s)]
 
@@ -145,7 +154,8 @@ def main() -> None:
     parser = results.parser(__doc__, "domain.csv")
     options = parser.parse_args()
     with results.input_errors(parser):
-        rows = of_fg(shared("fg")) + of_qm7(shared("qm7/qm7_train.extxyz.gz"))
+        qm7 = shared("qm7/qm7_train.extxyz.gz")
+        rows = of_fg(shared("fg")) + of_qm7(qm7) + of_acac(shared("acac"), qm7)
         results.record(options.out / "domain.csv", rows)
 
 

@@ -1,6 +1,7 @@
 """``molflt adsorb`` and ``molflt.adsorb``, with a model that has learnt nothing but knows all elements of the set."""
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import torch
 from ase.io import read
 
 import molflt
-from molflt.adsorption.adsorb import Adsorption
+from molflt.adsorption.adsorb import Adsorption, adsorb
+from molflt.adsorption.molecules import molecule
+from molflt.adsorption.placing import guesses
 from molflt.adsorption.surfaces import METALS, surface
 from molflt.data.domain import DomainFit
+from molflt.errors import InputWarning
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model, save_model
 from molflt.report.charts import adsorption_panel
@@ -23,7 +27,7 @@ ELEMENTS = sorted({1, 6, 7, 8, *(int(surface(metal).atoms.numbers[0]) for metal 
 def make_untrained(loaded: LoadedModel, tmp_path: Path):
     def make(seed: int = 0, **changes) -> Path:
         torch.manual_seed(seed)
-        changes = {"target": "y_relaxed", "elements": ELEMENTS, "seed": seed, **changes}
+        changes = {"target": "y_relaxed", "elements": ELEMENTS, "seed": seed, "domain": None, **changes}
         metadata = loaded.metadata.model_copy(update=changes)
         path = tmp_path / f"untrained {seed}.safetensors"
         model = EnergyModel(metadata.config, seed)
@@ -90,19 +94,34 @@ def test_guesses_outside_the_domain_are_passed_over(untrained):
     """By the domain that the model's file states."""
     loaded = load_model(untrained)
     model = molflt.Model([loaded])
-    (everything,) = molflt.adsorb("CO", "Cu", model, n_guesses=12)
-    assert loaded.metadata.domain is not None
+    (everything,) = molflt.adsorb("OC", "Cu", model, n_guesses=12)
     fit = DomainFit(150, forces=False)
     for index in range(150):
         fit.add(fit.look(index, everything.guesses[index % 3].structure))
     loaded.metadata = loaded.metadata.model_copy(update={"domain": fit.domain()})
-    (found,) = molflt.adsorb("CO", "Cu", model, n_guesses=12)
-    domain = loaded.metadata.domain
+    (found,) = molflt.adsorb("OC", "Cu", model, n_guesses=12)
+    domain = fit.domain()
     inside = [not domain.reasons(guess.structure) for guess in found.guesses]
     assert found.inside.tolist() == inside
     assert 3 <= sum(inside) < 12
     assert found.energy == found.energies[inside].min()
     assert all(reason for reason in found.warnings.values())
+
+
+def test_energies_that_mean_little_are_warned_of(untrained, molflt, tmp_path):
+    """From Python as on the command line; on the page, a list of metals."""
+    loaded = load_model(untrained)
+    fit = DomainFit(1, forces=False)
+    water = guesses(surface("Cu"), molecule("O", 0), 1, "O", 0)[0].structure
+    fit.add(fit.look(0, water))
+    save_model(untrained, loaded.model, loaded.metadata.model_copy(update={"domain": fit.domain()}))
+    with pytest.warns(InputWarning, match=r"and ± does not cover it\n  Cu: 4 of 4 guesses are outside"):
+        adsorb("CO", "Cu", untrained, n_guesses=4)
+    page = tmp_path / "a.html"
+    result = molflt("-q", "adsorb", "CO", "--on", "Cu,Pt", "--model", untrained, "--guesses", 4, "-o", page)
+    text = page.read_text("utf-8")
+    assert re.findall(r"<li>(\w+): 4 of 4 guesses.*6 adsorbate atoms, and at most 3 .*</li>", text) == ["Cu", "Pt"]
+    assert result.err.count("4 of 4 guesses are outside the model's domain") == 2
 
 
 def test_another_smiles_of_the_same_molecule(untrained):
@@ -133,12 +152,14 @@ def test_the_spread_of_an_ensemble(make_untrained):
         ("CC[O-]", "Pt", "has a net charge of -1"),
         ("[CH3]", "Pt", "has 1 unpaired electron, .*; give a neutral closed-shell molecule$"),
         ("[C]=O", "Pt", r"carbon monoxide is \[C-\]#\[O\+\]"),
+        ("CO", "Pt", r"'CO' is methanol \(CH4O\) as a SMILES, and reads as carbon monoxide as a formula"),
+        ("molecule:NO", "Pt", "an open shell"),
         ("CO.O", "Pt", "is several molecules"),
         ("C1CC", "Pt", "is not a valid SMILES"),
         ("", "Pt", "the SMILES is empty"),
-        ("CS", "Pt", "was not trained on S; its energies of them would mean nothing"),
-        ("CO", "Pt,W", "'W' is no metal with a known surface"),
-        ("CO", (), "no metal: choose among"),
+        ("SC", "Pt", "was not trained on S; its energies of them would mean nothing"),
+        ("OC", "Pt,W", "'W' is no metal with a known surface"),
+        ("OC", (), "no metal: choose among"),
         ("C" * 14, "Cu", "does not fit into the cell of Cu"),
     ],
 )
@@ -150,7 +171,7 @@ def test_what_it_cannot_do(untrained, smiles, on, message):
 
 def test_a_model_of_another_kind(untrained, make_untrained):
     with pytest.raises(molflt.InputError, match="predicts y_init, the energy of the given geometry"):
-        molflt.adsorb("CO", "Pt", make_untrained(1, target="y_init"))
+        molflt.adsorb("OC", "Pt", make_untrained(1, target="y_init"))
     (one,) = molflt.adsorb("[C-]#[O+]", "Pt", make_untrained(2), n_guesses=1)
     assert one.energies.shape == (1,)
 
@@ -162,6 +183,7 @@ def test_command(molflt, untrained, tmp_path):
         assert result.status == 0, result
         assert result.out.endswith(f"2 surfaces in {tmp_path / name}\n")
         assert "Fe(110)" in result.out
+        assert "ethanol (C2H6O, CCO) on Pt, Fe" in result.out
         assert result.err.startswith("±: not known of this model; of the guesses inside, a twentieth")
         assert result.err.count("\n") == 1
     with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
@@ -176,7 +198,7 @@ def test_command(molflt, untrained, tmp_path):
         assert atoms[48:].get_chemical_formula() == "C2H6O"
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert (page.count('class="figure"'), page.count('<div class="structure"')) == (1, 2)
-    assert "CCO on Pt, Fe" in page
+    assert "ethanol (C2H6O, CCO) on Pt, Fe" in page
     again = molflt(*command, tmp_path / "a.csv")
     assert (again.status, again.err.count("\n")) == (2, 1)
     wrong = molflt("adsorb", "[Na+]", "--on", "Pt", "--model", untrained, "-o", tmp_path / "b.html")

@@ -380,7 +380,7 @@ def test_what_is_not_finite_is_refused(random_model):
 def test_what_cannot_be_used(calc, random_model, tmp_path):
     atoms = Atoms("CuCu", [[0, 0, 0], [0, 0, 0]])
     atoms.calc = calc
-    with pytest.raises(InputError, match="coincide"):
+    with pytest.raises(InputError, match="Å apart"):
         atoms.get_forces()
     with pytest.raises(InputError, match="no atoms"):
         MolFLTCalculator(random_model()).calculate()

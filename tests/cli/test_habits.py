@@ -44,7 +44,7 @@ def test_quiet_prints_results_and_errors_only(molflt: Run, model_path: Path, tmp
     assert loud.out
     assert (quiet.status, quiet.out) == (0, "")
     assert (tmp_path / "a.csv").read_text(encoding="utf-8") == (tmp_path / "b.csv").read_text(encoding="utf-8")
-    assert "O\n" in molflt("-q", "predict", model_path, "O").out
+    assert "O (H2O, water)\n" in molflt("-q", "predict", model_path, "O").out
     failed = molflt("--quiet", "predict", "nowhere.safetensors", "O")
     assert failed.status == 2
     assert "no such file" in failed.err
@@ -75,12 +75,12 @@ def test_verbose_shows_where_an_error_arose(molflt: Run, model_path: Path) -> No
 
 def test_standard_input(molflt: Run, model_path: Path, piped: Callable[[str], None], tmp_path: Path) -> None:
     """SMILES, structures in a file's format, nothing, and a line that is neither."""
-    expected = [line.split()[0] for line in molflt("predict", model_path, "O", "CO").out.splitlines()]
+    expected = [line.split()[0] for line in molflt("predict", model_path, "O", "OC").out.splitlines()]
     piped("O\nCO methanol\n")
     lines = molflt("predict", model_path, "-").out.splitlines()
     assert [line.split() for line in lines] == [
-        [expected[0], "-#0", "(O)"],
-        [expected[1], "-#1", "(methanol)"],
+        [expected[0], "-#0", "(O)", "(H2O,", "water)"],
+        [expected[1], "-#1", "(methanol)", "(CH4O,", "methanol)"],
     ]
     ase.io.write(tmp_path / "a.extxyz", [molecule("H2O"), molecule("CO")])
     expected = [line.split()[0] for line in molflt("predict", model_path, tmp_path / "a.extxyz").out.splitlines()]

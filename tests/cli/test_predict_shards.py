@@ -53,14 +53,14 @@ def test_a_submission(molflt, model_path, folder, tmp_path):
 
 
 def test_merge_checks_its_output(molflt, model_path, tmp_path):
-    molflt("predict", model_path, "CO", "-o", tmp_path / "out.csv", "--shard", "1/1")
+    molflt("predict", model_path, "OC", "-o", tmp_path / "out.csv", "--shard", "1/1")
     shard = tmp_path / "out.csv.shard-1-of-1"
     for name, message in {"out.txt": "must end in", "out.extxyz": "extxyz holds structures"}.items():
         result = molflt("merge", shard, "-o", tmp_path / name)
         assert result.status == 2
         assert message in result.err
         assert not (tmp_path / name).exists()
-    molflt("predict", model_path, "CO", "O", "-o", tmp_path / "two.csv", "--shard", "1/2", "--max-atoms", 1)
+    molflt("predict", model_path, "OC", "O", "-o", tmp_path / "two.csv", "--shard", "1/2", "--max-atoms", 1)
     result = molflt("merge", tmp_path / "two.csv.shard-1-of-2", "-o", tmp_path / "two.csv")
     assert result.status == 2
     assert "1 of 2 shards is missing: 2" in result.err

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ase.db
 import ase.io
 import numpy as np
 import pytest
-from ase.build import add_adsorbate, fcc111
+from ase.build import add_adsorbate, bulk, fcc111
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms, FixCartesian, Hookean
 
+from molflt.data.ase_io import to_atoms
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import open_dataset
 from molflt.prediction.evaluation import evaluate
@@ -51,7 +55,7 @@ def test_columns_and_names_come_back_also_of_skippedrows_of(molflt: Run, model_p
 def test_extxyz_keeps_its_info(molflt: Run, model_path: Path, tmp_path: Path) -> None:
     atoms = fcc111("Cu", (1, 1, 3), vacuum=6.0)
     atoms.set_tags(0)
-    atoms.info.update(doi="10.1/x", trial=3, vector=[1.0, 2.0, 3.0])
+    atoms.info.update(doi="10.1/x", trial=3, vector=[1.0, 2.0, 3.0], energy=-76.4, y_init=0.5)
     ase.io.write(tmp_path / "a.extxyz", atoms)
     for ending in ("extxyz", "csv"):
         assert molflt("predict", model_path, tmp_path / "a.extxyz", "-o", tmp_path / f"o.{ending}").status == 0
@@ -59,6 +63,75 @@ def test_extxyz_keeps_its_info(molflt: Run, model_path: Path, tmp_path: Path) ->
     assert (info["doi"], info["trial"], list(info["vector"])) == ("10.1/x", 3, [1.0, 2.0, 3.0])
     (row,) = rows_of(tmp_path / "o.csv")
     assert (row["doi"], row["trial"], row["vector"]) == ("10.1/x", "3", "")
+    # The labels of the file, beside what is predicted.
+    assert (row["energy"], row["y_init"]) == ("-76.4", "0.5")
+    assert float(row["y_relaxed_eV"]) == pytest.approx(info["predicted_y_relaxed"])
+
+
+@pytest.mark.parametrize("through", ["traj", "lmdb"])
+def test_extxyz_keeps_what_its_format_holds(through: str, molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    """Read and predicted, or converted in between; what is left behind is named once, with the first structure."""
+    frames = []
+    for k in range(2):
+        atoms = bulk("Cu", cubic=True)
+        atoms.rattle(0.05, seed=k)
+        atoms.set_constraint([FixAtoms([0]), FixCartesian([1], (True, True, False)), Hookean(2, 3, 5.0, 2.0)])
+        atoms.set_initial_magnetic_moments([1, 0, 0, -1])
+        atoms.set_masses([63, 64, 65, 66])
+        atoms.arrays["momenta"] = np.full((4, 3), 0.25 + k)
+        atoms.info.update(config_type="bulk", run_id=k, spectrum=np.arange(12.0))
+        atoms.calc = SinglePointCalculator(
+            atoms, energy=-14.5, free_energy=-14.6, forces=np.full((4, 3), 0.1), stress=np.arange(6) * 0.01
+        )
+        frames.append(atoms)
+    source, out = tmp_path / "a.traj", tmp_path / "o.extxyz"
+    ase.io.write(source, frames)
+    if through == "lmdb":
+        converted = molflt("convert", source, tmp_path / "a.lmdb")
+        assert (converted.status, "Warning" in converted.err) == (0, False)
+        source = tmp_path / "a.lmdb"
+    done = molflt("predict", model_path, source, "-o", out, "--quiet")
+    left = f"{out}: extxyz has no place for constraint Hookean (2 structures, first: {tmp_path / 'a.traj'}#0)"
+    assert left in " ".join(done.err.split())
+    assert done.err.count("has no place") == 1
+    for before, after in zip(frames, ase.io.read(out, ":"), strict=True):
+        assert after.calc.results.keys() == before.calc.results.keys()
+        for key, value in before.calc.results.items():
+            np.testing.assert_allclose(after.calc.results[key], value, atol=1e-8, err_msg=key)
+        for key in ("initial_magmoms", "masses", "momenta", "numbers", "positions"):
+            np.testing.assert_allclose(after.arrays[key], before.arrays[key], atol=1e-8, err_msg=key)
+        assert (after.info["config_type"], after.info["run_id"]) == ("bulk", before.info["run_id"])
+        assert after.info["spectrum"].tolist() == list(range(12))
+        masks = {int(c.index[0]): c.mask.tolist() for c in after.constraints if c.mask.any()}
+        assert masks == {0: [True] * 3, 1: [True, True, False]}
+
+
+def test_a_converted_table_is_the_table(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    """Molecules of several conformers: the same energies, names and columns, and the same doubts."""
+    table = tmp_path / "in.csv"
+    table.write_text("smiles,name,energy,id\nOCC(N)CO,serinol,-1,17\nCC(=O)NCC(O)CN,amide,-2,=1\n", encoding="utf-8")
+    assert molflt("convert", table, tmp_path / "in.lmdb").status == 0
+    for source in ("in.csv", "in.lmdb"):
+        assert molflt("predict", model_path, tmp_path / source, "-o", tmp_path / f"{source}.csv").status == 0
+    rows = rows_of(tmp_path / "in.csv.csv")
+    assert rows_of(tmp_path / "in.lmdb.csv") == rows
+    assert [(row["name"], row["energy"], row["id"]) for row in rows] == [
+        ("serinol", "-1", "17"),
+        ("amide", "-2", "'=1"),
+    ]
+    assert all(int(row["conformers"]) > 1 for row in rows)
+
+
+def test_convert_names_what_it_leaves_behind(molflt: Run, tmp_path: Path) -> None:
+    with ase.db.connect(tmp_path / "a.db") as database:
+        for k in range(2):
+            database.write(bulk("Cu"), run=k, data={"overlap": 1j, "levels": np.arange(20.0)})
+    converted = molflt("convert", "--quiet", tmp_path / "a.db", tmp_path / "a.lmdb")
+    assert converted.status == 0
+    assert converted.err.count("no place for info 'overlap' (2 structures, first:") == 1
+    found = [to_atoms(data).info for data in open_dataset(tmp_path / "a.lmdb")]
+    assert [info["run"] for info in found] == [0, 1]
+    assert found[0]["levels"].tolist() == list(range(20))
 
 
 def test_largest_errors_bear_the_names_of_the_records(loaded: Any, tmp_path: Path) -> None:

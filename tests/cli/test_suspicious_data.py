@@ -142,6 +142,41 @@ def test_leaks(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
         assert words in overview.partition("</section>")[0], report
 
 
+def test_what_training_never_saw(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
+    """Of validation structures, with ``--quiet`` too; in the page, one reason to a line."""
+    frames = ase.io.read(folder / "val.extxyz", index=":")
+    strange, tagged = molecule("SiH4"), molecule("CO2")
+    strange.calc, tagged.calc = (SinglePointCalculator(atoms, energy=-5000.0) for atoms in (strange, tagged))
+    tagged.set_tags(2)
+    ase.io.write(tmp_path / "val.extxyz", [*frames[:4], strange, tagged])
+    sets = ("data.target=energy", f"data.val={tmp_path / 'val.extxyz'}")
+    result = train(*sets, "--quiet", "--report")
+    assert result.status == 0, result
+    said = "val: 2 of 6 structures have something that training never saw; their errors mean little, and val decides"
+    assert said in result.err
+    reasons = ["#4: the model was not trained on Si", "#5: C with tag 2, and 0 in training"]
+    assert [line.partition("val.extxyz")[2] for line in result.err.split("\n") if "val.extxyz#" in line] == reasons
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    for reason in reasons:
+        assert f"val.extxyz{reason}</li>" in page
+    evaluated = molflt("--quiet", "evaluate", tmp_path / "run", tmp_path / "val.extxyz", "--no-report")
+    assert "2 of 6 structures are doubtful" in evaluated.err
+    # A set like the one that was trained on has nothing of the kind.
+    assert "never saw" not in train("data.target=energy", f"data.val={folder / 'val.extxyz'}", "--resume=auto").err
+
+
+def test_compositions_that_leave_reference_energies_open(train: Run, folder: Path, tmp_path: Path) -> None:
+    water = [atoms for atoms in ase.io.read(folder / "train.extxyz", index=":") if str(atoms.symbols) == "OH2"]
+    ase.io.write(tmp_path / "water.extxyz", water)
+    result = train("data.target=energy", f"data.train={tmp_path / 'water.extxyz'}", "--quiet")
+    text = " ".join(result.err.split())
+    assert "Note: training has no other compositions than H2O and combinations of these" in text
+    assert "what H and O contribute" in text
+    assert "CH4, no combination of those" not in text
+    assert "val: 10 of 12 structures have something that training never saw" in text
+    assert train("data.target=energy", "--out", tmp_path / "other").err == ""
+
+
 def test_too_few_steps_for_the_warm_up(train: Run) -> None:
     result = train("data.target=energy", "optimiser.warmup_steps=100")
     assert "so the warm-up takes 1 instead of optimiser.warmup_steps=100" in " ".join(result.err.split())

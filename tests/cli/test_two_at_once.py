@@ -22,7 +22,7 @@ COMMANDS = {
     "predict": ("predict", "MODEL", "DATA", "-o", "OUT.csv"),
     "merge": ("merge", "DATA", "-o", "OUT.npz"),
     "evaluate": ("evaluate", "MODEL", "DATA", "--report", "OUT.html"),
-    "adsorb": ("adsorb", "CO", "--on", "Cu", "--model", "MODEL", "-o", "OUT.csv"),
+    "adsorb": ("adsorb", "OC", "--on", "Cu", "--model", "MODEL", "-o", "OUT.csv"),
     "explain": ("explain", "MODEL", "CCO", "-o", "OUT.html"),
     "plot": ("plot", "rpe", "MODEL", "-o", "OUT.svg"),
     "average": ("average", "MODEL", "MODEL", "-o", "OUT.safetensors"),

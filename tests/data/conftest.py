@@ -35,11 +35,17 @@ def oc20(real_data: Callable[[str], Path]) -> Path:
 
 def _record(seed: int = 0, n_atoms: int = 5) -> dict[str, Any]:
     generator = np.random.default_rng(seed)
-    positions = generator.uniform(0, 6, size=(n_atoms, 3))
+    cell = np.array([6.0, 7.0, 8.0])
+    positions = np.empty((0, 3))
+    while len(positions) < n_atoms:
+        apart = (another := generator.uniform(0, 6, size=3)) - positions
+        # no two atoms of any elements are too close, images included
+        if np.all(np.linalg.norm(apart - cell * np.rint(apart / cell), axis=1) > 2.5):
+            positions = np.vstack([positions, another])
     return {
         "pos": positions,
         "pos_relaxed": positions + generator.normal(scale=0.1, size=(n_atoms, 3)),
-        "cell": np.diag([6.0, 7.0, 8.0])[None],
+        "cell": np.diag(cell)[None],
         "atomic_numbers": generator.integers(1, 80, size=n_atoms),
         "tags": generator.integers(0, 3, size=n_atoms),
         "fixed": generator.integers(0, 2, size=n_atoms).astype(bool),

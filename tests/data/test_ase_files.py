@@ -20,7 +20,6 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.data import compression
 from molflt.data.ase_files import ase_format, read_ase
-from molflt.data.xyz import refuse_counts
 from molflt.errors import InputError
 from tests.data.pickles import Call
 from tests.data.test_ase_io import slab
@@ -60,14 +59,6 @@ def test_single_structure_formats(tmp_path: Path, name: str, form: str) -> None:
     assert sorted(data.atomic_numbers.tolist()) == sorted(atoms.numbers.tolist())
     assert data.pbc.all()
     torch.testing.assert_close(data.cell[0].norm(dim=1), torch.full((3,), 5.6, dtype=torch.float64))
-
-
-def test_plain_xyz_with_any_comment(tmp_path: Path) -> None:
-    path = tmp_path / "a.xyz"
-    path.write_text("2\nhydrogen, as drawn\nH 0 0 0\nH 0 0 0.74\n", encoding="utf-8")
-    (data,) = read_ase(path)
-    assert data.num_nodes == 2
-    assert not data.pbc.any()
 
 
 def test_databases(tmp_path: Path) -> None:
@@ -138,42 +129,6 @@ def test_the_bad_frame_is_named(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "a.extxyz", frames)
     with pytest.raises(InputError, match=r"a\.extxyz#2: tags"):
         read_ase(tmp_path / "a.extxyz")
-
-
-@pytest.mark.parametrize("count", ["1000", "100000000", "9" * 30])
-@pytest.mark.parametrize("name", ["a.extxyz", "a.xyz", "a.xyz.gz"])
-def test_columns_are_counted_before_memory_is_taken(
-    count: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # ASE is not asked
-    monkeypatch.setattr("ase.io.iread", None)
-    frame = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
-    for before, spec in (
-        ("", f"Properties=species:S:1:pos:R:{count}"),
-        ("", f'e=1 pROPERTIES = "species:S:1:pos:R:3:x:I:{count}"'),
-        (frame, f"Properties=species:S:1:pos:R:{count}"),
-    ):
-        text = f"{before}1\n{spec}\nH 0 0 0\n".encode()
-        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
-        with pytest.raises(InputError, match="'Properties' names 1,000 columns or more"):
-            read_ase(tmp_path / name)
-
-
-@pytest.mark.parametrize("count", ["20000000", "9" * 30])
-@pytest.mark.parametrize("before", ["", '1\nLattice="5 0 0 0 5 0 0 0 5" Properties=species:S:1:pos:R:3\nH 0 0 0\n'])
-def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.extxyz"
-    path.write_text(f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"a\.extxyz: a frame announces .* atoms, and the file ends after 2 lines"):
-        read_ase(path)
-
-
-def test_a_comment_may_be_a_number_and_a_frame_have_vectors(tmp_path: Path) -> None:
-    """What ASE accepts passes: a large number as the comment of a frame is no number of atoms."""
-    path = tmp_path / "a.extxyz"
-    path.write_text(2 * "3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\n", encoding="utf-8")
-    assert [len(data.positions) for data in read_ase(path)] == [3, 3]
-    refuse_counts("1\nx\nH 0 0 0\nVEC1 5 0 0\n1\nx\nH 0 0 0\n".splitlines(True), "x")
 
 
 @pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])

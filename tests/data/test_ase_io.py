@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import ase.io
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
+from ase.calculators.calculator import all_properties
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.constraints import FixAtoms
+from ase.constraints import (
+    ExternalForce,
+    FixAtoms,
+    FixBondLength,
+    FixBondLengths,
+    FixCartesian,
+    FixCartesianParametricRelations,
+    FixCom,
+    FixedLine,
+    FixedMode,
+    FixedPlane,
+    FixInternals,
+    FixLinearTriatomic,
+    FixScaled,
+    FixScaledParametricRelations,
+    FixSubsetCom,
+    FixSymmetry,
+    Hookean,
+    MirrorForce,
+    MirrorTorque,
+)
 
 from molflt import vocabulary
 from molflt.data.ase_io import from_atoms, refuse_charges, to_atoms
+from molflt.data.extxyz_output import write_extxyz
+from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.reading import KNOWN_VALUES
+from molflt.data.records import to_data, to_record
 from molflt.errors import InputError
 
 
@@ -146,3 +174,171 @@ def test_no_other_name_is_a_charge() -> None:
     atoms = molecule("H2O")
     atoms.info.update({"charges": 3, 7: 3})
     refuse_charges(atoms, "water")
+
+
+def laden(seed: int) -> Atoms:
+    """A crystal with everything that ASE keeps with atoms, random."""
+    random = np.random.default_rng(seed)
+    atoms = bulk("Cu", cubic=True) * (1, 1, 3)
+    n = len(atoms)
+    held = [FixAtoms([0, 2]), FixAtoms([2]), FixCartesian([3]), FixScaled([4]), FixCartesian([5], (False,) * 3)]
+    jacobian = np.eye(6)[:, : int(random.integers(1, 7))]
+    atoms.set_constraint(
+        [
+            *held,
+            FixCartesian([1, 5], (True, True, False)),
+            FixScaled([6], (False, True, False)),
+            FixedPlane([7], random.normal(size=3)),
+            FixedLine([8], random.normal(size=3)),
+            FixedMode(random.normal(size=(n, 3))),
+            FixCom(),
+            FixSubsetCom([2, 3]),
+            FixBondLength(0, 1),
+            FixBondLengths([[2, 3], [3, 4]], tolerance=1e-5),
+            FixLinearTriatomic([[0, 1, 2]]),
+            FixInternals([[2.5, [0, 1]]], angles_deg=[[90.0, [0, 1, 2]]], bondcombos=[[0.0, [[0, 1, 1.0]]]]),
+            FixSymmetry(atoms, symprec=0.02),
+            *(Hookean(0, end, 5.0, rt) for end, rt in ((1, 2.0), ((0.0, 1.0, 2.0), 1.5), ((0, 0, 1, -7), None))),
+            ExternalForce(0, 1, 0.5),
+            MirrorForce(0, 1, fmax=0.2),
+            MirrorTorque(0, 1, 2, 3),
+            FixCartesianParametricRelations([0, 1], jacobian, np.zeros(6)),
+            FixScaledParametricRelations([2, 3], jacobian, np.zeros(6), [f"p{k}" for k in range(jacobian.shape[1])]),
+        ]
+    )
+    atoms.set_tags(random.permutation([0, 1, 2] * 4))
+    atoms.set_initial_charges(random.permutation([0.25, -0.25] * 6))
+    atoms.set_initial_magnetic_moments(random.normal(size=n))
+    atoms.set_masses(random.uniform(60, 70, n))
+    atoms.arrays["momenta"] = random.normal(size=(n, 3))
+    own = {"density": random.normal(size=n), "site": random.integers(9, size=n).astype(np.int32)}
+    own |= {
+        "seen": random.random((n, 2)) < 0.5,
+        "label": np.array(["aa", "b"] * 6),
+        "tensor": random.random((n, 3, 3)),
+    }
+    atoms.arrays.update(own)
+    atoms.info.update(
+        {"config_type": "bulk", "run": 7, "trial": True, "weight": 0.1, "group": 3, "vector": [1.0, 2.0, 3.0]}
+        | {"smiles": "F/C=C\\F", "note": 'two\nlines, "quoted"', "total_charge": 0, "y_relaxed": -0.5, "sid": 12},
+        spectrum=random.normal(size=20), words=["a b", "c"], nested={"a": [1, {"b": "x\x7f\\"}], "c": [0.5, -1.0]},
+    )  # fmt: skip
+    shapes = {"dipole": 3, "polarization": 3, "magmoms": n, "charges": n, "energies": n, "stress": 6}
+    results = {key: random.normal(size=shape) for key, shape in shapes.items()}
+    results |= {"stresses": random.normal(size=(n, 6)), "forces": random.normal(size=(n, 3))}
+    results |= {"dielectric_tensor": np.eye(3), "born_effective_charges": random.normal(size=(n, 3, 3))}
+    assert {"energy", "free_energy", "magmom", *results} == set(all_properties)
+    atoms.calc = SinglePointCalculator(atoms, energy=-1.5, free_energy=-1.6, magmom=2.0, **results)
+    return atoms
+
+
+def differences(before: Atoms, after: Atoms) -> set[str]:
+    """Names of what differs, as ASE has it; the constraints that hold atoms in all directions are one."""
+
+    def parts(atoms: Atoms) -> dict[str, Any]:
+        found = {f"array '{key}'": value for key, value in atoms.arrays.items()}
+        found |= {f"result '{key}'": value for key, value in atoms.calc.results.items()}
+        found |= {f"info '{key}'": value for key, value in atoms.info.items() if key != "name"}
+        everywhere = [c for c in atoms.constraints if np.all(getattr(c, "mask", isinstance(c, FixAtoms)))]
+        found["held"] = sorted({int(i) for c in everywhere for i in c.index})
+        for constraint in atoms.constraints:
+            if constraint not in everywhere and np.any(getattr(constraint, "mask", True)):
+                told = constraint.todict()
+                arguments = {key: value for key, value in told["kwargs"].items() if key != "atoms"}
+                # extxyz has one for each atom.
+                single = [{**arguments, "a": [i]} for i in arguments["a"]] if "a" in arguments else [arguments]
+                found.setdefault(f"constraint {type(constraint).__name__}", []).extend(single)
+        return found
+
+    a, b = parts(before), parts(after)
+    return {key for key in a.keys() | b.keys() if key not in a or key not in b or not alike(a[key], b[key])}
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two values are the same, but for lists that became arrays and eight decimals."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+    a, b = (value.tolist() if isinstance(value, np.ndarray | np.generic) else value for value in (a, b))
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(alike, a, b))
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    return bool(abs(a - b) < 1e-8) if numbers else a == b
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_laden_structure_comes_back(seed: int, tmp_path: Path) -> None:
+    atoms = laden(seed)
+    assert differences(atoms, to_atoms(from_atoms(atoms, "x"))) == set()
+    record = to_record(from_atoms(atoms, "x"))
+    write_lmdb(tmp_path / "a.lmdb", [record], progress=False)
+    (read,) = LmdbDataset(tmp_path / "a.lmdb")
+    back = to_atoms(read)
+    assert differences(atoms, back) == set()
+    assert [type(c).__name__ for c in back.constraints].count("FixAtoms") == 1
+    assert differences(atoms, to_atoms(to_data(to_record(read), "x"))) == set()
+    # Power: without any one part of what is carried along, something is missed.
+    parts = json.loads(record["extra_json"])
+    for part in ("arrays", "results", "constraints", "info", "info_json"):
+        less = {**record, "extra_json": json.dumps({key: value for key, value in parts.items() if key != part})}
+        less.pop(part, None)
+        assert differences(atoms, to_atoms(to_data(less, "x"))), part
+    # What extxyz has no place for is named, and no more is missed.
+    with open(tmp_path / "a.extxyz", "w", encoding="utf-8") as handle:
+        left = set(write_extxyz(handle, back))
+    unheld = {f"constraint {type(c).__name__}" for c in atoms.constraints} - {
+        *("constraint FixAtoms", "constraint FixCartesian")
+    }
+    assert left == {"array 'tensor'", "result 'born_effective_charges'", *unheld}
+    assert differences(atoms, ase.io.read(tmp_path / "a.extxyz")) == left
+
+
+def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
+    class Odd(FixCom):
+        def todict(self) -> dict[str, Any]:
+            return {"name": "Odd", "kwargs": {}}
+
+    atoms = bulk("Cu", cubic=True)
+    atoms.info.update({"keep": 1, "ragged": [1, [2, 3]], "odd": object(), "complex": 1j, 7: 1})
+    atoms.set_array("wave", np.ones(4, dtype=complex))
+    atoms.set_constraint([FixAtoms([0]), Odd()])
+    left = from_atoms(atoms, "x").extra.left
+    assert set(left) == {"info 'odd'", "info 'complex'", "info 7", "array 'wave'", "constraint Odd"}
+
+
+def test_texts_come_back_from_extxyz(tmp_path: Path) -> None:
+    """Also those for which ASE writes something else, or what it cannot read."""
+    atoms = molecule("H2O")
+    kept = [
+        "C\\C",
+        "a\nb",
+        "F",
+        "T F",
+        "1,2",
+        "1_0",
+        "nan",
+        "_JSON 5",
+        "'",
+        '"',
+        "{",
+        "a=b",
+        " x",
+        "a\tb",
+        "größe",
+        "eA==",
+        "=",
+    ]
+    atoms.info = {f"key {k}": text for k, text in enumerate(kept)} | {"q'": 1, "virial": np.eye(3), "one": np.ones(1)}
+    for text in [(text, left) for text in kept for left in kept]:
+        atoms.info[f"both{len(atoms.info)}"] = "".join(text)
+    expected = dict(atoms.info)
+    atoms.info |= {"empty": "", "none": None, "dipole": "high", "pbc": "odd", "a=b": 1, "stress": np.ones(6)}
+    atoms.info["ragged"] = [1, [2, 3]]
+    with open(tmp_path / "a.extxyz", "w", encoding="utf-8") as handle:
+        assert write_extxyz(handle, atoms) == [
+            f"info '{key}'" for key in ("dipole", "pbc", "a=b", "stress", "ragged")
+        ]
+    found = ase.io.read(tmp_path / "a.extxyz").info
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert np.array_equal(found[key], value), key
+        assert isinstance(found[key], str) == isinstance(value, str), key

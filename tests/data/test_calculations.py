@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import sqlite3
 import zlib
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.constraints import FixAtoms
+from ase.constraints import FixAtoms, FixCartesian
 
 from molflt.bundled import resolve_path
 from molflt.data import calculations
@@ -30,6 +31,7 @@ from molflt.data.records import to_data
 from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError, InputWarning
 from tests.data.pickles import Call
+from tests.data.vasp_files import outcar, vasprun
 
 RELAXED, PAIRS = LabelSpec(target="y_relaxed"), Reading(pairs=True)
 TAGS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
@@ -94,21 +96,95 @@ def test_vasp_runs_with_a_table(tmp_path: Path) -> None:
         open_dataset(tmp_path, "layers")
 
 
-def test_an_outcar_gives_the_relaxed_geometry_and_both_energies(tmp_path: Path, monkeypatch: Any) -> None:
-    """The frames of ASE's reader, which is not on trial."""
-    atoms = _slab()
-    (tmp_path / "run").mkdir()
-    ase.io.write(tmp_path / "run" / "POSCAR", atoms, format="vasp")
-    (tmp_path / "run" / "OUTCAR").write_text("x", encoding="utf-8")
-    (tmp_path / "run" / "CONTCAR").touch()
-    first = atoms.copy()
-    first.calc = SinglePointCalculator(first, energy=-10.0)
-    read = calculations.read_frames
-    frames = [first, _relaxed(atoms, -12.0)]
-    monkeypatch.setattr(calculations, "read_frames", lambda f: frames if f.name == "OUTCAR" else read(f))
+def _run(folder: Path, name: str, force: float = 0.019, **settings: Any) -> Path:
+    """A run of VASP in two steps that ends with this force on an atom that may move, and a large one on another."""
+    frames = [_slab(), _relaxed(_slab())]
+    for frame, energy in zip(frames, (-10.0, -12.0), strict=True):
+        forces = np.zeros((10, 3))
+        forces[0, 2], forces[9, 2] = 5.0, force
+        frame.calc = SinglePointCalculator(frame, energy=energy, forces=forces)
+    folder.mkdir()
+    ase.io.write(folder / "POSCAR", frames[0], format="vasp")
+    (folder / name).write_text((outcar if name == "OUTCAR" else vasprun)(frames, **settings), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["OUTCAR", "vasprun.xml"])
+def test_a_run_gives_the_relaxed_geometry_and_both_energies(name: str, tmp_path: Path) -> None:
+    _run(tmp_path / "run", name)
     (data,) = open_dataset(tmp_path, "layers")
-    _check(data, atoms)
+    _check(data, _slab())
     assert (float(data.y_init), float(data.y_relaxed)) == (-10.0, -12.0)
+    # What does not move has one energy.
+    _run(tmp_path / "static", name, NSW=0 if name == "OUTCAR" else 2, IBRION=-1)
+    if name == "OUTCAR":
+        (static,) = open_dataset(tmp_path / "static", "layers")
+        assert (float(static.energy), "y_relaxed" in static) == (-12.0, False)
+
+
+def test_runs_that_are_cut_or_not_converged_are_no_labels(tmp_path: Path) -> None:
+    reasons = {}
+
+    def run(reason: str, file: str, **settings: Any) -> Path:
+        name = f"run{len(reasons)}"
+        reasons[name] = reason
+        return _run(tmp_path / name, file, **settings)
+
+    # The first energy is that of the initial structure, the last that of the relaxed one.
+    run("", "vasprun.xml")
+    run("", "OUTCAR", EDIFFG=-0.02)
+    run("", "vasprun.xml", force=9.0, EDIFFG=2.1)
+    run("a force of 0.6 eV/Å is left", "vasprun.xml", force=0.6)
+    run("after all NSW=2 steps: a force of 0.021 eV/Å", "vasprun.xml", force=0.021, NSW=2)
+    run("a force of 0.6 eV/Å is left", "OUTCAR", force=0.6, reached=False)
+    run("the energy changed by 2 eV in the last step", "vasprun.xml", EDIFFG=1.9)
+    run("the run was cut short", "vasprun.xml", end=False)
+    run("the run was cut short", "OUTCAR", end=False)
+    run("last step: electrons are not converged after 60", "vasprun.xml", electrons=[9, 60])
+    run("first step: electrons are not converged after 30", "OUTCAR", converged=[False, True], NELM=30)
+    run("no relaxation (IBRION=0)", "vasprun.xml", IBRION=0)
+    (run("CONTCAR is empty", "OUTCAR") / "CONTCAR").touch()
+    cut = run("ends before the first step is complete", "vasprun.xml") / "vasprun.xml"
+    text = cut.read_text(encoding="utf-8")
+    cut.write_text(text[: text.index("</calculation>")], encoding="utf-8")
+    bad = [name for name, reason in reasons.items() if reason]
+    with pytest.warns(InputWarning, match=f"{len(bad)} of {len(reasons)} calculations skipped") as warned:
+        read = open_dataset(tmp_path, "layers")
+    assert [data.name for data in read] == [f"{tmp_path}/{name}" for name, reason in reasons.items() if not reason]
+    text = "".join(str(warning.message) for warning in warned)
+    named = {name for name in bad if re.search(rf"{name}[:/]", text)}
+    assert len(named) == 10
+    assert f"and {len(bad) - 10} more" in text
+    accepted = Reading(accept_unconverged=True)
+    for name in bad:
+        with pytest.raises(InputError, match=rf"(?s)1 of 1 calculations skipped.*{re.escape(reasons[name])}"):
+            open_dataset(tmp_path / name, "layers")
+        if "first step is complete" not in reasons[name]:
+            assert float(open_dataset(tmp_path / name, "layers", how=accepted)[0].y_relaxed) == -12.0
+
+
+def test_the_initial_structure_is_that_of_the_run(tmp_path: Path) -> None:
+    moved = _slab()
+    moved.positions[9, 2] += 0.2
+    ase.io.write(_run(tmp_path / "run", "OUTCAR") / "POSCAR", moved, format="vasp")
+    with pytest.raises(InputError, match=r"POSCAR is not the structure that the run begins with.* 0\.2 Å away"):
+        open_dataset(tmp_path, "layers")
+
+
+def test_frames_with_a_flag_that_they_are_not_converged(tmp_path: Path) -> None:
+    for k, name in enumerate(("a.extxyz", "a.db", "a.json", "a.traj")):
+        frames = [_relaxed(_slab(), -1.0) for _ in range(3)]
+        frames[1].info["converged"] = False
+        if name.startswith("a.e") or name == "a.traj":
+            ase.io.write(tmp_path / name, frames)
+        else:
+            with ase.db.connect(tmp_path / name) as database:
+                for frame in frames:
+                    database.write(frame, converged=frame.info.get("converged", True))
+        with pytest.warns(InputWarning, match=rf"1 of 3 structures skipped[^#]*{name}#1: converged is (False|0)"):
+            read = open_dataset(tmp_path / name, "layers")
+        assert [data.name for data in read] == [f"{tmp_path / name}#{k}" for k in (0, 2)]
+        assert len(open_dataset(tmp_path / name, "layers", how=Reading(accept_unconverged=True))) == 3
 
 
 @pytest.mark.parametrize("layout", ["two folders", "two files", "one folder"])
@@ -160,11 +236,11 @@ def test_pairs_among_other_files(tmp_path: Path) -> None:
         ase.io.write(tmp_path / f"{name}.xyz", molecule("CH3OH"))
     ase.io.write(tmp_path / "water.xyz", molecule("H2O"))
     inputs = [str(tmp_path / name) for name in ("water.xyz", "a_final.xyz", "a_init.xyz")]
-    for found in (open_dataset(tmp_path, how=PAIRS), resolve_inputs(["CO", *inputs], how=PAIRS)):
+    for found in (open_dataset(tmp_path, how=PAIRS), resolve_inputs(["CCO", *inputs], how=PAIRS)):
         assert ["positions_relaxed" in data for data in found] == [True] + [False] * (len(found) - 1)
         assert str(found[0].name) == str(tmp_path / "a")
     assert len(found) == 3
-    for nothing in ([inputs[0]], ["CO", *inputs[:2]]):
+    for nothing in ([inputs[0]], ["CCO", *inputs[:2]]):
         with pytest.raises(InputError, match="no two are named alike"):
             resolve_inputs(nothing, how=PAIRS)
     ase.io.write(tmp_path / "b_final.xyz", molecule("H2O"))
@@ -242,10 +318,20 @@ def _row(atoms: Atoms, **more: Any) -> dict[str, Any]:
 def test_aselmdb(tmp_path: Path) -> None:
     atoms = _slab()
     forces = {"__ndarray__": [[10, 3], "float64", np.arange(30.0).tolist()]}
+    more = {
+        "masses": [float(k + 1) for k in range(10)],
+        "stress": [0.1] * 6,
+        "free_energy": -9.5,
+        "momenta": [[0.5] * 3] * 10,
+    }
+    more["constraints"] = [FixAtoms([2, 1]).todict(), FixCartesian([0], (True, False, False)).todict()]
     data = {"sid": 7, "y_relaxed": -1.5, "pos_relaxed": _relaxed(atoms).positions.tolist()}
     path = _aselmdb(
         tmp_path / "a.aselmdb",
-        {1: _row(atoms, energy=-9.0, forces=forces, data=data), 3: _row(atoms, key_value_pairs={"site": "top"})},
+        {
+            1: _row(atoms, energy=-9.0, forces=forces, data=data),
+            3: _row(atoms, key_value_pairs={"site": "top"}, **more),
+        },
     )
     found = open_dataset(path)
     assert found.n_atoms.tolist() == [10, 10]
@@ -255,6 +341,14 @@ def test_aselmdb(tmp_path: Path) -> None:
     assert first.forces.flatten().tolist() == np.arange(30.0).tolist()
     assert first.fixed.tolist() == [True] * 4 + [False] * 6
     assert (second.info["site"], second.name) == ("top", f"{path}#3")
+    kept = to_atoms(second)
+    assert [str(constraint) for constraint in kept.constraints] == [
+        "FixAtoms(indices=[1, 2])",
+        "FixCartesian(indices=[0], [True, False, False])",
+    ]
+    assert kept.get_masses().tolist() == more["masses"]
+    assert kept.get_momenta().tolist() == more["momenta"]
+    assert kept.calc.results.keys() == {"stress", "free_energy"}
     assert len(open_dataset(tmp_path)) == 2
 
 
@@ -269,6 +363,9 @@ def test_aselmdb(tmp_path: Path) -> None:
         {"numbers": [1], "positions": [[0, 0]]},
         {"numbers": [1], "positions": [[0, 0, 0]], "tags": [0.5]},
         {"numbers": {"__ase_objtype__": "cell"}},
+        {"numbers": [1], "positions": [[0, 0, 0]], "constraints": [{"name": "system", "kwargs": {}}]},
+        {"numbers": [1], "positions": [[0, 0, 0]], "constraints": [{"name": "FixAtoms", "kwargs": {"indices": [1]}}]},
+        {"numbers": [1], "positions": [[0, 0, 0]], "momenta": [[0, 0]]},
         {"numbers": [1], "positions": {"__ndarray__": [[2, 3], "float64", [1.0]]}},
     ],
 )

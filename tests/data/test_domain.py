@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 
 import numpy as np
 import pytest
@@ -67,7 +69,8 @@ def test_what_is_not_is_outside_for_its_own_reason(of_molecules: Domain, of_slab
     ethanol = _molecules(6, 3)[5]
     assert "kind" in _rules(of_molecules, _slab(1.9))
     assert "kind" in _rules(of_slabs, ethanol)
-    assert _rules(of_slabs, _slab(1.9, adsorbate=False)) == {"kind"}
+    # Copper alone: 12 of its atoms have never come without a CO.
+    assert _rules(of_slabs, _slab(1.9, adsorbate=False)) == {"kind", "composition"}
     assert "gap" in _rules(of_slabs, _slab(5.5))
     assert _rules(of_molecules, from_atoms(molecule("C3H8"), "propane")) == {"size"}
     stretched = copy.copy(ethanol)
@@ -99,8 +102,35 @@ def test_geometries_of_one_molecule_are_counted() -> None:
     assert _fit(_molecules(6, 5), forces=True).knows_displaced
 
 
-def test_of_few_structures_only_the_kind_is_judged() -> None:
+def test_of_few_structures_the_geometry_is_not_judged() -> None:
     domain = _fit(_molecules(50, 6))
     assert domain.held_out is None
-    assert not domain.reasons(from_atoms(molecule("C3H8"), "propane"))
-    assert _rules(domain, _slab(1.9)) == {"kind"}
+    stretched = molecule("CH3CH2OH")
+    stretched.positions *= 1.5
+    assert not domain.reasons(from_atoms(stretched, "ethanol"))
+    assert _rules(domain, from_atoms(molecule("C3H8"), "propane")) == {"size"}
+    assert "kind" in _rules(domain, _slab(1.9))
+
+
+def test_a_distance_is_compared_with_the_nearest_in_training(of_molecules: Domain) -> None:
+    """The elements are known; each is named with its distance and with the smallest in training, measured here."""
+    nearest = min(
+        atoms.get_distance(i, j)
+        for atoms in map(molecule, NAMES)
+        for i, j in itertools.combinations(np.flatnonzero(atoms.numbers == 1), 2)
+    )
+    (text,) = (r.text for r in of_molecules.reasons(from_atoms(molecule("H2"), "H2")) if r.rule == "distance")
+    found = re.fullmatch(r"H and H 0\.74 Å apart, and (\d\.\d\d) Å or more in training", text)
+    assert found
+    # Atoms are moved by some hundredths.
+    assert float(found[1]) == pytest.approx(nearest, abs=0.1)
+
+
+def test_a_domain_written_before_it_knew_more_than_geometry(of_molecules: Domain) -> None:
+    new = ("occurrence", "nearest", "fewest_atoms", "fewest_adsorbate_atoms")
+    old = Domain.model_validate_json(of_molecules.model_dump_json(exclude=set(new)))
+    assert _rules(old, from_atoms(molecule("C3H8"), "propane")) == {"size"}
+    assert {r.text for r in old.reasons(from_atoms(molecule("H2"), "H2"))} == {
+        "H and H 0.74 Å apart, and never so near in training"
+    }
+    assert Domain.model_validate_json(of_molecules.model_dump_json()) == of_molecules

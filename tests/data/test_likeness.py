@@ -25,7 +25,7 @@ def _structures(n: int) -> list[Atoms]:
             atoms.rattle(0.05, seed=k)
         else:
             atoms = fcc111("Pt", (2, 2, 3), vacuum=6.0)
-            add_adsorbate(atoms, "OCH"[k // 2 % 3], 1.0 + 0.04 * k, ("ontop", "fcc", "hcp")[k // 6 % 3])
+            add_adsorbate(atoms, "OCH"[k // 2 % 3], 1.1 + 0.04 * k, ("ontop", "fcc", "hcp")[k // 6 % 3])
             atoms.set_tags(0)
         found.append(atoms)
     return found

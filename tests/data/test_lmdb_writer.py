@@ -171,7 +171,7 @@ lmdb_writer._PER_COMMIT = 10
 def records():
     for k in range(500):
         time.sleep(0.02)
-        yield {"pos": np.full((4, 3), float(k)), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
+        yield {"pos": k + 2 * np.eye(4, 3), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
 lmdb_writer.write_lmdb(sys.argv[1], records(), total=500)
 """
 
@@ -192,13 +192,13 @@ def test_killed_run_leaves_no_file_and_goes_on(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     assert not path.exists()
     atoms = np.ones(4, dtype=int)
-    records = Counted(lambda k: {"pos": np.full((4, 3), float(k)), "atomic_numbers": atoms, "sid": k}, 500)
+    records = Counted(lambda k: {"pos": k + 2 * np.eye(4, 3), "atomic_numbers": atoms, "sid": k}, 500)
     assert write_lmdb(path, records) == 500
     done = 500 - (len(records.made) - 1)
     assert 0 < done < 500
     assert done % 10 == 0
     dataset = LmdbDataset(path)
-    assert [float(d.positions[0, 0]) for d in dataset] == list(range(500))
+    assert [float(d.positions[3, 0]) for d in dataset] == list(range(500))
     assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
 
 

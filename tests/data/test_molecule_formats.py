@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rdkit import Chem
+from rdkit import Chem, rdBase
 from rdkit.Chem import rdDistGeom
 
+from molflt.data.reading import Reading
 from molflt.data.sources import open_dataset, resolve_inputs
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
 
 INCHI = "InChI=1S/C2H6O/c1-2-3/h3H,2H2,1H3"
 WATER = """@<TRIPOS>MOLECULE
@@ -103,3 +105,116 @@ def test_all_bad_rows_are_named_up_to_ten_and_counted(tmp_path: Path) -> None:
         open_dataset(tmp_path / "a.extxyz")
     with pytest.raises(InputError, match=r"(?s)2 of 3 inputs.*'C\('.*'qq'"):
         resolve_inputs(["C(", "O", "qq"])
+
+
+def _sdf(n: int = 3) -> str:
+    """Molecules in a row, each with two fields."""
+    phenol = _phenol()
+    phenol.SetProp("_Name", "phenol")
+    return "".join(
+        f"{Chem.MolToMolBlock(phenol)}> <energy>\n{-k}.5\n\n> <note>\nfirst\nsecond\n\n$$$$\n" for k in range(n)
+    )
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.sdf", _sdf()), ("a.mol2", 2 * WATER)])
+def test_damaged_molecules_are_the_same_or_an_error(name: str, text: str, tmp_path: Path) -> None:
+    path, lines = tmp_path / name, text.rstrip("\n").split("\n")
+
+    def content() -> list[tuple[list[float], dict[str, object]]]:
+        return [(data.positions.flatten().tolist(), data.info) for data in open_dataset(path)]
+
+    path.write_text(text, encoding="utf-8")
+    whole = content()
+    assert len(whole) == text.count("$$$$") + text.count("<TRIPOS>MOLECULE")
+    for same in (text.replace("\n", "\r\n").encode(), b"\xef\xbb\xbf" + text.encode(), text.encode() + b"\n\n"):
+        path.write_bytes(same)
+        assert content() == whole
+    # Ends of records: what is cut there is a shorter file that nothing tells from a whole one.
+    ends = {k + 1 for k, line in enumerate(lines) if line == "$$$$"}
+    ends |= {k for k, line in enumerate(lines) if line == "@<TRIPOS>MOLECULE"}
+    read = 0
+    for k in range(len(lines)):
+        damages = [lines[: k + 1] + lines[k:], [*lines[:k], "", *lines[k:]], [*lines[:k], *lines[k + 1 :]]]
+        # A line between two records, or a title, says nothing.
+        damages += [] if k in ends else [lines[:k]]
+        for damaged in damages:
+            path.write_text("\n".join(damaged) + "\n", encoding="utf-8")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", InputWarning)
+                try:
+                    found = content()
+                except InputError as error:
+                    assert name in str(error)
+                    continue
+            read += 1
+            assert [len(positions) for positions, _ in found] == [len(positions) for positions, _ in whole], k
+            assert [positions for positions, _ in found] == [positions for positions, _ in whole], (k, lines[k])
+            energies = [info.get("energy") for _, info in found]
+            assert energies == [info.get("energy") for _, info in whole] or lines[k][:1] in "->", (k, lines[k])
+    assert read
+
+
+RECORD = _sdf(1).removesuffix("$$$$\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (RECORD + "> <energy>\n1\n\n$$$$\n", r"line 39: a second field 'energy'"),
+        (RECORD.replace("second\n\n", "second\n> <x>\n1\n\n") + "$$$$\n", "line 38: no blank line before this field"),
+        (RECORD + "> DT12\n1\n\n$$$$\n", "line 39: a field without a name in <>"),
+        (RECORD + "lost\n$$$$\n", r"line 39: expected a field"),
+        (f"{RECORD}$$$$\n{RECORD}", r"a\.sdf#1: line 78: ends without \$\$\$\$: cut short"),
+        (f"{RECORD}$$$$\n\n$$$$\n{RECORD}$$$$\n", r"a\.sdf#1: line 40: an empty record"),
+        (f"{RECORD}{RECORD}$$$$\n", "line 40: expected a field"),
+        (RECORD.replace(" 13 13  0", " 12 13  0") + "$$$$\n", "line 30: more lines than the 12 atoms and 13 bonds"),
+    ],
+)
+def test_what_rdkit_passes_over_in_sdf(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.sdf").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        open_dataset(tmp_path / "a.sdf")
+
+
+def test_a_mol_file_needs_no_end(tmp_path: Path) -> None:
+    (tmp_path / "a.mol").write_text(Chem.MolToMolBlock(_phenol()), encoding="utf-8")
+    assert open_dataset(tmp_path / "a.mol").n_atoms.tolist() == [13]
+    big = Chem.MolToV3KMolBlock(_phenol())
+    (tmp_path / "a.sdf").write_text(big + "$$$$\n", encoding="utf-8")
+    assert open_dataset(tmp_path / "a.sdf").n_atoms.tolist() == [13]
+
+
+def test_atom_types_of_mol2(tmp_path: Path) -> None:
+    """GAFF's, as antechamber writes them, are elements; D is hydrogen; others are refused in a sentence."""
+    path = tmp_path / "g.mol2"
+    gaff = WATER.replace("O.3", "oh").replace("0.48 H ", "0.48 ho ")
+    path.write_text(gaff, encoding="utf-8")
+    with pytest.warns(InputWarning, match="atom types of GAFF are read as their elements"):
+        assert open_dataset(path)[0].atomic_numbers.tolist() == [8, 1, 1]
+    kinds = {"c3": 6, "ca": 6, "cl": 17, "br": 35, "n4": 7, "na": 7, "nb": 7, "pb": 15, "s6": 16, "os": 8, "f": 9}
+    for kind, number in (kinds | {"n+": 7, "hs": 1, "i": 53}).items():
+        lines = f"@<TRIPOS>MOLECULE\nx\n1 0\nSMALL\nNO_CHARGES\n\n@<TRIPOS>ATOM\n1 X 0 0 0 {kind}\n"
+        path.write_text(lines, encoding="utf-8")
+        with pytest.warns(InputWarning), rdBase.BlockLogs():
+            assert open_dataset(path, how=Reading(allow_charged=True))[0].atomic_numbers.tolist() == [number]
+    path.write_text(WATER.replace("0.48 H 1 HOH", "0.48 D 1 HOH"), encoding="utf-8")
+    with pytest.warns(InputWarning, match="D is read as hydrogen"):
+        assert open_dataset(path)[0].atomic_numbers.tolist() == [8, 1, 1]
+    for old, new, message in (
+        ("O.3", "OW", r"line 8: 'OW' is no atom type of Sybyl or GAFF; give Sybyl's types .*obabel"),
+        ("O.3", "LP", r"line 8: 'LP' is no atom type"),
+        ("3 2 1 0 0", "2 2 1 0 0", "line 3: announces 2 atoms, and there are 3"),
+        ("3 2 1 0 0", "3 1 1 0 0", "line 3: announces 1 bonds, and there are 2"),
+        ("HOH 0\n", "HOH -1\n", r"partial charges add up to -1\.00 e, and its bonds and atom types to \+0 e"),
+    ):
+        path.write_text(WATER.replace(old, new, 1), encoding="utf-8")
+        with pytest.raises(InputError, match=message):
+            open_dataset(path)
+
+
+def test_messages_of_rdkit_have_no_stack(tmp_path: Path) -> None:
+    """Of an element that RDKit does not know it writes forty lines of C++."""
+    (tmp_path / "a.sdf").write_text(RECORD.replace(" O   0", " Qq  0") + "$$$$\n", encoding="utf-8")
+    with pytest.raises(InputError, match="not a readable molecule block, from line 1 on.*Qq") as error:
+        open_dataset(tmp_path / "a.sdf")
+    assert not any(word in str(error.value) for word in ("Stacktrace", "Violation", "****", ".h", "0x"))

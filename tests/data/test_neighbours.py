@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from ase.neighborlist import primitive_neighbor_list
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from molflt.data import neighbours
-from molflt.data.ase_io import from_atoms
 from molflt.data.neighbours import (
     _are_shortest,
     _order,
     attach_neighbours,
-    check_geometry,
     nearest_image,
     neighbour_list,
 )
@@ -157,35 +154,10 @@ def test_attach_names_structure_and_atoms(make_structure: Any, all_pairs: bool) 
 def test_positions_that_are_no_numbers(make_structure: Any) -> None:
     data = make_structure(2)
     data.pbc[:] = False
-    uses = (check_geometry, lambda d: attach_neighbours(d, 5.0, all_pairs_if_isolated=True))
-    for value, use in product((float("nan"), float("inf")), uses):
+    for value in (float("nan"), float("inf")):
         data.positions[3, 1] = value
         with pytest.raises(InputError, match=r"structure 2 .*an atom has a position that is not finite"):
-            use(data)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_geometry_is_checked_as_a_neighbour_list_does(seed: int) -> None:
-    """Coincident in any image of a skewed cell, or just not: the same verdict as the list itself."""
-    random = np.random.default_rng(seed)
-    pbc = random.integers(0, 2, size=3).astype(bool)
-    cell = 4 * np.eye(3) + random.normal(scale=1.0, size=(3, 3))
-    positions = random.uniform(-9, 9, size=(5, 3))
-    distance = (0.0, 0.5e-6, 2e-6, None)[seed % 4]
-    if distance is not None:
-        direction = random.normal(size=3)
-        images = random.integers(-2, 3, size=3) * pbc
-        positions[3] = positions[1] + images @ cell + distance * direction / np.linalg.norm(direction)
-    data = from_atoms(Atoms("Cu5", positions, cell=cell, pbc=pbc), "five")
-    messages = []
-    for check in (check_geometry, lambda data: attach_neighbours(data, 3.0)):
-        try:
-            check(data)
-            messages.append("")
-        except InputError as error:
-            messages.append(str(error).split(" (distance")[0])
-    assert messages[0] == messages[1]
-    assert bool(messages[0]) == (seed % 4 < 2)
+            attach_neighbours(data, 5.0, all_pairs_if_isolated=True)
 
 
 @given(seed=st.integers(0, 10_000), pbc=st.tuples(st.booleans(), st.booleans(), st.booleans()))

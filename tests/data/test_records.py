@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from molflt import vocabulary
-from molflt.data.labels import LabelSpec
+from molflt.data.ase_io import to_atoms
+from molflt.data.labels import CANDIDATES, STORED, LabelSpec
 from molflt.data.records import to_data, to_record
 from molflt.errors import InputError
 from molflt.printable import printable
@@ -162,3 +163,61 @@ def test_values_that_numpy_or_python_refuse(key: str, make_record: Callable[...,
         for spec in (None, labels):
             with pytest.raises(InputError, match=r"bad\.lmdb#1"):
                 to_data({**make_record(), key: value}, "bad.lmdb#1", spec)
+
+
+def test_conformers_and_what_is_carried_along(make_record: Any) -> None:
+    """Also under a label's name, and not mistaken for one of the energies that a record may have."""
+    record = make_record(1)
+    data = to_data({**record, "charge": 0}, "x")
+    data.conformers = torch.stack([data.positions, data.positions + 1.0])
+    data.info = {**data.info, "E/kcal": "-3.5", "id": "17"}
+    data.remark = "rough"
+    back = to_data(to_record(data), "y")
+    assert torch.equal(back.conformers, data.conformers)
+    assert (back.remark, back.info) == ("rough", {"charge": 0, "E/kcal": "-3.5", "id": "17"})
+    labels = LabelSpec(target="energy", label="E/kcal", unit="kcal/mol")
+    assert float(to_data(to_record(data), "y", labels).energy) == pytest.approx(-3.5 * 0.0433641, rel=1e-5)
+    missing = to_data(to_record(data), "y", LabelSpec(target="energy", label="none"))
+    assert "json" not in missing[STORED]
+    assert "E/kcal" in missing[CANDIDATES]
+
+
+ARRAY = '{"arrays": {"a": {"__ndarray__": [%s, %s, %s]}}}'
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("info_json", "["),
+        ("info_json", "[]"),
+        ("info_json", "[" * 100_000),
+        ("info_json", '{"a": 1' + "0" * 5000 + "}"),
+        ("info_json", '{"a": {"b": 1}}'),
+        ("info_json", 3),
+        ("info_json", np.zeros(3)),
+        ("pos_conformers", np.zeros((2, 4, 3))),
+        ("pos_conformers", np.full((2, 5, 3), np.nan)),
+        ("extra_json", '{"arrays": []}'),
+        ("extra_json", '{"other": {}}'),
+        ("extra_json", '{"arrays": {"positions": [0, 0, 0, 0, 0]}}'),
+        ("extra_json", '{"arrays": {"a": [1, 2]}}'),
+        ("extra_json", ARRAY % ("[4]", '"<f8"', "[1, 2, 3, 4]")),
+        ("extra_json", ARRAY % ("[99999999, 99999999]", '"<f8"', "[1]")),
+        ("extra_json", ARRAY % ("[5]", '"<U99999999"', '["a", "b", "c", "d", "e"]')),
+        ("extra_json", ARRAY % ("[5]", '"U"', "[1, 2, 3, 4, 5]")),
+        ("extra_json", ARRAY % ("[5]", '"O"', "[1, 2, 3, 4, 5]")),
+        ("extra_json", ARRAY % ("[5]", '["<f8"]', "[1, 2, 3, 4, 5]")),
+        ("extra_json", ARRAY % ("[5]", '"<f8"', "[1, 2, 3, 4, null]")),
+        ("extra_json", '{"constraints": [{"name": "FixConstraint", "kwargs": {}}]}'),
+        ("extra_json", '{"constraints": [{"name": "constrained_indices", "kwargs": {}}]}'),
+        ("extra_json", '{"constraints": [{"name": ["FixCom"], "kwargs": {}}]}'),
+        ("extra_json", '{"constraints": ["FixCom"]}'),
+        ("extra_json", '{"constraints": [{"name": "FixCom", "kwargs": []}]}'),
+        ("extra_json", '{"constraints": [{"name": "FixCartesian", "kwargs": {"a": [5]}}]}'),
+        ("extra_json", '{"constraints": [{"name": "FixCartesian", "kwargs": {"a": "x"}}]}'),
+        ("extra_json", '{"constraints": [{"name": "Hookean", "kwargs": {"a1": 0, "a2": 99, "k": 1}}]}'),
+    ],
+)
+def test_damaged_extras_are_refused(key: str, text: Any, make_record: Any) -> None:
+    with pytest.raises(InputError, match=r"^bad\.lmdb#1"):
+        to_atoms(to_data({**make_record(), key: text}, "bad.lmdb#1"))

@@ -104,7 +104,7 @@ def test_bad_structures_stop_it_or_are_left_out(
     records[1]["pos"] = records[1]["pos_relaxed"] = 0 * np.asarray(records[1]["pos"])
     records[3]["y_relaxed"] = float("nan")
     write_lmdb(tmp_path / "six.lmdb", records, progress=False)
-    with pytest.raises(InputError, match=r"(?s)2 of 6 structures.*set1-01.* coincide.*#3: .*NaN"):
+    with pytest.raises(InputError, match=r"(?s)2 of 6 structures.*set1-01.* apart.*#3: .*NaN"):
         evaluate(loaded, str(tmp_path / "six.lmdb"))
 
     def fails_for_one(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +123,7 @@ def test_bad_structures_stop_it_or_are_left_out(
     assert [data.name for data in found.structures] == found.table.names
     np.testing.assert_array_equal(found.expected, [float(val_set[k].y_relaxed) for k in (0, 2, 4)])
     assert np.isfinite(found.metrics.energy_rmse)
-    for reason, word in zip(found.skipped, ("coincide", "NaN", "energy is not finite"), strict=True):
+    for reason, word in zip(found.skipped, ("Å apart", "NaN", "energy is not finite"), strict=True):
         assert word in reason
     write_lmdb(tmp_path / "one.lmdb", records[5:], progress=False)
     with pytest.raises(InputError, match=r"one.lmdb: no structure has both.*is not finite"):

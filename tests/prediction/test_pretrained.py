@@ -12,12 +12,15 @@ from typer.testing import CliRunner
 
 import molflt
 from molflt.bundled import resolve_path
+from molflt.calculator import MolFLTCalculator
 from molflt.cli.main import app
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase_io import from_atoms, to_atoms
+from molflt.data.domain import GEOMETRIC
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.invariance.energies import ADDITIVE
-from molflt.model.model_file import read_metadata
+from molflt.model.model_file import load_models, read_metadata
 from molflt.prediction.members import pretrained_models
+from molflt.prediction.predictor import outside
 from scripts.benchmarks.additivity import excess
 
 MODELS = pretrained_models()
@@ -50,11 +53,11 @@ def test_adsorption_energies_come_with_their_uncertainty(tmp_path):
     card = MODELS[ADSORPTION].with_suffix(".md").read_text(encoding="utf-8")
     assert f"| {model.uncertainty.coverage[1]:.1%} |" in card
     assert MODELS[ADSORPTION].stat().st_size < 10e6
-    (found,) = molflt.adsorb("CO", "Cu", model, n_guesses=2)
+    (found,) = molflt.adsorb("OC", "Cu", model, n_guesses=2)
     _, std = model.predict([guess.structure for guess in found.guesses], return_std=True)
     np.testing.assert_allclose(found.uncertainties, std, rtol=1e-4)
     assert (std > 0).all()
-    answer = CliRunner().invoke(app, ["adsorb", "CO", "--on", "Cu", "--guesses", "2", "-o", str(tmp_path / "a.html")])
+    answer = CliRunner().invoke(app, ["adsorb", "OC", "--on", "Cu", "--guesses", "2", "-o", str(tmp_path / "a.html")])
     assert f"{found.uncertainty:.3f}" in answer.output
     assert "68% of the errors on data/fg/val.lmdb" in answer.output
     # The name that was typed, and no place on this machine.
@@ -77,6 +80,58 @@ def test_two_adsorbates_are_bound_by_the_sum():
         # Together they have more atoms than any adsorbate in training, and that is said.
         warnings.simplefilter("ignore")
         np.testing.assert_allclose(model.predict(pairs), sums, atol=0.15)
+
+
+OUTSIDE = {
+    (FORCES, "CH3CH2OH"): {"size", "composition"},
+    (FORCES, "H2O"): {"size", "composition"},
+    (FORCES, "CH4"): {"size", "composition"},
+    (QM7, "N2"): {"size", "distance"},
+    (QM7, "H2"): {"size", "distance"},
+    (QM7, "H2O"): {"size"},
+    (QM7, "CH3CH2OH"): set(),
+}
+
+
+@pytest.mark.parametrize(("model", "name"), OUTSIDE)
+def test_what_they_have_never_seen(model, name):
+    """Acetylacetone alone tells nothing of ethanol, for which the model has -6058 ± 0.007 eV (DFT about -4215)."""
+    loaded = molflt.load(f"pretrained:{model}")
+    found = {reason.rule for reason in outside(loaded.members[0], from_atoms(molecule(name), name))}
+    assert found - {"neighbours"} == OUTSIDE[model, name]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loaded.predict(molecule(name))
+    assert len(said) == bool(found)
+    if model == FORCES:
+        assert "C5H8O2" in str(said[0].message)
+        assert "± does not cover it" in str(said[0].message)
+    # The calculator says each of them once, and for another molecule anew.
+    atoms = molecule(name)
+    atoms.calc = MolFLTCalculator(loaded)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            atoms.get_potential_energy()
+            atoms.rattle(0.001)
+    assert len(said) == len(found)
+    sulphide = molecule("SH2")
+    sulphide.calc = atoms.calc
+    with pytest.warns(UserWarning, match="outside the model's domain"):
+        sulphide.get_potential_energy()
+
+
+def test_structures_like_those_of_training_are_inside():
+    """Of the FG set's ``val`` all but a few geometries; no slab without tags, and none that repeats along two axes."""
+    loaded, val = load_models(MODELS[ADSORPTION])[0], LmdbDataset(resolve_path("bundled:fg/val.lmdb"))
+    rules = [[reason.rule for reason in outside(loaded, val[k])] for k in range(0, len(val), 10)]
+    assert sum(map(bool, rules)) <= 0.05 * len(rules)
+    assert {rule for some in rules for rule in some} <= set(GEOMETRIC)
+    whole = to_atoms(val[0])
+    slab = Atoms(whole.numbers, whole.positions, cell=whole.cell, pbc=[True, True, False], tags=whole.get_tags())
+    assert [r.rule for r in outside(loaded, from_atoms(slab, "slab"))] == ["axes"]
+    slab.set_tags(0)
+    assert [r.rule for r in outside(loaded, from_atoms(slab, "slab"))] == ["kind"]
 
 
 def test_the_command_line_knows_them(tmp_path):

@@ -52,7 +52,7 @@ def test_json(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedMode
 
 
 def test_csv(molflt: Run, model_path: Path) -> None:
-    result = molflt("explain", model_path, "CO", "--atom", 1, "-o", "atoms.csv")
+    result = molflt("explain", model_path, "smiles:CO", "--atom", 1, "-o", "atoms.csv")
     assert result.status == 0, result
     with open("atoms.csv", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
@@ -75,11 +75,11 @@ def test_large_structures_are_cut_in_print(molflt: Run, model_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["CO", "--atom", "6"], "has no atom 6; its 6 atoms are counted from 0 to 5"),
-        (["CO", "--index", "1"], "CO: --index 1 is out of range; it holds structures 0 to 0"),
+        (["OC", "--atom", "6"], "has no atom 6; its 6 atoms are counted from 0 to 5"),
+        (["OC", "--index", "1"], "OC: --index 1 is out of range; it holds structures 0 to 0"),
         (["several.xyz"], "several.xyz: holds 2 structures; choose one with --index, from 0 to 1"),
         (["absent.xyz"], "is no file or folder"),
-        (["CO", "-o", "page.pdf"], "page.pdf: output must end in .html or .csv"),
+        (["OC", "-o", "page.pdf"], "page.pdf: output must end in .html or .csv"),
     ],
 )
 def test_mistakes(arguments: list[str], expected: str, molflt: Run, model_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt: Run, 
     Path("plain.xyz").rename(folder / "a&b.xyz")
     result = molflt("explain", model_path, folder / "a&b.xyz")
     assert result.status == 0, result
-    assert "what it says may mean little: the model was not trained on Cl" in result.err
+    assert "what it says may mean little\n  the model was not trained on Cl\n" in result.err
     page = Path("explain.html").read_text(encoding="utf-8")
-    assert "not trained on Cl;" in page
+    assert "<li>the model was not trained on Cl</li>" in page
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/a&amp;b.xyz" in page

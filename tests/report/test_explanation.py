@@ -102,5 +102,5 @@ def test_what_cannot_be_computed_is_refused() -> None:
         loaded.model.energy_head.factor.fill_(torch.inf)
     with pytest.raises(InputError, match="not finite"):
         explained(loaded, molecule("H2O"))
-    with pytest.raises(InputError, match="coincide"):
+    with pytest.raises(InputError, match="Å apart"):
         explained(make_loaded(), Atoms("H2", [[0, 0, 0], [0, 0, 0]]))

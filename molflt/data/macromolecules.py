@@ -1,0 +1,212 @@
+"""Models of PDB and mmCIF files: one location of each atom, elements, charges, and the symmetry of a crystal."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import IO, NamedTuple
+
+import gemmi
+import numpy as np
+from ase import Atoms
+from gemmi import cif
+
+from molflt.data.cif_items import Items
+from molflt.data.overlaps import check_contacts
+from molflt.data.extents import check_extents
+from molflt.data.notes import Notes
+from molflt.data.pdb_records import Model, models_of
+from molflt.data.symmetry import Symmetry, expand
+from molflt.errors import InputError
+
+_NO_CELL = 1.0
+"""Å: where there is no crystal, PDB asks for a cell of this length."""
+_FEW = 6
+"""Atoms other than hydrogen; smaller molecules without any are common: CO2, COCl2."""
+_REMEDY = "choose one of several alternatives, or correct the cell or the space group"
+
+
+class _Atom(NamedTuple):
+    """An atom, where it belongs, and the name that messages have for it."""
+
+    atom: gemmi.Atom
+    residue: gemmi.Residue
+    chain: str
+    name: str
+
+
+def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | InputError]:
+    """Every model of a PDB file, with its cell and its symmetry where it is a crystal.
+
+    Errors stand in the places of the models that they concern.
+
+    Raises:
+        InputError: a line cannot be read, or models cannot be told apart.
+    """
+    for index, model in enumerate(models_of(stream.read(), where, notes)):
+        record = f"{where}#{index}"
+        try:
+            structure = gemmi.read_pdb_string(model.text(), split_chain_on_ter=True)
+            atoms = [
+                _Atom(atom, residue, chain.name, f"{atom.name} of {residue.name} {residue.seqid} (line {line})")
+                for chain in structure[0]
+                for residue in chain
+                for atom in residue
+                for line in [model.lines[round(atom.b_iso)][0]]
+            ]
+            # gemmi gathers residues; the order of the file came along as B factors
+            atoms.sort(key=lambda one: one.atom.b_iso)
+            _check_against(model, atoms)
+            yield _frame(_elements(model, atoms, record, notes), structure, record, notes)
+        except InputError as error:
+            yield InputError(f"{record}: {error}")
+
+
+def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator[Atoms | InputError]:
+    """Every model of a block of an mmCIF file, the first of which has an index among the structures of the file.
+
+    Errors stand in the places of the models that they concern.
+
+    Raises:
+        InputError: the block cannot be read.
+    """
+    line, rows = items.line("_atom_site_cartn_x"), items.column("_atom_site_cartn_x")
+    for k, place in enumerate(
+        zip(*(items.column(f"_atom_site_cartn_{axis}", len(rows)) for axis in "xyz"), strict=True)
+    ):
+        if not all(np.isfinite(cif.as_number(value)) for value in place):
+            raise InputError(
+                f"row {k + 1} of the loop at line {line} has coordinates {', '.join(place)}; correct them"
+            )
+    ids = items.block.find_values("_atom_site.id")
+    if len(ids) != len(rows):
+        raise InputError(f"line {line}: the loop of atoms has no column _atom_site.id; number its rows")
+    for k in range(len(ids)):
+        ids[k] = str(k)
+    try:
+        structure = gemmi.make_structure_from_block(items.block)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"line {line}: cannot be read as mmCIF: {error}") from error
+    models = [
+        [
+            _Atom(atom, residue, chain.name, f"{atom.name} of {residue.name} {residue.seqid} (row {atom.serial + 1})")
+            for chain in model
+            for residue in chain
+            for atom in residue
+        ]
+        for model in structure
+    ]
+    if (n := sum(map(len, models))) != len(rows):
+        raise InputError(f"line {line}: {len(rows)} atoms are listed, and {n} of them can be read; correct the loop")
+    for k, atoms in enumerate(models):
+        record = f"{where}#{index + k}"
+        atoms.sort(key=lambda one: one.atom.serial)
+        try:
+            yield _frame(atoms, structure, record, notes)
+        except InputError as error:
+            yield InputError(f"{record}: {error}")
+
+
+def _check_against(model: Model, atoms: Sequence[_Atom]) -> None:
+    """Compare the atoms that were read with the lines, which were looked at one by one."""
+    if len(atoms) != len(model.lines):
+        raise InputError(
+            f"{len(model.lines)} lines are atoms, and {len(atoms)} of them can be read; correct the file"
+        )
+    for one, (line, text) in zip(atoms, model.lines, strict=True):
+        if any(
+            abs(x - float(text[k : k + 8])) > 1e-6 for x, k in zip(one.atom.pos.tolist(), (30, 38, 46), strict=True)
+        ):
+            raise InputError(f"line {line}: coordinates {text[30:54].strip()} cannot be read; correct them")
+
+
+def _elements(model: Model, atoms: list[_Atom], record: str, notes: Notes) -> list[_Atom]:
+    """Mend what is made of names of atoms where the columns of the elements are empty."""
+    for one, (_, text) in zip(atoms, model.lines, strict=True):
+        if text[76:78].strip().isalpha():
+            continue
+        notes.add("elements come from the names of atoms, for columns 77-78 are empty", record)
+        guess, letters = one.atom.element.name, re.sub(r"[^A-Za-z]", "", one.atom.name)
+        table = gemmi.find_tabulated_residue(one.residue.name)
+        if len(guess) == 2 and letters and gemmi.Element(letters[0]).atomic_number:
+            if (table.is_amino_acid() or table.is_nucleic_acid()) and guess != "Se":
+                one.atom.element = gemmi.Element(letters[0])
+            if one.atom.name.upper() != one.residue.name.upper():
+                notes.add(f"atom {one.atom.name} of {one.residue.name} is taken for {one.atom.element.name}", record)
+    return atoms
+
+
+def _frame(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes: Notes) -> Atoms:
+    atoms = _one_location(atoms, record, notes)
+    for one in atoms:
+        if one.atom.element.atomic_number == 0:
+            raise InputError(f"{one.name} is of no known element ({one.atom.element.name}); correct or remove it")
+    if any(one.atom.element.name == "D" for one in atoms):
+        notes.add("D and T are read as H", record)
+    _refuse_missing_hydrogens(atoms)
+    if any(0 < one.atom.occ < 0.995 and not one.atom.has_altloc() for one in atoms):
+        notes.add("atoms with an occupancy below 1 and no alternative are taken as if they were always there", record)
+    numbers = np.array([one.atom.element.atomic_number for one in atoms])
+    positions = np.array([one.atom.pos.tolist() for one in atoms])
+    charges = np.array([one.atom.charge for one in atoms])
+    frame = Atoms(numbers=numbers, positions=positions)
+    cell = structure.cell
+    if max(cell.a, cell.b, cell.c) > _NO_CELL:
+        lattice = np.array(cell.orth.mat.tolist()).T
+        found = Symmetry(name=structure.spacegroup_hm).candidates(lattice)
+        if len(found) > 1:
+            settings = " or ".join(name for name, _ in found)
+            raise InputError(f"the space group may be meant in setting {settings}; write :1 or :2 behind its name")
+        if not structure.spacegroup_hm:
+            notes.add("no symmetry is given: P 1 is taken", record)
+        ((_, operations),) = found
+        fractions, site = (
+            np.array([cell.fractionalize(one.atom.pos).tolist() for one in atoms]),
+            np.arange(len(atoms)),
+        )
+        if len(operations) > 1:
+            fractions, site, _ = expand(fractions, operations, lattice, lambda k: atoms[k].name)
+            positions = fractions @ lattice
+        frame = Atoms(numbers=numbers[site], positions=positions, cell=lattice, pbc=True)
+        charges = charges[site]
+    else:
+        site = np.arange(len(atoms))
+    lattice, periodic = np.asarray(frame.cell), np.asarray(frame.pbc)
+    inverse = check_extents(frame.positions, lattice, periodic)
+    check_contacts(frame.positions, lattice, periodic, frame.numbers, inverse, lambda k: atoms[site[k]].name, _REMEDY)
+    if charges.sum():
+        frame.info["charge"] = int(charges.sum())
+    return frame
+
+
+def _one_location(atoms: list[_Atom], record: str, notes: Notes) -> list[_Atom]:
+    """Of each residue with alternate locations the one of the highest occupancy, of several such the first."""
+    shares: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for one in atoms:
+        if one.atom.has_altloc():
+            shares[one.chain, str(one.residue.seqid)][one.atom.altloc] += one.atom.occ
+    chosen = {place: min(found, key=lambda letter: (-found[letter], letter)) for place, found in shares.items()}
+    if any(len(found) > 1 for found in shares.values()):
+        notes.add(
+            "of alternate locations the one of the highest occupancy is taken, of several such the first", record
+        )
+    return [
+        one
+        for one in atoms
+        if not one.atom.has_altloc() or one.atom.altloc == chosen[one.chain, str(one.residue.seqid)]
+    ]
+
+
+def _refuse_missing_hydrogens(atoms: Sequence[_Atom]) -> None:
+    remedy = "add the hydrogens (in most viewers, or with Open Babel: obabel -h), or give the molecule's SMILES"
+    numbers = {one.atom.element.atomic_number for one in atoms}
+    if 1 not in numbers and len(atoms) >= _FEW and 6 in numbers and {7, 8, 15, 16} & numbers:
+        raise InputError(f"{len(atoms)} atoms and not one hydrogen; {remedy}")
+    for _, group in groupby(atoms, key=lambda one: (one.chain, str(one.residue.seqid), one.residue.name)):
+        residue = list(group)
+        table = gemmi.find_tabulated_residue(residue[0].residue.name)
+        known = table.is_amino_acid() or table.is_nucleic_acid() or table.is_water()
+        if known and all(one.atom.element.atomic_number != 1 for one in residue):
+            raise InputError(f"{residue[0].name}: its residue has no hydrogen; {remedy}")

@@ -1,0 +1,244 @@
+"""Space groups as files state them, and the atoms that they make of the sites of a cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import gemmi
+import numpy as np
+
+from molflt.errors import InputError
+
+_MOST = 192
+"""Operations of the largest space groups, in a cell that is centred on all faces."""
+_STRAIN = 5e-3
+"""Of the metric tensor, by which a cell may miss the symmetry of its group: lengths are rounded or refined."""
+_SAME = 0.1
+"""Å between images of a site that are one atom on a special position, with rounded coordinates."""
+_PERIOD, _GENERAL = 24 * 1009, (1009.0, 6553.0, 20011.0)
+"""A period that holds 24ths, and a point in general position, in parts of it."""
+_SUFFIX = re.compile(r"^(.*?)[\s:]*(?:[(\[]?origin\s+choice\s+|O)?([12HRSZ])[)\]]?$", re.IGNORECASE)
+_SETTINGS = {"S": "1", "Z": "2"}
+"""Suffixes of the ICSD for the first and second choice of origin."""
+_REMEDY = "list the operations as _space_group_symop_operation_xyz, or correct what is wrong"
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """What a file says of a space group; empty where it says nothing.
+
+    Attributes:
+        operations: as x,y,z.
+        hall: symbol.
+        name: Hermann-Mauguin symbol, perhaps with a setting behind a colon.
+        number: in International Tables, 0 where there is none.
+        setting: code of a coordinate system: b1, 2, r.
+    """
+
+    operations: Sequence[str] = ()
+    hall: str = ""
+    name: str = ""
+    number: int = 0
+    setting: str = ""
+
+    def candidates(self, lattice: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        """Settings that fit what is said and the (3, 3) lattice, Å: a name and operations (n, 3, 4), fractional.
+
+        Several, where an origin or the choice of axes is left open; one without operations, where nothing is said.
+
+        Raises:
+            InputError: something cannot be understood or contradicts the rest.
+        """
+        if self.operations or self.hall:
+            operations = self._listed()
+            found = [("the operations listed" if self.operations else f"Hall symbol {self.hall}", operations)]
+            self._refuse_contradiction(operations)
+        elif self.name or self.number:
+            groups = self._tabulated(lattice)
+            found = [(group.xhm(), list(group.operations())) for group in groups]
+        else:
+            found = [("P 1", [gemmi.Op()])]
+        arrays = [(name, _array(operations)) for name, operations in found]
+        fitting = [(name, operations) for name, operations in arrays if _fits(operations, lattice)]
+        if not fitting:
+            lengths = cell_in_words(lattice)
+            raise InputError(f"the cell ({lengths}) has not the symmetry of {arrays[0][0]}; {_REMEDY}")
+        return fitting
+
+    def _listed(self) -> list[gemmi.Op]:
+        if not self.operations:
+            try:
+                return list(gemmi.symops_from_hall(self.hall))
+            except (RuntimeError, ValueError) as error:
+                raise InputError(f"'{self.hall:.40}' is no Hall symbol ({error}); {_REMEDY}") from error
+        if len(self.operations) > _MOST:
+            raise InputError(f"{len(self.operations)} operations are more than any space group has, {_MOST}")
+        found: dict[str, gemmi.Op] = {}
+        for text in self.operations:
+            try:
+                operation = gemmi.parse_triplet(text).wrap()
+            except (RuntimeError, ValueError) as error:
+                raise InputError(f"'{text:.60}' is no operation of symmetry ({error}); correct it") from error
+            found[operation.triplet()] = operation
+        # of a group, every operation moves images of a general point to others of them; in whole parts of a period
+        operations = _array(list(found.values()))
+        shifts = operations[:, :, 3] * _PERIOD
+        images = (operations[:, :, :3] @ _GENERAL + shifts) % _PERIOD
+        again = (operations[:, :, :3].reshape(-1, 3) @ images.T).reshape(-1, 3, len(images)) + shifts[:, :, None]
+        digits = np.array([_PERIOD**2, _PERIOD, 1])
+        moved = np.rint(np.swapaxes(again, 1, 2) % _PERIOD) % _PERIOD @ digits
+        if not np.isin(moved, np.rint(images) % _PERIOD @ digits).all():
+            raise InputError(
+                f"the {len(found)} operations listed are no group: one after the other, two of them make one that "
+                "is missing; list all of them"
+            )
+        return list(found.values())
+
+    def _refuse_contradiction(self, operations: list[gemmi.Op]) -> None:
+        """Refuse a name or a number of another group than that of the operations."""
+        group = gemmi.find_spacegroup_by_ops(gemmi.GroupOps(operations))
+        named = _named(self.name) if self.name else None
+        for said, number in (
+            (f"'{self.name}'", named.number if named else 0),
+            (f"number {self.number}", self.number),
+        ):
+            if number == 0:
+                continue
+            if group is not None and group.number != number:
+                raise InputError(
+                    f"its {len(operations)} operations of symmetry are those of {group.hm} (number {group.number}), "
+                    f"but the space group is said to be {said}; delete the one that is wrong"
+                )
+            # not in any table: centred in an unusual way, so that what is left is the number of rotations
+            tabulated = gemmi.find_spacegroup_by_number(number)
+            if group is None and tabulated is not None:
+                counts = [len({str(op.rot) for op in ops}) for ops in (operations, tabulated.operations())]
+                if counts[0] != counts[1]:
+                    raise InputError(
+                        f"its operations of symmetry have {counts[0]} rotations and reflections, and those of {said} "
+                        f"{counts[1]}; delete the one that is wrong"
+                    )
+
+    def _tabulated(self, lattice: np.ndarray) -> list[gemmi.SpaceGroup]:
+        """Entries of the table of space groups that the name, the number and the code of a setting allow."""
+        table = list(gemmi.spacegroup_table())
+        if self.name:
+            named = _named(self.name)
+            if named is None:
+                raise InputError(f"'{self.name:.40}' is no space group that is known; {_REMEDY}")
+            if self.number not in (0, named.number):
+                raise InputError(
+                    f"space group '{self.name}' is number {named.number}, and number {self.number} is written beside "
+                    "it; delete the one that is wrong"
+                )
+            if _setting(self.name):
+                return [named]
+            # of short symbols, as P 21/c, the first that fits is meant: the unique axis is b
+            groups = [g for g in table if g.number == named.number and _short(g.hm) == _short(named.hm)]
+            groups.sort(key=lambda group: group.hm != named.hm)
+            fitting = [group for group in groups if _fits(_array(list(group.operations())), lattice)] or groups
+            groups = [group for group in fitting if group.hm == fitting[0].hm]
+        else:
+            groups = [group for group in gemmi.spacegroup_table_itb() if group.number == self.number]
+            if not groups:
+                raise InputError(f"there is no space group number {self.number}; {_REMEDY}")
+        code = self.setting.lower()
+        chosen = [g for g in groups if code and code in (g.ext.strip("\0").lower(), g.qualifier, _code(g))]
+        return chosen or groups
+
+
+def expand(
+    fractions: np.ndarray, operations: np.ndarray, lattice: np.ndarray, called: Callable[[int], str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All atoms that symmetry makes of the sites of a cell.
+
+    Images of a site that are nearer than 0.1 Å to it are one atom on a special position: it is put where their mean
+    is, for coordinates as 1/3 are rounded in files.
+
+    Args:
+        fractions: (n_sites, 3), of the lattice vectors.
+        operations: (n, 3, 4), rotations and translations, the identity among them.
+        lattice: (3, 3), Å.
+        called: what messages call a site.
+
+    Returns:
+        The atoms' fractions (n_atoms, 3), their sites (n_atoms,), and the order of each site's symmetry (n_sites,).
+
+    Raises:
+        InputError: a site is neither on a special position nor off it.
+    """
+    rotations, shifts = operations[:, :, :3], operations[:, :, 3]
+    n, m = len(operations), len(fractions)
+    if n == 1:
+        return fractions, np.arange(m), np.ones(m, dtype=np.int64)
+    images = np.einsum("aij,sj->sai", rotations, fractions) + shifts
+    orders = _near(images, fractions[:, None], lattice)[0].sum(axis=1)
+    atoms = list(images)
+    for site in np.flatnonzero(orders > 1):
+        fraction, own = fractions[site], images[site]
+        # more images may be near when the mean is where it should be
+        for _ in range(3):
+            near, apart = _near(own, fraction, lattice)
+            fraction = fraction + apart[near].mean(axis=0)
+            own = rotations @ fraction + shifts
+        near, _ = _near(own, fraction, lattice)
+        same, _ = _near(own[:, None], own, lattice)
+        atoms[site] = own[same.argmax(axis=1) == np.arange(n)]
+        orders[site] = near.sum()
+        if len(atoms[site]) * orders[site] != n:
+            raise InputError(
+                f"{called(site)} lies so near to an element of symmetry that its images are neither one atom nor "
+                "several; write its coordinates with more digits, 1/3 as 0.33333"
+            )
+    whole = np.concatenate(atoms)
+    return whole - np.floor(whole), np.repeat(np.arange(m), [len(own) for own in atoms]), orders
+
+
+def cell_in_words(lattice: np.ndarray) -> str:
+    """Lengths and angles of a lattice, in words."""
+    lengths = np.linalg.norm(lattice, axis=1)
+    cosines = [lattice[i] @ lattice[j] / (lengths[i] * lengths[j]) for i, j in ((1, 2), (0, 2), (0, 1))]
+    return ", ".join(f"{x:.5g}" for x in (*lengths, *np.degrees(np.arccos(cosines))))
+
+
+def _near(images: np.ndarray, fraction: np.ndarray, lattice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which images (..., 3) are the same place as a fraction (..., 3), and how far they are from it, in fractions."""
+    apart = images - fraction
+    apart -= np.rint(apart)
+    return ((apart @ lattice) ** 2).sum(axis=-1) < _SAME**2, apart
+
+
+def _array(operations: Sequence[gemmi.Op]) -> np.ndarray:
+    return np.array([operation.float_seitz() for operation in operations])[:, :3]
+
+
+def _fits(operations: np.ndarray, lattice: np.ndarray) -> bool:
+    """Whether rotations leave the lengths and angles of a lattice as they are."""
+    metric = lattice @ lattice.T
+    rotations = operations[:, :, :3]
+    turned = np.swapaxes(rotations, 1, 2) @ metric @ rotations
+    return bool(np.abs(turned - metric).max() <= _STRAIN * metric.max())
+
+
+def _named(name: str) -> gemmi.SpaceGroup | None:
+    """The space group of a symbol."""
+    found = gemmi.find_spacegroup_by_name(name)
+    if found is None and (suffix := _SUFFIX.match(name)):
+        setting = suffix[2].upper()
+        found = gemmi.find_spacegroup_by_name(f"{suffix[1]}:{_SETTINGS.get(setting, setting)}")
+    return found
+
+
+def _setting(name: str) -> bool:
+    """Whether a symbol names a setting."""
+    return ":" in name or gemmi.find_spacegroup_by_name(name) is None
+
+
+def _short(name: str) -> str:
+    return "".join(part for part in name.split() if part != "1")
+
+
+def _code(group: gemmi.SpaceGroup) -> str:
+    return group.ext.strip("\0").lower() + group.qualifier

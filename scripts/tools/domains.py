@@ -1,0 +1,71 @@
+"""Write the domains of the shipped models anew, from the structures that they were trained on.
+
+    MOLFLT_DATA=FOLDER python -m scripts.tools.domains
+
+After a change of the rule (molflt/data/domain.py) this brings molflt/pretrained/*.safetensors up to date. Weights and
+all other metadata stay as they are, which is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from ase.io import read as read_frames
+from safetensors.torch import load_file
+from torch_geometric.data import Data
+
+from molflt.bundled import resolve_path
+from molflt.data.ase_io import from_atoms
+from molflt.data.sources import open_dataset
+from molflt.errors import InputError
+from molflt.model.model_file import load_models, save_models
+from molflt.prediction.members import pretrained_models
+from scripts.benchmarks.accuracy_data import DATA_SETS, divide, read, shared
+from scripts.benchmarks.domain import learnt
+
+
+def _qm7() -> list[Data]:
+    frames = read(shared(DATA_SETS["qm7"].file), None)
+    return [frames[k] for k in divide(len(frames), 0, 1)[0]]
+
+
+def _fg() -> list[Data]:
+    found = open_dataset(resolve_path("bundled:fg/train.lmdb"))
+    return [found[k] for k in range(len(found))]
+
+
+def _acac() -> list[Data]:
+    frames = read_frames(shared("acac/train_300K.xyz.gz"), index=":", format="extxyz")
+    return [from_atoms(frame, str(k)) for k, frame in enumerate(frames) if k % 10]
+
+
+TRAINED_ON: dict[str, Callable[[], Sequence[Data]]] = {"qm7-small": _qm7, "fg": _fg, "acac": _acac}
+
+
+def main() -> None:
+    """Write every file anew."""
+    for name, path in pretrained_models().items():
+        members, structures = load_models(path), TRAINED_ON[name]()
+        before, weights = [member.metadata for member in members], load_file(path)
+        for member in members:
+            metadata = member.metadata
+            if (n := metadata.training_data.n_structures) != len(structures):
+                raise InputError(f"{name}: was trained on {n} structures, and there are {len(structures)}")
+            by_element = metadata.standardiser["kind"] == "element"
+            forces = any(key.endswith("force_mae") for key in metadata.validation)
+            domain = learnt(structures, forces, by_element)
+            member.metadata = metadata.model_copy(update={"domain": domain})
+        save_models(path, members)
+        after = load_file(path)
+        assert weights.keys() == after.keys()
+        assert all(weights[key].numpy().tobytes() == after[key].numpy().tobytes() for key in weights)
+        for old, new in zip(before, (member.metadata for member in load_models(path)), strict=True):
+            assert old.model_dump(exclude={"domain"}) == new.model_dump(exclude={"domain"})
+        old, new = (json.loads(one.model_dump_json())["domain"] for one in (before[0], members[0].metadata))
+        changed = [key for key in new if new[key] != (old or {}).get(key)]
+        print(f"{name}: {', '.join(changed) or 'nothing'} changed")
+
+
+if __name__ == "__main__":
+    main()

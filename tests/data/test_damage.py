@@ -1,0 +1,45 @@
+"""Damaged files of every text format give what was written, or an error with a line: nothing is lost in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from molflt.data.datasets import ListDataset
+
+pytest.importorskip("pymatgen")
+from scripts.tools import damage
+
+
+def test_nothing_is_lost_or_changed_in_silence() -> None:
+    outcomes, found = damage.find(0, 1500)
+    assert found == []
+    assert outcomes["same"] > 500
+    assert outcomes["refused"] > 100
+
+
+@pytest.mark.slow
+def test_nor_in_twenty_thousand_files() -> None:
+    assert damage.find(100_000, 20_000, workers=2)[1] == []
+
+
+@pytest.mark.parametrize("spoilt", ["lost", "moved", "unlabelled"])
+def test_what_is_lost_is_found(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that takes most of a damaged file is found out; of the undamaged file it takes everything."""
+    read = damage.open_dataset
+
+    def careless(path: Any, **options: Any) -> ListDataset:
+        structures = [read(path, **options)[k] for k in range(len(read(path, **options)))]
+        if path.parent.name == "damaged" and spoilt == "lost":
+            structures.pop()
+        elif path.parent.name == "damaged" and spoilt == "moved":
+            structures[-1].positions = structures[-1].positions + 0.1
+        elif path.parent.name == "damaged":
+            del structures[-1].energy
+        return ListDataset(structures)
+
+    monkeypatch.setattr(damage, "open_dataset", careless)
+    outcomes, found = damage.find(0, 40, ["extxyz"])
+    assert outcomes["same"] == 0
+    assert len(found) > 10

@@ -1,0 +1,464 @@
+"""xyz and extended xyz: frames as ASE reads them where it can, and nothing dropped where it cannot."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms, FixCartesian
+from ase.units import Hartree
+
+from molflt.data.ase_files import read_ase
+from molflt.data.labels import LabelSpec
+from molflt.data.notes import Notes
+from molflt.data.sources import open_dataset
+from molflt.data.symbols import element
+from molflt.data.xyz import xyz_frames
+from molflt.errors import InputError, InputWarning
+
+WATER = "3\nwater\nO 0 0 0\nH 0.96 0 0\nH -0.24 0.93 0\n"
+COPPER = '2\nLattice="3.6 0 0 0 3.6 0 0 0 3.6" Properties=species:S:1:pos:R:3 energy=-1\nCu 0 0 0\nCu 1.8 1.8 0\n'
+NEP = """2
+lattice="3.6 0 0 0 3.6 0 0 0 3.6" energy=-7.1 properties=species:S:1:pos:R:3:force:R:3
+Cu 0 0 0 0.1 0 0
+Cu 1.8 1.8 0 -0.1 0 0
+"""
+QM9 = """3
+gdb 7\t799.5\t437.9\t282.9\t1.85\t6.3\t-0.29\t0.07\t0.36\t19.0\t0.021\t-76.4\t-76.3\t-76.2\t-76.5\t6.0
+O\t-0.03\t 0.97\t 0.007\t-0.58
+H\t 0.06\t 0.02\t 1.5*^-3\t 0.29
+H\t 0.87\t 1.30\t 0.0007\t 0.29
+1671\t3803\t3907
+O\tO
+InChI=1S/H2O/h1H2\tInChI=1S/H2O/h1H2
+"""
+
+
+def frames(text: str) -> list[Atoms]:
+    return list(xyz_frames(io.StringIO(text), "a.xyz", Notes("a.xyz")))
+
+
+def remarks(text: str, path: Path, **options: Any) -> list[str]:
+    path.write_text(text, encoding="utf-8")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        read_ase(path, **options)
+    return [str(one.message) for one in found if one.category is InputWarning]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Equal, and of one type."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert_same(ours[key], theirs[key])
+    elif isinstance(ours, np.ndarray):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    else:
+        assert ours == theirs
+
+
+def random_atoms(random: np.random.Generator) -> Atoms:
+    """With about half of all that extended xyz can hold."""
+    n = int(random.integers(1, 9))
+    atoms = Atoms(random.choice(["H", "C", "O", "Cl", "Cu"], n), positions=random.normal(size=(n, 3)))
+
+    def maybe() -> bool:
+        return bool(random.random() < 0.5)
+
+    if maybe():
+        atoms.set_cell(random.normal(size=(3, 3)) + 5 * np.eye(3))
+        atoms.pbc = random.random(3) < 0.5
+    arrays: dict[str, Any] = {
+        "tags": random.integers(0, 3, n),
+        "initial_charges": random.normal(size=n),
+        "initial_magmoms": random.normal(size=n),
+        "momenta": random.normal(size=(n, 3)),
+        "flag": random.random(n) < 0.5,
+        "two_flags": random.random((n, 2)) < 0.5,
+        "residue": np.array([f"R{k}" for k in range(n)]),
+        "Mixed_Case": random.integers(0, 9, (n, 2)),
+        "positions_relaxed": random.normal(size=(n, 3)),
+    }
+    infos: dict[str, Any] = {
+        "number": -3,
+        "real": 1.5e-7,
+        "flag": True,
+        "flags": np.array([True, False]),
+        "text": "two words = \"three\" 'four' [five] {six}",
+        "word": "C=C",
+        "no_value": None,
+        "key with spaces": 1,
+        "vector": random.normal(size=4),
+        "matrix": random.normal(size=(2, 3)),
+        "tree": {"a": [1, "b"], "c": None},
+        "list": [1, 2, 3],
+        "names": ["a", "b"],
+        "virial": random.normal(size=(3, 3)),
+        "sid": 12,
+        "uid": "0012",
+        "REF_energy": -1.25,
+    }
+    results: dict[str, Any] = {
+        "energy": float(random.normal()),
+        "forces": random.normal(size=(n, 3)),
+        "stress": random.normal(size=6),
+        "charges": random.normal(size=n),
+        "magmoms": random.normal(size=n),
+        "dipole": random.normal(size=3),
+        "free_energy": -2.0,
+    }
+    for name, array in arrays.items():
+        if maybe():
+            atoms.set_array(name, array)
+    atoms.info.update({key: value for key, value in infos.items() if maybe()})
+    if results := {key: value for key, value in results.items() if maybe()}:
+        atoms.calc = SinglePointCalculator(atoms, **results)
+    if maybe():
+        atoms.set_constraint(FixAtoms([0]) if maybe() else [FixCartesian(0, [True, False, True])])
+    return atoms
+
+
+def test_it_is_what_ase_reads(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images = [random_atoms(random) for _ in range(300)]
+    path = tmp_path / "a.xyz"
+    ase.io.write(path, images, format="extxyz")
+    ours = frames(path.read_text(encoding="utf-8"))
+    theirs = ase.io.read(path, ":", format="extxyz")
+    # Lines VEC in place of Lattice, as ADF has them. ASE makes a key of the comment.
+    ase.io.write(path, images, format="extxyz", vec_cell=True)
+    for reference in ase.io.read(path, ":", format="extxyz"):
+        reference.info.pop("comment", None)
+        theirs.append(reference)
+    ours += frames(path.read_text(encoding="utf-8"))
+    assert len(ours) == 600
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_same(mine.arrays, reference.arrays)
+        assert_same(mine.cell.array, reference.cell.array)
+        assert_same(mine.pbc, reference.pbc)
+        assert_same(mine.info, reference.info)
+        assert_same(getattr(mine.calc, "results", {}), getattr(reference.calc, "results", {}))
+        assert [one.todict() for one in mine.constraints] == [one.todict() for one in reference.constraints]
+
+
+@pytest.mark.parametrize("suffix", ["xyz", "extxyz"])
+def test_each_comment_decides_for_its_frame(suffix: str, tmp_path: Path) -> None:
+    for texts in ([WATER, COPPER], [COPPER, WATER]):
+        path = tmp_path / f"a.{suffix}"
+        path.write_text("".join(texts), encoding="utf-8")
+        read = {len(data.positions): data for data in read_ase(path)}
+        assert {n: data.pbc.all().item() for n, data in read.items()} == {3: False, 2: True}
+        assert ("energy" in read[3], float(read[2].energy)) == (False, -1.0)
+
+
+def test_keys_in_any_case(tmp_path: Path) -> None:
+    """GPUMD and NEP ignore it, and call forces ``force``, which a user must name."""
+    for text in (NEP, NEP.replace("lattice", "LATTICE").replace("energy", "Energy").replace("force", "Forces")):
+        (tmp_path / "nep.xyz").write_text(text, encoding="utf-8")
+        assert ("forces" in read_ase(tmp_path / "nep.xyz")[0]) == (text != NEP)
+        (data,) = read_ase(tmp_path / "nep.xyz", labels=LabelSpec(force_label="force" if text == NEP else "FORCES"))
+        assert data.pbc.all()
+        assert data.cell[0].diagonal().tolist() == [3.6] * 3
+        assert float(data.energy) == -7.1
+        assert data.forces.tolist() == [[0.1, 0, 0], [-0.1, 0, 0]]
+    # A name that the user gives is found in other letters, too.
+    (tmp_path / "a.xyz").write_text(COPPER.replace("energy", "DFT_Energy"), encoding="utf-8")
+    (data,) = read_ase(tmp_path / "a.xyz", labels=LabelSpec(label="dft_energy"))
+    assert float(data.energy) == -1.0
+
+
+def test_symbols() -> None:
+    words = {"H": 1, "D": 1, "t": 1, "X": 0, "17": 17, "CL": 17, "cl": 17, "br": 35, "c": 6, "C1": 6, "H_12": 1}
+    assert {word: element(word) for word in words | {"Fe-2": 0, "CL3": 0}} == words | {"Fe-2": 26, "CL3": 17}
+    for word in ("CO", "ca", "HG", "CA1", "Q", "OW", "119", "0", "x", "C1A", "2H", "Fe2+", ""):
+        with pytest.raises(ValueError, match="write"):
+            element(word)
+    (heavy,) = frames(WATER.replace("H ", "D "))
+    assert heavy.numbers.tolist() == [8, 1, 1]
+    mixed = WATER.replace("O 0", "8 0").replace("\nH 0", "\n1 0").replace("H -", "OW -")
+    with pytest.raises(InputError, match=r"^a\.xyz#1, line 10: 'OW' is no element"):
+        frames(WATER + mixed)
+
+
+def test_raw_qm9(tmp_path: Path) -> None:
+    text = 2 * QM9 + "".join(QM9.splitlines(True)[:5]) + "\n" + QM9
+    (found, *others) = frames(text)
+    assert [str(atoms.symbols) for atoms in (found, *others)] == ["OH2"] * 4
+    assert found.positions[1].tolist() == [0.06, 0.02, 0.0015]
+    np.testing.assert_array_equal(found.arrays["mulliken"], [-0.58, 0.29, 0.29])
+    expected = {"A": 799.5, "mu": 1.85, "homo": -0.29, "zpve": 0.021, "U0": -76.4, "U": -76.3, "H": -76.2, "G": -76.5}
+    assert {key: found.info[key] for key in expected} == expected
+    assert (found.info["Cv"], found.info["smiles"]) == (6.0, "O")
+    (tmp_path / "a.xyz").write_text(text, encoding="utf-8")
+    with pytest.warns(InputWarning, match="raw QM9.*U0.* Hartree"):
+        read = read_ase(tmp_path / "a.xyz", labels=LabelSpec(label="U0", unit="Hartree"))
+    assert float(read[0].energy) == pytest.approx(-76.4 * Hartree)
+    with pytest.raises(InputError, match="line 6: expected three lines of QM9"):
+        frames(QM9.rpartition("InChI=1S/H2O/h1H2\t")[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("O 0 0 0\n", "#0, line 1: 'O 0 0 0' stands where the number of atoms"),
+        (WATER + "H 0 0 0\n", "#1, line 6: 'H 0 0 0' stands where .* announces too few atoms"),
+        (WATER.replace("3\n", "3 water\n"), "line 1: '3 water' stands where"),
+        (
+            WATER + "\n\n" + WATER.rpartition("H")[0],
+            "#1, line 8: the frame announces 3 atoms, .* ends after 2 of them",
+        ),
+        (WATER + "3\n", "#1, line 6: .* after 0 of them"),
+        (WATER.replace("H 0.96", "\nH 0.96"), "#0, line 4: expected SYMBOL X Y Z, found 0"),
+        (WATER.replace("0.93 0", "0.93"), "line 5: expected SYMBOL X Y Z, found 3: 'H -0.24 0.93'"),
+        (WATER.replace("0.93", "0,93"), "line 5: column 'positions' has '-0.24 0,93 0', expected numbers"),
+        (COPPER.replace("1.8 0", "1.8 0 1"), "line 4: expected the 4 columns of 'Properties', found 5"),
+        (COPPER.replace("1.8 0", "1.8"), "line 4: expected the 4 columns of 'Properties', found 3"),
+        (COPPER.replace("0 0 3.6", "0 0"), "line 2: Lattice is .*, expected nine numbers"),
+        (COPPER.replace("0 0 3.6", "0 0 nan"), "line 2: Lattice is .*, expected nine numbers"),
+        (COPPER.replace('"3.6', "3.6"), 'line 2: nothing closes the "'),
+        (COPPER.replace('" ', " "), 'line 2: nothing closes the "'),
+        (COPPER.replace("energy", "energy=-2 Energy"), "line 2: 'energy' and 'Energy' are two values of one name"),
+        (COPPER.replace("energy", "x=-2 x"), "line 2: 'x' and 'x' are two values of one name"),
+        (COPPER.replace("energy", ""), "line 2: no name stands before '=-1'"),
+        (COPPER.replace("energy", "a = b = c"), "line 2: it is not clear which value 'a' has"),
+        (COPPER.replace("energy", "pbc energy"), "line 2: 'pbc' has no value"),
+        (COPPER.replace("energy", "pbc=XYZ energy"), "line 2: pbc is 'XYZ'; write"),
+        (COPPER.replace("energy", 'pbc="T T" energy'), "line 2: pbc is"),
+        (COPPER.replace("energy", "x='_JSON [1,' energy"), "line 2: the value of 'x' is"),
+        (COPPER.replace("pos:R:3", "pos:R:3:Pos:R:3"), "line 2: 'Properties' names 'Pos', which is there already"),
+        (COPPER.replace("pos:R:3", "pos:R"), "line 2: 'Properties' has 'pos:R:'"),
+        (COPPER.replace("pos:R:3", "pos:Q:3"), "line 2: 'Properties' has 'pos:Q:3'"),
+        (COPPER.replace("pos:R:3", "pos:R:0"), "line 2: 'Properties' has 'pos:R:0'"),
+        (COPPER.replace("pos:R:3", "pos:R:2:x:R:1"), "line 2: 'Properties' has pos:R:2; expected R:3 or I:3"),
+        (COPPER.replace("pos:R:3", "vel:R:3"), "line 2: 'Properties' names no species or no positions"),
+        (NEP.replace("force:R:3", "energy:R:1:x:R:2"), "line 2: 'energy' is a key and a column"),
+        (NEP.replace("force:R:3", "Z:I:1:x:R:2").replace(" 0.1", " 29").replace("-0.1", "47"), "line 4: symbol and"),
+        (NEP.replace("force:R:3", "move_mask:L:3"), "line 3: column 'move_mask' has '0.1 0 0', expected T or F"),
+        (NEP.replace("force:R:3", "move_mask:S:3"), "line 2: 'Properties' has move_mask:S:3"),
+        (COPPER + "VEC1 1 0 0\n", "line 2: Lattice or pbc stands beside lines VEC"),
+        (WATER + "VEC1 1 0 0\nVEC3 0 1 0\n", "line 7: expected VEC1 X Y Z"),
+        (WATER + "VEC1 1 0\n", "line 6: expected VEC1 X Y Z"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(
+        InputError, match=rf"(?s)^a\.xyz#\d+, line .*{message.removeprefix('#0, ')}" if 0 else message
+    ):
+        frames(text)
+
+
+def test_nothing_is_swallowed_by_what_is_empty_or_free() -> None:
+    def info(comment: str) -> dict[str, Any]:
+        (atoms,) = frames(WATER.replace("water", comment))
+        return {**atoms.info, **getattr(atoms.calc, "results", {})}
+
+    # ASE writes an empty text so, and reads it as {'name': 'energy=-1'}
+    assert info("name= energy=-1") == {"name": "", "energy": -1}
+    assert info(" i = 0, time = 0.5, E = -17.1") == {"i": 0, "time": 0.5, "E": -17.1}
+    assert info("final energy E=-1") == {"final": True, "E": -1}
+    assert info("energy=-1 energy") == {"energy": -1}
+    assert info("CC(=O)O") == {"comment": "CC(=O)O"}
+    assert info("-5.07 \u2028 x") == {"comment": "-5.07 \u2028 x"}
+    assert info(r"a='it\'s' b={1 2}") == {"a": "it's", "b": pytest.approx([1, 2])}
+
+
+def test_remarks(tmp_path: Path) -> None:
+    path = tmp_path / "a.xyz"
+    assert remarks(WATER + COPPER, path) == []
+    (one,) = remarks(2 * WATER.replace("0.93 0", "0.93 0 0.4"), path)
+    assert one.startswith(f"{path}: columns behind X, Y and Z are not read")
+    (one,) = remarks(WATER.replace("O ", "O1 "), path)
+    assert "labels of atoms" in one
+    for comment in ("energy: -5.07 gnorm: 0.1", "Lattice 3 0 0 0 3 0 0 0 3"):
+        (one,) = remarks(WATER.replace("water", comment), path)
+        assert "the comment is free text" in one
+    mace = NEP.replace("energy", "config_type=bulk REF_energy").replace("force:", "REF_forces:")
+    (one,) = remarks(4 * mace, path)
+    assert "not read: REF_forces, REF_energy. molflt reads" in one
+    assert remarks(mace, path, labels=LabelSpec(label="REF_energy")) == []
+    for name in ("dft_energy", "charges", "totalCharge", "cell", "virial", "move_mask"):
+        (one,) = remarks(COPPER.replace("energy", f'{name}="1 0 0" energy'), path)
+        assert f"not read: {name}." in one
+    assert remarks(COPPER.replace("energy", "free_energy=1 cell_type=fcc fixed=T force_field=x energy"), path) == []
+
+
+def test_lists_that_are_no_arrays(tmp_path: Path) -> None:
+    """Ragged, or such that an array of them would be a million times as large, as every text takes the longest's."""
+    for value in ("[[1], [2, 3]]", f'["{"a" * 10_000}"{", 0" * 10_000}]', "[" * 300 + "]" * 300):
+        (tmp_path / "a.xyz").write_text(COPPER.replace("energy", f"x='_JSON {value}' energy"), encoding="utf-8")
+        (data,) = read_ase(tmp_path / "a.xyz")
+        assert data.info == {}
+    with pytest.raises(InputError, match="line 2: the value of 'x' is"):
+        frames(COPPER.replace("energy", f"x='_JSON {'[' * 100_000}' energy"))
+
+
+def test_a_label_of_a_free_comment(tmp_path: Path) -> None:
+    """CREST writes nothing but the energy there."""
+    (tmp_path / "a.xyz").write_text(WATER.replace("water", "  -5.07054"), encoding="utf-8")
+    (data,) = read_ase(tmp_path / "a.xyz", labels=LabelSpec(label="comment", unit="Hartree"))
+    assert float(data.energy) == pytest.approx(-5.07054 * Hartree)
+
+
+def upper_keys(text: str, random: Random) -> str:
+    for word in ("Lattice", "Properties", "pbc", "energy", "forces", "species", "pos"):
+        text = text.replace(word, random.choice([word.upper(), word.lower(), word.capitalize()]))
+    return text
+
+
+def doubled(text: str, random: Random) -> str:
+    twice = random.choice(["pos:R:3", "forces:R:3"])
+    return text.replace(twice, f"{twice}:{twice}", 1)
+
+
+def between_lines(text: str, random: Random, inserted: str) -> str:
+    lines = text.splitlines(True)
+    lines.insert(random.randrange(len(lines) + 1), inserted)
+    return "".join(lines)
+
+
+def cut(text: str, random: Random) -> str:
+    lines = text.splitlines(True)
+    return "".join(lines[: random.randrange(1, len(lines))])
+
+
+def trailing(text: str, random: Random) -> str:
+    lines = text.splitlines(True)
+    k = random.randrange(len(lines))
+    return "".join([*lines[:k], lines[k].rstrip("\n") + "  # as drawn\n", *lines[k + 1 :]])
+
+
+def ends(text: str, random: Random) -> str:
+    return "".join(line[:-1] + random.choice(["\n", "\r\n", "\r"]) for line in text.splitlines(True))
+
+
+DAMAGE: dict[str, Callable[[str, Random], str]] = {
+    "as it is": lambda text, _: text,
+    "keys": upper_keys,
+    "columns": doubled,
+    "blank line": lambda text, random: between_lines(text, random, random.choice(["\n", "  \t\n"])),
+    "a line twice": lambda text, random: between_lines(text, random, random.choice(text.splitlines(True))),
+    "cut": cut,
+    "comment": trailing,
+    "line ends": ends,
+    "mark": lambda text, _: "\ufeff" + text,
+    "end": lambda text, random: text.rstrip("\n") + random.choice(["", "\n\n\n", " \n"]),
+}
+MAY_LOSE = ("cut",)
+"""What is cut between two frames is a file of fewer frames."""
+
+
+def test_damage_changes_nothing_in_silence(tmp_path: Path) -> None:
+    random, numbers = Random(0), np.random.default_rng(0)
+    n_read = dict.fromkeys(DAMAGE, 0)
+    for k in range(600):
+        images = []
+        for name in random.choices(["H2O", "CH4", "CO2"], k=random.randint(1, 4)):
+            atoms = molecule(name)
+            if random.random() < 0.5:
+                atoms.set_cell([9, 9, 9])
+                atoms.pbc = True
+            if random.random() < 0.7:
+                atoms.calc = SinglePointCalculator(
+                    atoms, energy=float(numbers.normal()), forces=numbers.normal(size=(len(atoms), 3)).round(4)
+                )
+            images.append(atoms)
+        stream = io.StringIO()
+        for atoms in images:
+            ase.io.write(stream, atoms, format="extxyz", plain=atoms.calc is None and not atoms.pbc.any())
+        kind = random.choice(list(DAMAGE))
+        path = tmp_path / "a.xyz"
+        path.write_bytes(DAMAGE[kind](stream.getvalue(), random).encode())
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                read = list(read_ase(path))
+        except InputError as error:
+            if not re.match(rf"{re.escape(str(path))}#\d+, line \d+: ", str(error)):
+                pytest.fail(f"{k} {kind}: no line in {error}")
+            continue
+        n_read[kind] += 1
+        assert len(read) == len(images) or (kind in MAY_LOSE and len(read) < len(images)), (k, kind)
+        for data, atoms in zip(read, images, strict=False):
+            assert data.atomic_numbers.tolist() == atoms.numbers.tolist(), (k, kind)
+            np.testing.assert_allclose(data.positions.numpy(), atoms.positions, atol=1e-7)
+            assert data.pbc[0].tolist() == atoms.pbc.tolist(), (k, kind)
+            results = atoms.calc.results if atoms.calc else {}
+            assert ("energy" in data, "forces" in data) == (bool(results), bool(results)), (k, kind)
+            if results:
+                assert float(data.energy) == results["energy"]
+                np.testing.assert_allclose(data.forces.numpy(), results["forces"], atol=1e-7)
+        # what was added to a row of plain xyz is remarked on
+        assert kind != "comment" or said or stream.getvalue().count("#") == 0
+    assert {kind for kind, n in n_read.items() if n == 0} <= {"a line twice"}, n_read
+
+
+@pytest.mark.parametrize("count", ["1000", "100000000", "9" * 30])
+@pytest.mark.parametrize("name", ["a.extxyz", "a.xyz.gz"])
+def test_columns_are_counted_before_memory_is_taken(count: str, name: str, tmp_path: Path) -> None:
+    frame = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
+    for before, n_atoms, spec in (
+        ("", 1, f"Properties=species:S:1:pos:R:3:x:R:{count}"),
+        ("", 0, f"e=1 pROPERTIES = 'species:S:1:pos:R:3:x:I:{count}'"),
+        (frame, 1, f"Properties=species:S:1:pos:R:3:x:S:{count}"),
+    ):
+        text = f"{before}{n_atoms}\n{spec}\n{'H 0 0 0' * n_atoms}\n".encode()
+        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+        with pytest.raises(InputError, match="'Properties' names 1,000 columns or more"):
+            read_ase(tmp_path / name)
+
+
+@pytest.mark.parametrize("count", ["20000000", "9" * 30])
+@pytest.mark.parametrize("before", ["", COPPER])
+def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.extxyz"
+    path.write_text(f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n", encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"a\.extxyz#\d, line \d: the frame announces .* the file ends after 1 of them"
+    ):
+        read_ase(path)
+
+
+def test_a_comment_may_be_a_number_and_a_frame_have_vectors() -> None:
+    read = frames("3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\nvec1 5 0 0\n\n1\n7\nH 0 0 0\n")
+    assert [(len(atoms), atoms.pbc.tolist()) for atoms in read] == [(3, [True, False, False]), (1, [False] * 3)]
+
+
+def test_long_comments_take_no_longer_than_they_are() -> None:
+    """Patterns that try a text in many ways would not end."""
+    for piece in ("a", "a ", '"', '"a" ', "\\", "= ", "a= ", "[", "{a", "a=b ", "cell ", "'a'"):
+        comment = piece * (200_000 // len(piece))
+        for text in (comment, f"{comment} x=1"):
+            with suppress(InputError):
+                frames(f"1\n{text}\nH 0 0 0\n")
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n \n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_standard_input(start: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def piped(text: str) -> Any:
+        raw = io.BytesIO((start + text).replace("\n", end).encode())
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(raw, encoding="utf-8"))
+        return open_dataset("-")
+
+    assert [(data.name, len(data.positions)) for data in piped(WATER + COPPER)] == [("-#0", 3), ("-#1", 2)]
+    with pytest.warns(InputWarning, match=r"^standard input: columns .* \(standard input #1\)$"):
+        piped(WATER + WATER.replace("0.93 0", "0.93 0 1"))
+    line = 7 + 2 * (start == "\n \n")
+    with pytest.raises(InputError, match=rf"^standard input #1, line {line + 2}: 'Q' is no element"):
+        piped(WATER + "\n" + WATER.replace("O ", "Q "))
