@@ -119,5 +119,11 @@ def listed(what: str, reasons: Sequence[str], most: int = MOST_REASONS) -> str:
     return "\n  ".join([what, *reasons[:most], *more])
 
 
+def in_line(names: Sequence[str], most: int = 5) -> str:
+    """The first few names in one line, and how many there are more."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 OnBad = Literal["stop", "skip"]
 """Whether a structure that cannot be used stops what is being done, or is left out of it."""

@@ -7,7 +7,7 @@ from typing import Literal
 import typer
 
 from molflt.choices import EnergyUnit, Per, TagConvention
-from molflt.cli.options import ACCEPT_UNCONVERGED, TAGS
+from molflt.cli.options import ACCEPT_UNCONVERGED, PAIRS, TAGS
 from molflt.cli.terminal import say
 from molflt.errors import InputError
 
@@ -23,6 +23,7 @@ def convert_command(
         None, help="Unit of the forces, as in Hartree/bohr.  [default: that of the energies per Ang]"
     ),
     target: Literal["y_relaxed", "y_init", "energy"] = typer.Option("energy", help="What the energy becomes."),
+    pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     allow_charged: bool = typer.Option(False, "--allow-charged", help="Take open shells. Charges are kept anyway."),
     accept_unconverged: bool = ACCEPT_UNCONVERGED,
@@ -43,7 +44,7 @@ def convert_command(
     spec = LabelSpec.model_validate({"target": target, **given, "force_unit": checked_force_unit(force_unit)})
     try:
         labels = None if spec == LabelSpec() else spec
-        count = convert(inputs, out, overwrite, tags, labels, allow_charged, accept_unconverged)
+        count = convert(inputs, out, overwrite, tags, labels, allow_charged, accept_unconverged, pairs)
     except OSError as error:
         error.add_note("then repeat the command: it goes on where it stopped")
         raise

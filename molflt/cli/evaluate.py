@@ -18,6 +18,7 @@ from molflt.cli.options import (
     JSON,
     MAX_ATOMS,
     ON_ERROR,
+    PAIRS,
     TAGS,
     claim_new_file,
 )
@@ -40,6 +41,7 @@ def evaluate_command(
     label: str = typer.Option(None, help="Name of the energy in the data.  [default: as in training]"),
     unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the data.  [default: as in training]"),
     per: Per = typer.Option(None, help="What an energy in the data is of.  [default: as in training]"),
+    force_label: str = typer.Option(None, help="Name of the forces in the data.  [default: as in training]"),
     force_unit: str = typer.Option(
         None, help="Unit of the forces in the data, as in Hartree/bohr.  [default: as in training]"
     ),
@@ -58,6 +60,7 @@ def evaluate_command(
     allow_charged: bool = ALLOW_CHARGED,
     accept_unconverged: bool = ACCEPT_UNCONVERGED,
     conformers: int = CONFORMERS,
+    pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
@@ -84,12 +87,13 @@ def evaluate_command(
         label=label,
         unit=unit,
         per=per,
+        force_label=force_label,
         force_unit=force_unit,
         forces=forces,
         device=device,
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
-        how=Reading(allow_charged, conformers, accept_unconverged=accept_unconverged),
+        how=Reading(allow_charged, conformers, accept_unconverged=accept_unconverged, pairs=pairs),
         tags=tags,
     )
     if found.skipped:

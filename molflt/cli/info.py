@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import TagConvention
-from molflt.cli.options import ACCEPT_UNCONVERGED, JSON, TAGS
+from molflt.cli.options import ACCEPT_UNCONVERGED, JSON, PAIRS, TAGS
 from molflt.cli.terminal import answer, answer_json
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def info_command(
         show_default=False,
     ),
     as_json: bool = JSON,
+    pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     accept_unconverged: bool = ACCEPT_UNCONVERGED,
 ) -> None:
@@ -43,7 +44,7 @@ def info_command(
         members = [_model_info(file, str(file[0].path) if k is None else path) for file in files]
         content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
     else:
-        content = _data_info(path, tags, accept_unconverged)
+        content = _data_info(path, tags, accept_unconverged, pairs)
     if as_json:
         answer_json(content)
         return
@@ -105,7 +106,7 @@ def _domain(domain: Domain | None) -> Any:
     return content
 
 
-def _data_info(path: str, tags: TagConvention, accept_unconverged: bool) -> dict[str, Any]:
+def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: bool) -> dict[str, Any]:
     import numpy as np
     from ase.data import chemical_symbols
 
@@ -115,7 +116,7 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool) -> dict
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    how = Reading(allow_charged=True, conformers=1, accept_unconverged=accept_unconverged)
+    how = Reading(allow_charged=True, conformers=1, accept_unconverged=accept_unconverged, pairs=pairs)
     dataset = open_dataset(resolve_path(path), tags, how=how)
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()

@@ -15,6 +15,9 @@ MAX_ATOMS = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no 
 FREQUENCIES = typer.Option(None, help="Evaluate the far field by this method.")
 TAGS = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers.")
 ALLOW_CHARGED = typer.Option(False, "--allow-charged", help="Take ions and radicals as if neutral and closed-shell.")
+PAIRS = typer.Option(
+    False, "--pairs", help="Read files or folders called initial and relaxed as a relaxation, not as two structures."
+)
 ACCEPT_UNCONVERGED = typer.Option(
     False, "--accept-unconverged", help="Read calculations that are not converged or were cut short as well."
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from molflt.choices import MethodName, OC20Split, OnError, TagConvention
-from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, TAGS, claim
+from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, PAIRS, TAGS, claim
 from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn
 from molflt.errors import InputError, listed
 from molflt.printable import printable
@@ -54,6 +54,7 @@ def predict_command(
         show_default=False,
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
@@ -86,7 +87,7 @@ def predict_command(
     members = load_members(model, frequencies)
     takes_ions = members[0].model.config.takes_ions
     # Its labels are not read, and its structure is what it is.
-    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
+    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True, pairs=pairs)
     structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
     chosen = choose_device(device)
     others = f" and {len(members) - 1} more" if len(members) > 1 else ""

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.extras import Extra, extra_of, held
-from molflt.data.labels import LabelSpec, atom_vectors, one_number
+from molflt.data.labels import LabelSpec, agreed, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
@@ -39,11 +39,11 @@ def from_atoms(
 ) -> Data:
     """Turn ASE's ``Atoms`` into a structure.
 
-    ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed) or from
-    ``atoms.info`` and ``atoms.arrays`` (there also as GPUMD's ``force``), as do ``y_relaxed``, ``y_init``, ``sid``
-    and the texts of ``records.TEXTS``; relaxed positions from an array ``positions_relaxed`` or ``pos_relaxed``;
-    ``fixed`` from constraints that hold atoms in all three directions. All else is carried along, in ``data.info``
-    (:func:`kept_info`) and ``data.extra`` (:class:`molflt.data.extras.Extra`).
+    ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed), else from
+    ``atoms.info`` and ``atoms.arrays``, as do ``y_relaxed``, ``y_init``, ``sid`` and the texts of ``records.TEXTS``;
+    what several of these hold under one name must agree. Relaxed positions come from an array ``positions_relaxed``
+    or ``pos_relaxed``, ``fixed`` from constraints that hold atoms in all three directions. All else is carried along,
+    in ``data.info`` (:func:`kept_info`) and ``data.extra`` (:class:`molflt.data.extras.Extra`).
 
     Tags mean two things. OC20 has 0 sub-surface, 1 surface, 2 adsorbate; ASE's slab builders number the layers
     1, 2, ... from the top and give adsorbates 0. Reading one as the other would turn a slab upside down
@@ -59,7 +59,7 @@ def from_atoms(
 
     Raises:
         InputError: tags that are ambiguous or out of range, a periodic direction without a lattice vector, a
-            site shared by several elements, a charge or spin (:func:`refuse_charges`), or what
+            site shared by several elements, two values of a label, a charge or spin (:func:`refuse_charges`), or what
             ``check_structure`` refuses.
     """
     cell, pbc = np.asarray(atoms.cell, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
@@ -91,31 +91,30 @@ def from_atoms(
             relaxed = atom_vectors(atoms.arrays[key], len(atoms), key, name)
             fields["positions_relaxed"] = relaxed_positions(atoms.numbers, atoms.positions, relaxed, cell, pbc, name)
     results = results_at_hand(atoms)
+
+    places = {"by a calculator": results, "in info": atoms.info, "in arrays": atoms.arrays}
+    stored = {key: None for values in places.values() for key in values}
+
+    def find(key: str) -> Any:
+        # a name in other letters is the same name, where the one that is asked for is not there
+        same = [key] if key in stored else [k for k in stored if isinstance(k, str) and k.lower() == key.lower()]
+        found = {(place, k): values[k] for k in same for place, values in places.items() if k in values}
+        return agreed({place if k == key else f"{place}, as '{k}',": v for (place, k), v in found.items()}, key, name)
+
     for label in (*ENERGIES, "sid"):
-        value = results.get("energy") if label == "energy" and "energy" in results else atoms.info.get(label)
-        if value is not None:
+        if (label in results or label in atoms.info) and (value := find(label)) is not None:
             fields[label] = one_number(value, label, name)
             if label == "sid" and fields[label] != fields[label].astype(int):
                 raise InputError(f"{name}: 'sid' is {value!r:.40}, expected a whole number")
-    forces = results.get("forces", atoms.arrays.get("forces", atoms.arrays.get("force")))
-    if forces is not None:
-        fields["forces"] = atom_vectors(forces, len(atoms), "forces", name)
-        if "forces" not in results:
-            taken.add("forces" if "forces" in atoms.arrays else "force")
+    if "forces" in results or "forces" in atoms.arrays:
+        fields["forces"] = atom_vectors(find("forces"), len(atoms), "forces", name)
+        taken.add("forces")
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
     if tags == "auto":
         refuse_untagged(fields, name)
     if labels is not None:
-        stored = {**atoms.arrays, **results, **atoms.info}
-        # a name in other letters is the same name, where the one that is asked for is not there
-        folded = {key.lower(): value for key, value in stored.items() if isinstance(key, str)}
         own = ("numbers", "positions", "tags")
-        texts |= labels.apply(
-            fields,
-            lambda key: stored.get(key, folded.get(key.lower())),
-            (key for key in stored if key not in own),
-            name,
-        )
+        texts |= labels.apply(fields, find, (key for key in stored if key not in own), name)
     data = make_data(fields, name, name, texts)
     data.info = kept_info(atoms)
     extra = Extra.of(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,17 +16,18 @@ from torch_geometric.data import Data
 from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_frames
 from molflt.data.ase_io import from_atoms, results_at_hand
-from molflt.data.compression import bare_name, bare_suffix, content
+from molflt.data.compression import bare_name, bare_suffix, read_text
 from molflt.data.convergence import UnfinishedError, give_skipped, shortfall
 from molflt.data.datasets import ListDataset
-from molflt.data.labels import LabelSpec
+from molflt.data.labels import LabelSpec, agreed
+from molflt.data.notes import Notes
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES
 from molflt.data.relaxations import same_atoms
-from molflt.data.smiles_tables import TABLES, delimiter
+from molflt.data.smiles_tables import TABLES, read_table, with_newlines
 from molflt.data.vasp import is_static, relaxation_shortfall
-from molflt.errors import InputError, OnBad, noting
+from molflt.errors import InputError, OnBad, in_line, noting
 
 _OUTPUTS = ("vasprun.xml", "outcar")
 _RUN = ("poscar", "contcar", *_OUTPUTS)
@@ -36,6 +35,7 @@ _STAGE = re.compile(r"(.*?)[-_. ]?(initial|init|unrelaxed|relaxed|final)", re.IG
 _INITIAL = ("initial", "init", "unrelaxed")
 _KEYS = ("name", "folder", "file", "path", "run", "id", "system", "structure")
 """Columns, in any capitalisation, that say which calculation a row is of; without one it is the first column."""
+NO_PAIRS = "no two are named alike but for 'initial' and 'relaxed' (or init, unrelaxed; final); leave --pairs out"
 _CELL_CHANGE = 0.1
 """Å by which a component of a lattice vector may differ in a pair."""
 
@@ -56,35 +56,59 @@ class _Calculation:
     """Name of a file that a run left without content."""
 
 
-def pair_of(paths: Sequence[str]) -> tuple[Path, Path] | None:
-    """Two files or folders that are called initial and relaxed, in this order; None: they are not."""
-    if len(paths) != 2 or not all(Path(path).exists() for path in paths):
-        return None
-    found = [_STAGE.fullmatch(_stem(Path(path))) for path in paths]
-    if found[0] is None or found[1] is None or found[0][1].lower() != found[1][1].lower():
-        return None
-    first, second = (match[2].lower() in _INITIAL for match in found if match is not None)
-    if first == second:
-        return None
-    return (Path(paths[0]), Path(paths[1])) if first else (Path(paths[1]), Path(paths[0]))
+def named_ends(paths: Iterable[Path]) -> dict[tuple[Path, str], tuple[list[Path], list[Path]]]:
+    """Files and folders called initial, and those called relaxed, by their folder and the rest of the name."""
+    found: dict[tuple[Path, str], tuple[list[Path], list[Path]]] = {}
+    for path in paths:
+        if (match := _STAGE.fullmatch(_stem(path))) and (path.is_dir() or ase_format(path)):
+            ends = found.setdefault((path.parent, match[1]), ([], []))
+            ends[match[2].lower() not in _INITIAL].append(path)
+    return found
 
 
-def find_calculations(folder: Path) -> list[_Calculation]:
-    """Runs of VASP in folders of their own, or in this one, and pairs of files or folders; often there are none.
+def find_pairs(paths: Iterable[Path]) -> list[_Calculation]:
+    """Relaxations among files and folders, by their names; often there are none.
 
     Raises:
-        InputError: a geometry without its counterpart, or files with other numbers of frames.
+        InputError: beside a pair, a geometry without its counterpart or with two; files with other numbers of frames.
     """
-    children = sorted(folder.iterdir())
-    named: dict[str, dict[bool, Path]] = {}
-    for path in children:
-        if (match := _STAGE.fullmatch(_stem(path))) and (path.is_dir() or ase_format(path)):
-            named.setdefault(match[1].lower(), {})[match[2].lower() in _INITIAL] = path
-    if any(len(pair) == 2 for pair in named.values()):
-        return [c for name, pair in named.items() for c in pair_calculations(pair.get(True), pair.get(False), name)]
-    if any(ase_format(path) and bare_name(path) not in _RUN for path in children if path.is_file()):
+    found = named_ends(paths)
+    if not any(all(ends) for ends in found.values()):
         return []
-    return list(_runs(folder))
+    calculations: list[_Calculation] = []
+    for (_, name), (initial, relaxed) in found.items():
+        if len(initial) > 1 or len(relaxed) > 1:
+            raise InputError(f"{', '.join(map(str, initial + relaxed))}: which of them are a pair? Leave two")
+        calculations += pair_calculations(next(iter(initial), None), next(iter(relaxed), None), name)
+    return calculations
+
+
+def suggest_pairs(paths: Iterable[Path], where: str) -> None:
+    """Warn of names that suggest pairs, where none are made."""
+    pairs = [(initial[0], relaxed[0]) for initial, relaxed in named_ends(paths).values() if initial and relaxed]
+    if pairs:
+        first = " and ".join(path.name for path in pairs[0])
+        more = f" (and {len(pairs) - 1:,} more such pairs)" if len(pairs) > 1 else ""
+        remedy = "give --pairs (in training data.pairs=true) to read them as a relaxation"
+        notes = Notes(where)
+        notes.add(f"{first}{more} are read as two structures; {remedy}")
+        notes.give()
+
+
+def find_runs(folder: Path, pairs: Iterable[_Calculation] = ()) -> list[_Calculation]:
+    """Runs of VASP in folders of their own, or in this one, that are not ends of pairs; often there are none."""
+    paired = files_of(pairs)
+    return [run for run in _runs(folder) if paired.isdisjoint(files_of([run]))]
+
+
+def files_of(calculations: Iterable[_Calculation]) -> set[Path]:
+    """The files that are read of calculations."""
+    return {p for c in calculations for p in (c.initial, c.relaxed, c.output) if p is not None}
+
+
+def of_run(path: Path) -> bool:
+    """Whether a file is one of those that are read of a run of VASP."""
+    return bare_name(path) in _RUN
 
 
 def read_calculations(
@@ -96,7 +120,7 @@ def read_calculations(
     with_table: bool = True,
     how: Reading = DEFAULT,
 ) -> ListDataset:
-    """Read what ``find_calculations`` found; the structures are named ``FOLDER/NAME``.
+    """Read what ``find_pairs`` and ``find_runs`` found; the structures are named ``FOLDER/NAME``.
 
     The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
     CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
@@ -106,8 +130,8 @@ def read_calculations(
     :func:`molflt.data.sources.open_dataset`.
 
     Raises:
-        InputError: files that cannot be read, pairs of other atoms, a calculation of which the table has no row, or
-            none that is converged.
+        InputError: files that cannot be read, pairs of other atoms, two values of a label, a calculation of which the
+            table has no row, or none that is converged.
     """
     table = _table(folder) if with_table else None
     bad: dict[int, InputError] = {}
@@ -126,9 +150,19 @@ def read_calculations(
             except UnfinishedError as error:
                 skipped.append(str(error))
                 continue
+            for label in {"y_init", "y_relaxed"} | ({labels.name} if labels and labels.of_relaxation else set()):
+                ends = [end for end in (calculation.initial, calculation.relaxed) if end is not None]
+                places = {f"in {end}": _frame(read(end), calculation.frame).info.get(label) for end in ends}
+                agreed({"in the table": (row or {}).get(label), **places}, label, where)
             atoms.info.update(row or {})
             structures.append(from_atoms(atoms, where, tags, labels, how))
     give_skipped(skipped, len(calculations), str(folder), "calculations")
+    if table is not None:
+        unused = sorted(table[1].keys() - {_key(calculation.name or folder.name) for calculation in calculations})
+        if unused:
+            notes = Notes(str(table[0]))
+            notes.add(f"rows of no calculation that is in the folder: {in_line(unused)}")
+            notes.give()
     return ListDataset.read(structures, bad, on_bad, str(folder), "calculations")
 
 
@@ -223,7 +257,13 @@ def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = ""
             return
         yield from (_Calculation(f"{name}#{k}", initial, relaxed, frame=k) for k in range(n))
         return
-    ends = [{_stem(file): file for file in sorted(end.iterdir()) if ase_format(file)} for end in (initial, relaxed)]
+    files = [[file for file in sorted(end.iterdir()) if ase_format(file)] for end in (initial, relaxed)]
+    ends = [{_stem(file): file for file in some} for some in files]
+    for end, some, named in zip((initial, relaxed), files, ends, strict=True):
+        if twice := [file.name for file in some if named[_stem(file)] != file]:
+            raise InputError(
+                f"{end}: {in_line(twice)}: there is another file of this name but for its ending; leave one"
+            )
     if alone := sorted(ends[0].keys() ^ ends[1].keys()):
         raise InputError(
             f"{initial} and {relaxed}: {len(alone)} names are in one of them only: {', '.join(alone[:10])}; add the "
@@ -243,31 +283,27 @@ def _key(name: str) -> str:
 
 def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | None:
     """The only table of a folder, and its rows by what they are of; also by the last part of a path's name."""
-    tables = [path for path in sorted(folder.iterdir()) if bare_suffix(path) in TABLES] if folder.is_dir() else []
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
+    tables = [path for path in files if bare_suffix(path) in TABLES]
     if len(tables) > 1:
         names = ", ".join(path.name for path in tables)
         raise InputError(f"{folder}: several tables ({names}); leave the one with the energies")
     if not tables:
         return None
     (file,) = tables
-    try:
-        text = content(file).decode("utf-8-sig")
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter(text, _KEYS))
-        lowered = {column.strip().lower(): column for column in reader.fieldnames or () if column}
-        others = (column for name, column in lowered.items() if name not in ENERGIES)
-        key = next((lowered[name] for name in _KEYS if name in lowered), next(others, None))
-        if key is None:
-            raise InputError(f"{file}: no column says which calculation a row is of; add one, called 'name'")
-        rows: dict[str, dict[str, str | float]] = {}
-        for row in reader:
-            name = _key(row.pop(key) or "")
-            if name in rows:
-                raise InputError(f"{file}: two rows are named '{name}'; leave one")
-            cells = {column.strip(): (cell or "").strip() for column, cell in row.items() if column}
-            cells |= {label: cells[lowered[label].strip()] for label in ENERGIES if label in lowered}
-            rows[name] = {column: _value(cell) for column, cell in cells.items() if cell}
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{file}: not a readable table: {error}") from error
+    columns, lines = read_table(file, with_newlines(read_text(file)), _KEYS)
+    others = (column for name, column in columns.items() if name not in ENERGIES)
+    key = next((columns[name] for name in _KEYS if name in columns), next(others, None))
+    if key is None:
+        raise InputError(f"{file}: no column says which calculation a row is of; add one, called 'name'")
+    rows: dict[str, dict[str, str | float]] = {}
+    for _, cells, problem in lines:
+        name = _key(cells.pop(key))
+        problem = problem or (f"two rows are named '{name}'; leave one" if name in rows else "")
+        if problem:
+            raise InputError(f"{file}: {problem}")
+        cells |= {label: cells[columns[label]] for label in ENERGIES if label in columns}
+        rows[name] = {column: _value(cell) for column, cell in cells.items() if cell}
     return file, rows
 
 

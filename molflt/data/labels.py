@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -30,6 +30,8 @@ FORCE_UNITS: dict[str, float] = {f"{unit}/Ang": factor for unit, factor in ENERG
 }
 """eV/Å in each unit."""
 _SHOWN = 12
+_SAME = 1e-6
+"""Relative or absolute difference up to which two stored values are one that was rounded."""
 _MOST_BYTES = 1 << 28
 
 
@@ -72,6 +74,11 @@ class LabelSpec(BaseModel):
         return self.label or self.target
 
     @property
+    def of_relaxation(self) -> bool:
+        """Whether the target is an energy of the relaxed geometry, for which pairs of geometries are read."""
+        return self.target == "y_relaxed"
+
+    @property
     def energy_factor(self) -> float:
         """Of an energy as stored, into eV."""
         return ENERGY_UNITS[self.unit]
@@ -94,7 +101,8 @@ class LabelSpec(BaseModel):
             where: file and record, for messages.
 
         Returns:
-            Texts to keep with the structure: what is stored, where the label is missing.
+            Texts to keep with the structure: what is stored, where the label is missing or forces may have another
+            name.
 
         Raises:
             InputError: a label that is not one number, forces that are not (n_atoms, 3).
@@ -113,14 +121,20 @@ class LabelSpec(BaseModel):
                 fields["forces"] = atom_vectors(value, n_atoms, self.force_label, where)
         if "forces" in fields:
             fields["forces"] = np.asarray(fields["forces"], dtype=np.float64) * self.force_factor
-        if self.target in fields:
-            return {}
         known = sorted(set(names))
-        energies = [name for name in known if name not in _NO_ENERGIES and _is_number(find, name)]
-        return {
-            STORED: ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else ""),
-            CANDIDATES: "; ".join(energies[:_SHOWN]),
-        }
+        found = {}
+        if self.target not in fields:
+            energies = [name for name in known if name not in _NO_ENERGIES and _is_number(find, name)]
+            # Beside an energy, a free energy is that with the entropy of smeared electrons.
+            if "energy" not in energies and "free_energy" in known and _is_number(find, "free_energy"):
+                energies.append("free_energy")
+            found[CANDIDATES] = "; ".join(energies[:_SHOWN])
+        if "forces" not in fields and (vectors := [name for name in known if _are_vectors(find, name, n_atoms)]):
+            vectors.sort(key=lambda name: "force" not in name.lower())
+            found[VECTORS] = "; ".join(vectors[:_SHOWN])
+        if found:
+            found[STORED] = ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")
+        return found
 
     def remedy(self, candidates: Sequence[str]) -> str:
         """What to give where the label is not there but these numbers are, by their names; empty without any."""
@@ -136,11 +150,16 @@ class LabelSpec(BaseModel):
         return " or ".join(given) + evaluate
 
 
-STORED, CANDIDATES = "stored_names", "stored_numbers"
-"""Texts of a structure without its label: what it has instead, and what of that is one number (with semicolons)."""
+STORED, CANDIDATES, VECTORS = "stored_names", "stored_numbers", "stored_vectors"
+"""Texts of a structure without its label or forces: what it has instead, what of that is one number, and what is a
+vector for each atom (the last two with semicolons)."""
 _NO_ENERGIES = (
     *("sid", "fid", "id", "natoms", "nads", "index", "slice", "charge", "spin", "free_energy", "stress"),
     *("atomic_numbers", "numbers", "tags", "fixed"),
+)
+_NO_FORCES = (
+    *("pos", "positions", "pos_relaxed", "positions_relaxed", "momenta", "velocities", "magmoms", "initial_magmoms"),
+    *("cell", "stress", "virial", "virials"),
 )
 
 
@@ -150,6 +169,45 @@ def _is_number(find: Callable[[str], Any], name: str) -> bool:
         value = find(name)
         return not isinstance(value, bool | np.bool_) and bool(np.isfinite(one_number(value, name, "")).all())
     return False
+
+
+def _are_vectors(find: Callable[[str], Any], name: str, n_atoms: int) -> bool:
+    """Whether a stored value can be forces: three numbers for each atom."""
+    with suppress(InputError):
+        return name not in _NO_FORCES and atom_vectors(find(name), n_atoms, name, "").size > 0
+    return False
+
+
+def agreed(values: Mapping[str, Any], label: str, where: str) -> Any:
+    """The value that is stored under one name in one or several places, of which the first counts.
+
+    Args:
+        values: by the place; None: there is none. What has another shape, as a number beside one for each atom, is
+            something else.
+        label: the name.
+        where: file and record, for messages.
+
+    Raises:
+        InputError: two differ, by more than 10⁻⁶ of them or of the unit.
+    """
+    (first, value), *others = [item for item in values.items() if item[1] is not None] or [("", None)]
+    for place, other in others:
+        if _differ(value, other, label, where):
+            one, two = (shown(v.tolist() if isinstance(v, np.ndarray | np.generic) else v) for v in (value, other))
+            raise InputError(
+                f"{where}: two values are stored under '{label}', {one} {first} and {two} {place}; remove one, or "
+                "rename the one that is meant and give its new name"
+            )
+    return value
+
+
+def _differ(one: Any, other: Any, label: str, where: str) -> bool:
+    try:
+        a, b = (any_array(value, f"'{label}'", where).astype(np.float64) for value in (one, other))
+    # Text.
+    except (TypeError, ValueError, OverflowError):
+        return shown(one) != shown(other)
+    return a.size == b.size and not np.allclose(a.ravel(), b.ravel(), rtol=_SAME, atol=_SAME, equal_nan=True)
 
 
 def one_number(value: Any, label: str, where: str) -> np.ndarray:

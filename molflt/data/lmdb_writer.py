@@ -129,13 +129,15 @@ def convert(
     labels: LabelSpec | None = None,
     allow_charged: bool = False,
     accept_unconverged: bool = False,
+    pairs: bool = False,
 ) -> int:
     """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
 
     Inputs, tags and labels are those of :func:`molflt.data.sources.resolve_inputs`; the label is written in eV under
     its target's name. With ``allow_charged`` open shells are taken, for which the file's reader does not refuse them
-    again; with ``accept_unconverged`` calculations that are not converged or were cut short. Charges are kept either
-    way, and models that know none refuse them. A warning names what is left behind.
+    again; with ``accept_unconverged`` calculations that are not converged or were cut short; with ``pairs`` what is
+    called initial and relaxed is one structure. Charges are kept either way, and models that know none refuse them. A
+    warning names what is left behind.
 
     Returns:
         How many structures it holds.
@@ -143,11 +145,12 @@ def convert(
     Raises:
         InputError: unreadable inputs, or a target that exists.
     """
-    reading = [tags, "" if labels is None else labels.model_dump_json(), *["unconverged"] * accept_unconverged]
+    reading = [tags, "" if labels is None else labels.model_dump_json()]
+    reading += [*["unconverged"] * accept_unconverged, *["pairs"] * pairs]
     # What comes from standard input cannot be asked for again: a file begun from it is never gone on with.
     once = [str(uuid.uuid4())] if STANDARD_INPUT in inputs else []
     source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*map(paths_behind, inputs))), *once])
-    how = Reading(allow_charged, charges=True, slabs=True, accept_unconverged=accept_unconverged)
+    how = Reading(allow_charged, charges=True, slabs=True, accept_unconverged=accept_unconverged, pairs=pairs)
     structures = resolve_inputs(inputs, tags, labels, how=how)
     notes = Notes(os.fspath(target))
     count = write_lmdb(target, _Records(structures, notes), overwrite=overwrite, source=source)

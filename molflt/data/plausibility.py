@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 import numpy as np
@@ -28,7 +28,7 @@ _SPREAD = {"energy": (0.015, 1.5), "adsorption": (0.015, 0.55)}
 perovskites, 0.04 to 0.30 for adsorption. A wrong unit is a factor of 23 at least."""
 _MANY_COMPOSITIONS, _MANY_ELEMENTS = 20, 3
 _FORCE = 15.0
-"""eV/Å: a root mean square component above it is doubted; molecules at 1,200 K have 2."""
+"""eV/Å: a root mean square component above it, at the median, is doubted; molecules at 1,200 K have 2."""
 _KEPT_ATOMS, _KEPT = 50_000, 200
 """Atoms in all, and structures of the same atoms, that are compared."""
 _NEAR, _DESCRIBED = 0.5, 64
@@ -149,34 +149,33 @@ class ForceCheck:
 
     def __init__(self, spec: LabelSpec) -> None:
         self.spec = spec
-        self._alike: dict[tuple[bytes, ...], list[Data]] = {}
-        self._n_kept = self._n = 0
-        self._squares = 0.0
+        self._alike: dict[tuple[bytes, ...], list[tuple[int, Data]]] = {}
+        self._n_kept = 0
+        self._sizes: list[float] = []
 
-    def add(self, data: Data) -> None:
-        """Another structure of the set, with its label and forces."""
-        self._squares += float(data.forces.square().sum())
-        self._n += data.forces.numel()
-        self._keep(tuple(data[name].numpy().tobytes() for name in ("atomic_numbers", "cell", "pbc")), data)
+    def add(self, place: int, data: Data) -> None:
+        """Another structure, with its label and forces, and its place in the set."""
+        self._sizes.append(float(data.forces.square().mean().sqrt()))
+        self._keep(tuple(data[name].numpy().tobytes() for name in ("atomic_numbers", "cell", "pbc")), place, data)
 
     def merge(self, later: ForceCheck) -> None:
         """Add what was found in structures that come later in the set."""
-        self._squares += later._squares
-        self._n += later._n
+        self._sizes += later._sizes
         for key, some in later._alike.items():
-            for data in some:
-                self._keep(key, data)
+            for place, data in some:
+                self._keep(key, place, data)
 
-    def _keep(self, key: tuple[bytes, ...], data: Data) -> None:
+    def _keep(self, key: tuple[bytes, ...], place: int, data: Data) -> None:
         alike = self._alike.setdefault(key, [])
         if len(alike) < _KEPT and self._n_kept < _KEPT_ATOMS:
-            alike.append(data)
+            alike.append((place, data))
             self._n_kept += data.num_nodes
 
-    def _compared(self) -> tuple[np.ndarray, np.ndarray]:
+    def _compared(self, without: Collection[int]) -> tuple[np.ndarray, np.ndarray]:
         """Work in eV from every geometry to the nearest of the same atoms, and the energy it should have cost."""
         found: list[tuple[float, float]] = []
-        for alike in self._alike.values():
+        for kept in self._alike.values():
+            alike = [data for place, data in kept if place not in without]
             if len(alike) > 1 and len(alike[0].positions) > 1:
                 shapes = [_shape(data, alike[0]) for data in alike]
                 distances = cdist(shapes, shapes)
@@ -201,21 +200,24 @@ class ForceCheck:
         target = self.spec.target
         return float(((f_a + f_b) * moved).sum()) / 2, float(a[target]) - float(b[target])
 
-    def doubts(self, source: str) -> list[str]:
-        """What looks wrong with the forces, with the remedy; ``source`` as in :func:`doubts`."""
-        work, difference = self._compared()
+    def doubts(self, source: str, without: Collection[int] = ()) -> list[str]:
+        """What looks wrong with the forces, with the remedy; ``source`` as in :func:`doubts`.
+
+        Structures at some places are left aside: one whose own forces or energy are wrong says nothing of the others.
+        """
+        work, difference = self._compared(without)
         sizes = float(np.linalg.norm(work)), float(np.linalg.norm(difference))
         if len(work) >= _FEWEST_PAIRS and min(sizes) > 0:
             agreement = float(work @ difference) / (sizes[0] * sizes[1])
             if abs(agreement) > _CORRELATED:
                 return self._disagree(float(np.sign(agreement)) * sizes[1] / sizes[0], source)
-        typical = (self._squares / self._n) ** 0.5 if self._n else 0.0
+        typical = float(np.median(self._sizes)) if self._sizes else 0.0
         if typical <= _FORCE:
             return []
         return [
-            f"{source}: forces, read as {self._read_as}, have components of {typical:.3g} eV/Å (root mean square), "
-            "where 1 is usual. If they are stored in another unit, give --force-unit or, in training, "
-            f"data.force_unit, such as {self._nearest(1 / typical)}"
+            f"{source}: forces, read as {self._read_as}, have components of {typical:.3g} eV/Å (root mean square, "
+            "median of structures), where 1 is usual. If they are stored in another unit, give --force-unit or, in "
+            f"training, data.force_unit, such as {self._nearest(1 / typical)}"
         ]
 
     @property

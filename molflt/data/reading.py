@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from molflt.data.labels import LabelSpec
 from molflt.errors import InputError
 from molflt.printable import shown
 
@@ -43,6 +44,7 @@ class Reading:
         conformers: how many are made of a molecule that comes without positions; large ones get fewer.
         charges: read the total charge, for models with charges; ions are taken then, and open shells are not.
         slabs: with charges, take what repeats along one or two axes: for a file, which any model may read.
+        pairs: read files or folders that are called initial and relaxed as a relaxation.
         accept_unconverged: read calculations that are not converged or were cut short as well.
         may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
 
@@ -54,12 +56,17 @@ class Reading:
     conformers: int = CONFORMERS
     charges: bool = False
     slabs: bool = False
+    pairs: bool = False
     accept_unconverged: bool = False
     may_allow: bool = True
 
     def __post_init__(self) -> None:
         if self.conformers < 1:
             raise InputError(f"conformers={self.conformers}: give one or more")
+
+    def makes_pairs(self, labels: LabelSpec | None) -> bool:
+        """Whether an initial and a relaxed geometry are one structure: on demand, or where labels need both."""
+        return self.pairs or (labels is not None and labels.of_relaxation)
 
     def refuse_state(self, name: str, charge: float = 0.0, unpaired: int = 0) -> None:
         """Refuse an ion, by the charge of the whole structure in e, or an open shell, by unpaired electrons.

@@ -15,7 +15,7 @@ from molflt.choices import TagConvention
 from molflt.data.overlaps import check_contacts
 from molflt.data.extents import check_extents
 from molflt.data.extras import Extra, decode, encode
-from molflt.data.labels import LabelSpec, any_array, atom_vectors, one_number
+from molflt.data.labels import LabelSpec, agreed, any_array, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
@@ -102,9 +102,8 @@ def to_data(
     for label in ENERGIES:
         if label in record:
             fields[label] = one_number(_numbers(record, label, where), label, where)
-    for label in ("force", "forces"):
-        if label in record:
-            fields["forces"] = atom_vectors(_numbers(record, label, where), n_atoms, label, where)
+    if forces := {label: _numbers(record, label, where) for label in ("forces", "force") if label in record}:
+        fields["forces"] = atom_vectors(agreed(forces, "forces", where), n_atoms, next(iter(forces)), where)
     if tags == "auto" and "tags" not in record:
         refuse_untagged(fields, where)
     how.refuse_slab(where, pbc)

@@ -12,8 +12,9 @@ import numpy as np
 from torch_geometric.data import Data
 
 from molflt.data.datasets import StructureDataset, SubsetDataset
-from molflt.data.labels import CANDIDATES, STORED, LabelSpec
+from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
 from molflt.data.likeness import Sketch, sketch
+from molflt.data.outliers import energies_out_of_line, forces_out_of_line
 from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
 from molflt.errors import AgreedError, InputError, OnBad, noting, refuse
@@ -87,19 +88,45 @@ class _Found:
     skipped: list[Skipped] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     sketches: list[Sketch] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     energies: list[float] = field(default_factory=list)
-    compositions: list[np.ndarray] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    force_sizes: list[float] = field(default_factory=list)
+    compositions: dict[bytes, int] = field(default_factory=dict)
     unlabelled: list[str] = field(default_factory=list)
     forceless: list[str] = field(default_factory=list)
     bad: dict[int, str] = field(default_factory=dict)
     stored: str = ""
     remedy: str = ""
+    force_remedy: str = ""
+
+    def look(self, place: int, data: Data, target: str, forces: bool) -> None:
+        """Note the labels of a structure that can be used."""
+        counts = np.bincount(data.atomic_numbers.numpy())
+        present = np.flatnonzero(counts)
+        composition = np.array([present, counts[present]], dtype=np.int32).tobytes()
+        self.places.append(place)
+        self.energies.append(float(data[target]))
+        self.kinds.append(self.compositions.setdefault(composition, len(self.compositions)))
+        if forces:
+            self.force_sizes.append(float(data.forces.square().mean().sqrt()))
+
+    def counts(self) -> np.ndarray:
+        """(n_compositions, 119) int32: atoms of each atomic number."""
+        found = np.zeros((len(self.compositions), MAX_ATOMIC_NUMBER + 1), dtype=np.int32)
+        for row, composition in zip(found, self.compositions, strict=True):
+            numbers, counts = np.frombuffer(composition, dtype=np.int32).reshape(2, -1)
+            row[numbers] = counts
+        return found
 
     def add(self, later: _Found) -> None:
         self.force_check.merge(later.force_check)
         self.bad |= later.bad
-        self.stored, self.remedy = self.stored or later.stored, self.remedy or later.remedy
-        for name in ("skipped", "sizes", "sketches", "energies", "compositions", "unlabelled", "forceless"):
+        for name in ("stored", "remedy", "force_remedy"):
+            setattr(self, name, getattr(self, name) or getattr(later, name))
+        here = [self.compositions.setdefault(one, len(self.compositions)) for one in later.compositions]
+        self.kinds += [here[kind] for kind in later.kinds]
+        for name in ("skipped", "sizes", "sketches", "places", "energies", "force_sizes", "unlabelled", "forceless"):
             getattr(self, name).extend(getattr(later, name))
 
 
@@ -170,18 +197,18 @@ class Screening:
                 found.unlabelled.append(name)
                 found.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
             elif self.forces and "forces" not in data:
+                if not found.forceless and data.get(VECTORS):
+                    given = " or ".join(f"data.force_label={one}" for one in data[VECTORS].split("; "))
+                    found.force_remedy = f"Stored with {name}: {data[STORED]}. Name the forces: {given}"
                 found.forceless.append(name)
                 found.skipped.append(Skipped(index, name, f"{name}: no forces"))
             else:
                 found.sizes.append(int(data.num_nodes))
                 if self.compared:
                     found.sketches.append(sketch(data))
-                if index % max(1, n // _JUDGED) == 0:
-                    found.energies.append(float(data[self.labels.target]))
-                    numbers = data.atomic_numbers.numpy()
-                    found.compositions.append(np.bincount(numbers, minlength=MAX_ATOMIC_NUMBER + 1))
-                    if self.forces:
-                        found.force_check.add(data)
+                found.look(index, data, self.labels.target, self.forces)
+                if self.forces and index % max(1, n // _JUDGED) == 0:
+                    found.force_check.add(index, data)
                 yield index, data
 
     def _judge(self, shares: Sequence[_Found]) -> None:
@@ -204,9 +231,29 @@ class Screening:
                 + (f". To learn what is there: {found.remedy}" if found.remedy else "")
             )
         if found.energies:
-            compositions = np.stack(found.compositions)
-            self.doubts = doubts(self.labels, np.array(found.energies), compositions, self.source)
-            self.doubts += found.force_check.doubts(self.source)
+            self.doubts = self._doubts(found)
+
+    def _doubts(self, found: _Found) -> list[str]:
+        """Single structures first; what is said of the whole set is judged without them."""
+        energies, kinds, places = np.array(found.energies), np.array(found.kinds), np.array(found.places)
+        compositions, additive = found.counts(), self.labels.target == "energy"
+        odd = energies_out_of_line(energies, kinds, compositions, additive)
+        odd_forces = forces_out_of_line(np.array(found.force_sizes))
+        without = {*odd.places.tolist(), *odd_forces.places.tolist()}
+
+        def name(k: int) -> str:
+            return str(self.structures[int(places[k])].name)
+
+        explained = "what composition explains" if additive else "the median of all"
+        remedy = "; correct it, or leave the structure out"
+        far = f"its energy is {{size}} eV from {explained} (the others: up to {{others}} eV)"
+        large = "the root mean square of its forces is {size} eV/Å (of the others: up to {others} eV/Å)"
+        said = odd.doubts(far + remedy, self.source, name)
+        said += odd_forces.doubts(large + remedy, self.source, name)
+        judged = np.delete(np.arange(len(places)), sorted(without))
+        judged = judged[places[judged] % max(1, len(self.structures) // _JUDGED) == 0]
+        said += doubts(self.labels, energies[judged], compositions[kinds[judged]], self.source)
+        return said + found.force_check.doubts(self.source, {int(places[k]) for k in without})
 
     @property
     def usable(self) -> StructureDataset:
@@ -226,9 +273,10 @@ class Screening:
                 f"(first: {', '.join(unlabelled[:3])}).{found.stored} {remedy}; or remove the structures"
             )
         if forceless:
+            remedy = found.force_remedy or "Name the forces: data.force_label"
             raise InputError(
                 f"{self.source}: {len(forceless)} of {n} structures have no forces (first: "
-                f"{', '.join(forceless[:3])}). Name the forces (data.force_label), leave them out of the loss "
+                f"{', '.join(forceless[:3])}). {remedy} (evaluate: --force-label); or leave them out of the loss "
                 "(loss.force_weight=0), or remove the structures"
             )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from molflt.data.compression import bare_suffix, read_text
+from molflt.data.notes import Notes
+from molflt.data.reading import KNOWN_VALUES
 from molflt.data.records import ENERGIES
-from molflt.errors import InputError
+from molflt.errors import InputError, in_line
 
 TABLES, LISTS = (".csv", ".tsv"), (".smi", ".smiles", ".inchi")
 _MOLECULES = ("smiles", "inchi")
@@ -42,57 +44,103 @@ class Row:
         return next((found[name] for name in _NAMES if name in found), self.molecule)
 
 
+def with_newlines(text: str) -> str:
+    """A text whose lines end in ``\\n`` only, whatever the system that it was written on."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def read_rows(file: Path) -> list[Row]:
     """Read a list of SMILES or InChI (and perhaps a title on each line), or a table with a column of them.
 
     Cells are separated by commas, semicolons or tabs, whichever makes sense of the first line.
 
     Raises:
-        InputError: the file cannot be read, no such column, or no rows.
+        InputError: the file cannot be read, no such column, two columns of one name, or no rows.
     """
-    text = read_text(file)
-    rows = list(_table_rows(file, text) if bare_suffix(file) in TABLES else _list_rows(text))
+    text = with_newlines(read_text(file))
+    rows = list((_table_rows if bare_suffix(file) in TABLES else _list_rows)(file, text))
     if not rows:
         raise InputError(f"{file}: holds no molecules")
     return rows
 
 
-def _list_rows(text: str) -> Iterator[Row]:
-    for line in text.splitlines():
-        words = line.split(maxsplit=1)
-        if words and not words[0].startswith("#"):
-            title = {"name": words[1].strip()} if len(words) > 1 else {}
-            yield Row(words[0], {"smiles": words[0], **title})
+def _list_rows(file: Path, text: str) -> Iterator[Row]:
+    lines = [words for line in text.split("\n") if (words := line.split(maxsplit=1))]
+    kept = [words for words in lines if not words[0].startswith("#")]
+    if comments := len(lines) - len(kept):
+        _note(file, f"lines that begin with # are passed over: {comments:,}")
+    # A header; as a SMILES it would be none.
+    for words in kept[1:] if kept and kept[0][0].lower() in _MOLECULES else kept:
+        title = {"name": words[1].strip()} if len(words) > 1 else {}
+        yield Row(words[0], {"smiles": words[0], **title})
 
 
 def _table_rows(file: Path, text: str) -> Iterator[Row]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter(text, _MOLECULES))
-    begin = 1
+    columns, rows = read_table(file, text, _MOLECULES)
+    key = next((columns[name] for name in _MOLECULES if name in columns), None)
+    if key is None:
+        raise InputError(f"{file}: no column 'smiles' (or 'inchi'); found: {', '.join(columns) or 'none'}")
+    for line, cells, problem in rows:
+        # Names under which labels are looked for may be written in any case.
+        labels = cells | {name: cells[columns[name]] for name in ENERGIES if name in columns}
+        # RDKit takes names with an underscore for notes of its own.
+        labels = {name: text for name, text in labels.items() if text and not name.startswith("_")}
+        molecule = cells[key]
+        if "\n" in molecule:
+            problem = f"the SMILES goes on over several lines from line {line} on; is a quotation mark not closed?"
+        yield Row(molecule, cells, labels, problem)
+
+
+def read_table(
+    file: Path, text: str, wanted: Collection[str]
+) -> tuple[dict[str, str], list[tuple[int, dict[str, str], str]]]:
+    """Read a table with a header; lines that are blank say nothing.
+
+    Args:
+        file: for messages.
+        text: of it; lines end in ``\\n``.
+        wanted: names, in any capitalisation, of which a column should have one.
+
+    Returns:
+        The names of columns by the same in lower case; and for each row the number of its first line, its cells by
+        the names of columns, and what is wrong with it, if anything is.
+
+    Raises:
+        InputError: two columns of one name, or quotation marks that do not match.
+    """
+    begin, rows, short = 1, [], list[str]()
+    separator = delimiter(text, wanted)
+    reader = csv.reader(io.StringIO(text), strict=True, delimiter=separator)
     try:
-        columns = {column.strip().lower(): column for column in reader.fieldnames or () if column}
-        key = next((columns[name] for name in _MOLECULES if name in columns), None)
-        if key is None:
-            raise InputError(f"{file}: no column 'smiles' (or 'inchi'); found: {', '.join(columns) or 'none'}")
+        header = [cell.strip() for cell in next((cells for cells in reader if any(map(str.strip, cells))), [])]
+        _refuse_doubles(file, header, {*wanted, *_NAMES, *ENERGIES, *KNOWN_VALUES})
         begin = reader.line_num + 1
-        for row in reader:
-            # Cells without a column stand under None, columns without a cell hold None: empty ones.
-            cells = {column.strip(): (text or "").strip() for column, text in row.items() if column}
-            # Names under which labels are looked for may be written in any case.
-            labels = cells | {name: cells[columns[name].strip()] for name in ENERGIES if name in columns}
-            # RDKit takes names with an underscore for notes of its own.
-            labels = {name: text for name, text in labels.items() if text and not name.startswith("_")}
-            molecule = cells[key.strip()]
-            yield Row(molecule, cells, labels, _wrong_with(row, molecule, begin, len(columns)))
+        for cells in reader:
+            if len(cells) > 1 or any(map(str.strip, cells)):
+                problem = _wrong_with(cells, header, separator, begin, reader.line_num)
+                if any(header[len(cells) :]):
+                    short.append(str(begin))
+                filled = zip_longest(header, cells[: len(header)], fillvalue="")
+                rows.append((begin, {name: cell.strip() for name, cell in filled if name}, problem))
             begin = reader.line_num + 1
     except csv.Error as error:
         raise InputError(
             f"{file}: cannot be read from line {begin} on ({error}); is a quotation mark there not closed?"
         ) from error
+    if short:
+        _note(file, f"cells that are missing at the end of rows are taken as empty: line {in_line(short)}")
+    return {name.lower(): name for name in header if name}, rows
+
+
+def _note(file: Path, remark: str) -> None:
+    notes = Notes(str(file))
+    notes.add(remark)
+    notes.give()
 
 
 def delimiter(text: str, columns: Collection[str]) -> str:
-    """What separates the cells of the first line, so that one of them is one of these columns."""
-    header = text.split("\n", 1)[0].strip("\r")
+    """What separates the cells of the first line that is not blank, so that one of them is one of these columns."""
+    header = text.lstrip().split("\n", 1)[0]
 
     def sense(separator: str) -> tuple[bool, int]:
         cells = [cell.strip(' "').lower() for cell in header.split(separator)]
@@ -101,11 +149,29 @@ def delimiter(text: str, columns: Collection[str]) -> str:
     return max(",;\t", key=sense)
 
 
-def _wrong_with(row: Mapping[Any, Any], molecule: str, line: int, n_columns: int) -> str:
-    if "\n" in molecule:
-        return f"the SMILES goes on over several lines from line {line} on; is a quotation mark not closed?"
-    if any(text.strip() for text in row.get(None) or ()):
+def _refuse_doubles(file: Path, header: list[str], in_any_case: Collection[str]) -> None:
+    seen: dict[str, int] = {}
+    for place, name in enumerate(header):
+        key = name.lower() if name.lower() in in_any_case else name
+        if name and (first := seen.setdefault(key, place)) != place:
+            other = "" if header[first] == name else f" (and '{header[first]}': case does not count)"
+            raise InputError(
+                f"{file}: two columns are named '{name}'{other}, columns {first + 1} and {place + 1}; rename one"
+            )
+
+
+def _wrong_with(cells: list[str], header: list[str], separator: str, line: int, last: int) -> str:
+    n_columns = len(header)
+    if any(cell.strip() for cell in cells[n_columns:]):
         return (
             f"line {line} has more cells than the {n_columns} columns of the header; put text with commas in quotes"
         )
+    for place, cell in enumerate(cells):
+        # The rest of a row, whole rows, and the beginning of one.
+        parts = [part for part in cell.split("\n") if part]
+        if len(parts) > 1:
+            first, *between, end = (part.count(separator) for part in parts)
+            whole = {*between, first + place, end + len(cells) - 1 - place}
+            if whole == {n_columns - 1}:
+                return f"the cell '{header[place]}' holds lines {line} to {last}; is a quotation mark not closed?"
     return ""

@@ -19,24 +19,33 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
-from molflt.data.ase_files import ase_format, read_ase
+from molflt.data.ase_files import read_ase
 from molflt.data.ase_io import from_atoms
 from molflt.data.aselmdb import AseLmdbDataset
-from molflt.data.calculations import find_calculations, pair_calculations, pair_of, read_calculations
+from molflt.data.calculations import (
+    NO_PAIRS,
+    files_of,
+    find_pairs,
+    find_runs,
+    named_ends,
+    of_run,
+    read_calculations,
+    suggest_pairs,
+)
 from molflt.data.compression import bare_suffix
 from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
+from molflt.data.folders import DATABASES, SDF, SMILES, is_companion, is_molecules, say_left_out
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.molfiles import read_sdf
 from molflt.data.rdkit_io import check_text, from_any_mol, from_text, read_smiles_file
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import check_structure
-from molflt.data.smiles_tables import LISTS, TABLES
-from molflt.errors import InputError, InputWarning, OnBad, noting, refuse
+from molflt.data.smiles_tables import TABLES
+from molflt.errors import InputError, InputWarning, OnBad, in_line, noting, refuse
 from molflt.files import standard_input
 from molflt.printable import printable
 
-_SDF, _SMILES = (".sdf", ".mol", ".mol2"), (*LISTS, *TABLES)
 STANDARD_INPUT = "-"
 _WHOLE, _END = 64 << 20, 1 << 20
 """Bytes up to which a file is hashed whole, and bytes hashed at either end of a longer one."""
@@ -54,13 +63,15 @@ def open_dataset(
     Args:
         path: an LMDB or aselmdb file or folder (of shards), a file ASE reads, SDF, MOL or mol2, SMILES or InChI
             (.smi, or .csv or .tsv with a column ``smiles`` or ``inchi``), all of text also compressed, or a folder of
-            structures (in the order of their names), of VASP runs or of initial and relaxed geometries; ``-``:
-            standard input, (extended) xyz or lines of SMILES.
+            structures (in the order of their names) and VASP runs; ``-``: standard input, (extended) xyz or lines of
+            SMILES. What is left out of a folder is said in an ``InputWarning``.
         tags: how to understand the tags of files read through ASE, see ``ase_io.from_atoms``.
         labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
         on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
             is wrong with it is raised when it is asked for.
-        how: whether ions and radicals are taken, and how many conformers are made of a molecule without positions.
+        how: whether ions and radicals are taken, how many conformers are made of a molecule without positions, and
+            whether files or folders called initial and relaxed are pairs, which they are as well where ``labels``
+            are energies of relaxed geometries.
 
     Raises:
         InputError: nothing there, a kind of file that is not read, or damaged content.
@@ -71,28 +82,58 @@ def open_dataset(
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
-        if (source / "data.mdb").is_file():
-            return LmdbDataset(source, labels, on_bad == "stop", tags, how)
-        if shards := sorted(source.glob("*.lmdb")):
-            return ConcatDataset([LmdbDataset(shard, labels, on_bad == "stop", tags, how) for shard in shards])
-        if shards := sorted(source.glob("*.aselmdb")):
-            return ConcatDataset([AseLmdbDataset(shard, labels, on_bad == "stop", tags, how) for shard in shards])
-        if calculations := find_calculations(source):
-            return read_calculations(calculations, source, tags, labels, on_bad, how=how)
-        files = [file for file in sorted(source.iterdir()) if file.is_file() and _is_known(file)]
-        if not files:
-            raise InputError(f"{source}: the folder holds no LMDB and no structure file that molflt reads")
-        return ConcatDataset(_all(files, lambda file: open_dataset(file, tags, labels, on_bad, how), str(source)))
+        return _open_folder(source, tags, labels, on_bad, how)
     suffix = bare_suffix(source)
     if suffix in (".lmdb", ".mdb"):
         return LmdbDataset(source, labels, on_bad == "stop", tags, how)
     if suffix == ".aselmdb":
         return AseLmdbDataset(source, labels, on_bad == "stop", tags, how)
-    if suffix in _SDF:
+    if suffix in SDF:
         return read_sdf(source, labels, on_bad, how)
-    if suffix in _SMILES:
+    if suffix in SMILES:
         return read_smiles_file(source, labels, on_bad, how)
     return read_ase(source, tags, labels, on_bad, how)
+
+
+def _open_folder(
+    folder: Path, tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, how: Reading
+) -> StructureDataset:
+    if (folder / "data.mdb").is_file():
+        say_left_out(folder, [folder / "data.mdb"])
+        return LmdbDataset(folder, labels, on_bad == "stop", tags, how)
+
+    def opened(files: list[Path]) -> list[StructureDataset]:
+        return _all(files, lambda file: open_dataset(file, tags, labels, on_bad, how), str(folder))
+
+    children = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not is_companion(path))
+    if databases := [path for path in children if path.suffix in DATABASES]:
+        say_left_out(folder, databases)
+        return ConcatDataset(opened(databases))
+    pairs = find_pairs(children) if how.makes_pairs(labels) else []
+    if not pairs:
+        suggest_pairs(filter(Path.is_file, children), str(folder))
+    calculations = [*pairs, *find_runs(folder, pairs)]
+    used = files_of(calculations)
+    files = [path for path in children if path.is_file() and is_molecules(path) and path not in used]
+    if calculations:
+        # A table says what the calculations gave, and the files of a run are one calculation.
+        tables = [path for path in files if bare_suffix(path) in TABLES]
+        files = [path for path in files if path not in tables and not of_run(path)]
+        used |= {*tables}
+    elif how.pairs:
+        raise InputError(f"{folder}: {NO_PAIRS}")
+    elif not files:
+        raise InputError(
+            f"{folder}: the folder holds no LMDB and no structure file that molflt reads"
+            + (
+                "; give its folders by their own paths (and --pairs, if they are of initial and relaxed geometries)"
+                if any(map(Path.is_dir, children))
+                else ""
+            )
+        )
+    say_left_out(folder, used.union(files))
+    found = [read_calculations(calculations, folder, tags, labels, on_bad, how=how)] if calculations else []
+    return ConcatDataset([*found, *opened(files)])
 
 
 def paths_behind(text: str) -> list[str]:
@@ -112,17 +153,32 @@ def resolve_inputs(
     What exists as a path is a path. Other arguments are those of :func:`open_dataset`.
 
     Returns:
-        All structures in the order of the inputs, named ``PATH#INDEX`` or by their SMILES; records that carry a
-        name of their own keep it.
+        All structures in the order of the inputs, but pairs first, named ``PATH#INDEX`` or by their SMILES; records
+        that carry a name of their own keep it.
 
     Raises:
         InputError: no inputs, or an input that is neither a path, a pattern with matches nor a SMILES.
     """
     if not inputs:
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
-    if pair := pair_of(inputs):
-        pairs = list(pair_calculations(*pair))
-        return read_calculations(pairs, pair[0].parent, tags, labels, on_bad, False, how)
+    paths = [Path(path) for text in inputs if text != STANDARD_INPUT for path in paths_behind(text)]
+    found, paired = [], set[Path]()
+    if not how.makes_pairs(labels):
+        suggest_pairs(paths, "the inputs")
+    else:
+        beside: dict[Path, list[Path]] = {}
+        for path in paths:
+            beside.setdefault(path.parent, []).append(path)
+        for parent, some in beside.items():
+            if pairs := find_pairs(some):
+                found.append(read_calculations(pairs, parent, tags, labels, on_bad, False, how))
+                ends = [path for both in named_ends(some).values() for end in both for path in end]
+                paired.update(ends)
+                for end in filter(Path.is_dir, ends):
+                    say_left_out(end, files_of(pairs))
+        inputs = [one for text in inputs for one in paths_behind(text) or [text] if Path(one) not in paired]
+        if how.pairs and not paired and not any(path.is_dir() for path in paths):
+            raise InputError(f"{in_line(inputs)}: {NO_PAIRS}")
 
     def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:
@@ -137,7 +193,7 @@ def resolve_inputs(
             ) from error
         return ListDataset([from_text(text, how)])
 
-    return ConcatDataset(_all(inputs, opened, "the inputs"))
+    return ConcatDataset([*found, *_all(inputs, opened, "the inputs")])
 
 
 _Item = TypeVar("_Item")
@@ -200,7 +256,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
         # lock files and kept sizes come and go
-        files = [f for f in sorted(source.rglob("*")) if f.is_file() and not _is_companion(f)]
+        files = [f for f in sorted(source.rglob("*")) if f.is_file() and not is_companion(f)]
         names = [f.relative_to(source).as_posix() for f in files]
     else:
         files, names = [source], [source.name]
@@ -282,11 +338,3 @@ def _of_standard_input(error: InputError, file: Path) -> InputError:
     renamed = InputError(_renamed(str(error), file))
     renamed.record, renamed.info = error.record.replace(str(file), STANDARD_INPUT), error.info
     return renamed
-
-
-def _is_companion(file: Path) -> bool:
-    return file.name.endswith((".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))
-
-
-def _is_known(file: Path) -> bool:
-    return bare_suffix(file) in (*_SDF, *_SMILES) or ase_format(file) is not None

@@ -192,6 +192,7 @@ def evaluate(
     label: str | None = None,
     unit: EnergyUnit | None = None,
     per: Per | None = None,
+    force_label: str | None = None,
     force_unit: str | None = None,
     forces: bool | None = None,
     device: torch.device | str = "auto",
@@ -210,6 +211,7 @@ def evaluate(
         label: name of the energy in the data; None: as in training.
         unit: of the energy in the data; None: as in training.
         per: what an energy in the data is of; None: as in training.
+        force_label: name of the forces in the data; None: as in training.
         force_unit: of the forces in the data, as in Hartree/bohr; None: as in training.
         forces: evaluate forces as well; None: where they were trained and the data have them.
         device: where to compute, unless the model says so itself: auto, cpu or cuda.
@@ -224,7 +226,8 @@ def evaluate(
     members = model.members if isinstance(model, Model) else load_members(model)
     metadata = members[0].metadata
     how = replace(how, charges=metadata.config.takes_ions)
-    given = {"label": label, "unit": unit, "per": per, "force_unit": checked_force_unit(force_unit)}
+    given = {"label": label, "unit": unit, "per": per, "force_label": force_label}
+    given |= {"force_unit": checked_force_unit(force_unit)}
     spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
     path: Path | None = None
     if isinstance(data, str | os.PathLike):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ase.data import chemical_symbols
 
-from molflt.data.reading import Reading
 from molflt.errors import InputError
 from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
@@ -57,7 +56,7 @@ def training_report(
     """
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
-    how = Reading(config.data.allow_charged, accept_unconverged=config.data.accept_unconverged)
+    how = config.data.reading()
     sets = [
         evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how, tags=config.data.tags)
         for name, path in config.data.val.items()

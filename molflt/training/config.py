@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
+from molflt.data.reading import Reading
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
@@ -35,6 +36,11 @@ class DataConfig(BaseModel):
     force_label: str | None = Field(None, description="name of the forces in the data; null: forces")
     force_unit: ForceUnit | None = Field(
         None, description="unit of the stored forces, as in Hartree/bohr; null: the unit of the energies per Ang"
+    )
+    pairs: bool = Field(
+        False,
+        description="read files or folders called initial and relaxed as a relaxation, not as two structures, as is "
+        "always done for target y_relaxed",
     )
     tags: TagConvention = Field(
         "auto", description="how tags in the files are read: oc20, or layers, numbered from the top as ASE does"
@@ -87,6 +93,12 @@ class DataConfig(BaseModel):
     def labels(self) -> LabelSpec:
         """Which label is read, and what its numbers mean."""
         return LabelSpec(**self.model_dump(include=set(LabelSpec.model_fields)))
+
+    def reading(self, charges: bool = False) -> Reading:
+        """How structures are read; ``charges``: by a model that takes ions."""
+        return Reading(
+            self.allow_charged, charges=charges, accept_unconverged=self.accept_unconverged, pairs=self.pairs
+        )
 
 
 WEIGHT_DECAY = 0.1

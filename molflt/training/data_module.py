@@ -12,7 +12,6 @@ from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.domain import GEOMETRIC, outside
 from molflt.data.likeness import alike
 from molflt.data.occurrence import Reason
-from molflt.data.reading import Reading
 from molflt.data.screening import ALONE, Crew, Screening, label_of
 from molflt.data.sources import fingerprint, open_dataset
 from molflt.errors import InputError, listed
@@ -105,8 +104,7 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            takes_ions, unconverged = config.model.takes_ions, data.accept_unconverged
-            how = Reading(data.allow_charged, charges=takes_ions, accept_unconverged=unconverged)
+            how = data.reading(config.model.takes_ions)
             structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, how))
             return Screening(structures, spec, path, self.forces, data.on_bad, compared=True, crew=crew)
 

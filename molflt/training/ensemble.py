@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.callbacks import Callback
 
-from molflt.data.reading import Reading
 from molflt.errors import InputError
 from molflt.files import alone
 from molflt.prediction.evaluation import evaluate
@@ -70,8 +69,7 @@ def _train_members(
     name, path = next(iter(config.data.val.items()))
     device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
     data = config.data
-    how = Reading(data.allow_charged, accept_unconverged=data.accept_unconverged)
-    max_atoms = data.max_atoms
+    how, max_atoms = data.reading(), data.max_atoms
     found = evaluate(run_dir, path, device=device, max_atoms=max_atoms, on_bad=data.on_bad, tags=data.tags, how=how)
     metrics = found.metrics
     singly = np.array([result.best for result in results])

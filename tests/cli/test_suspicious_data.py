@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,47 @@ def test_a_label_that_is_not_there(train: Run) -> None:
     refused = train()
     assert refused.status == 2
     assert "data.target=energy" in refused.err
+
+
+def test_one_wrong_label_is_named_and_not_blamed_on_all(
+    train: Run, molflt: Run, folder: Path, tmp_path: Path
+) -> None:
+    frames = ase.io.read(folder / "train.extxyz", ":")
+    for k, atoms in enumerate(frames):
+        forces = np.random.default_rng(k).normal(size=(len(atoms), 3))
+        energy = atoms.get_potential_energy() + 5000 * (k == 7)
+        atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces * 300 ** (k == 5))
+    bad = tmp_path / "bad.extxyz"
+    ase.io.write(bad, frames)
+    given = ("data.target=energy", "loss.force_weight=1", f"data.val={bad}", "--quiet")
+    trained = train(f"data.train={bad}", *given)
+    evaluated = molflt("evaluate", tmp_path / "run", bad, "--no-report", "--forces")
+    for result in (trained, evaluated):
+        assert result.status == 0, result
+        text = " ".join(result.err.split())
+        assert re.search(
+            r"bad\.extxyz#7: its energy is 5,00\d eV from what composition explains \(the others: ", text
+        )
+        assert re.search(r"bad\.extxyz#5: the root mean square of its forces is [23]\d\d eV/Å", text)
+        # Nothing is said of the whole set, such as another unit of all forces.
+        assert "force-unit" not in text
+        assert "data.unit" not in text
+
+
+def test_forces_under_another_name(train: Run, folder: Path, tmp_path: Path) -> None:
+    frames = ase.io.read(folder / "train.extxyz", ":")
+    for atoms in frames:
+        atoms.set_array("charge_flow", np.ones((len(atoms), 3)))
+        atoms.set_array("REF_forces", np.ones((len(atoms), 3)))
+    ase.io.write(tmp_path / "named.extxyz", frames)
+    sets = [f"data.{name}={tmp_path / 'named.extxyz'}" for name in ("train", "val")]
+    refused = train("data.target=energy", "loss.force_weight=1", *sets)
+    text = " ".join(refused.err.split())
+    assert refused.status == 2
+    assert "24 of 24 structures have no forces" in text
+    assert "Stored with" in text
+    assert "Name the forces: data.force_label=REF_forces or data.force_label=charge_flow" in text
+    assert train("data.target=energy", "loss.force_weight=1", "data.force_label=REF_forces", *sets).status == 0
 
 
 def test_leaks(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:

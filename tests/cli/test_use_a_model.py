@@ -213,6 +213,30 @@ def test_info_on_data(molflt: Run, tiny_data: Path) -> None:
     assert content["with_relaxed_positions"] == 10
 
 
+def test_two_files_are_a_pair_where_that_is_asked_for(
+    molflt: Run, model_path: Path, val_set: StructureDataset, tmp_path: Path
+) -> None:
+    ends = [tmp_path / f"{end}.traj" for end in ("initial", "final")]
+    bare = to_atoms(next(data for data in val_set if data.pbc.any()))
+    bare.calc, bare.info, bare.arrays = None, {}, {key: bare.arrays[key] for key in ("numbers", "positions")}
+    for end, shift in zip(ends, (0.0, 0.05), strict=True):
+        bare.positions[-1, 2] += shift
+        ase.io.write(end, bare)
+    two = molflt("predict", model_path, *ends)
+    assert "initial.traj and final.traj are read as two structures; give --pairs" in " ".join(two.err.split())
+    assert [line.split()[1] for line in two.out.splitlines()] == [f"{end}#0" for end in ends]
+    one = molflt("predict", model_path, *reversed(ends), "--pairs", "--tags", "layers")
+    assert (one.status, len(one.out.splitlines())) == (0, 1), one
+    for options, n in (((), 2), (("--pairs", "--tags", "layers"), 1)):
+        assert f"structures: {n}\n" in molflt("info", tmp_path, *options).out
+        assert molflt("convert", *ends, tmp_path / "new" / f"{n}.lmdb", *options).status == 2
+        assert molflt("convert", *ends, tmp_path / f"{n}.lmdb", *options).out.startswith(f"{n} structures")
+        (tmp_path / f"{n}.lmdb").unlink()
+    # Two that are called nothing of the kind.
+    refused = molflt("predict", model_path, ends[0], "CCO", "--pairs")
+    assert (refused.status, "no two are named alike" in refused.err) == (2, True)
+
+
 def test_convert_there_and_back(molflt: Run, model_path: Path, structure_files: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.lmdb"
     result = molflt("convert", structure_files, target)

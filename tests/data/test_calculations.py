@@ -17,7 +17,7 @@ import lmdb
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import add_adsorbate, fcc111
+from ase.build import add_adsorbate, fcc111, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
 
@@ -33,6 +33,7 @@ from molflt.errors import InputError, InputWarning
 from tests.data.pickles import Call
 from tests.data.vasp_files import outcar, vasprun
 
+RELAXED, PAIRS = LabelSpec(target="y_relaxed"), Reading(pairs=True)
 TAGS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
 
 
@@ -80,6 +81,13 @@ def test_vasp_runs_with_a_table(tmp_path: Path) -> None:
     # Without tags nothing tells the adsorbate from the surface.
     with pytest.raises(InputError, match=r"(?s)2 of 2 calculations.*Pt/far: .*--tags layers.*Pt/top"):
         open_dataset(tmp_path)
+    table = "name,E_ads\nPt/top,-1.5\nPt/far,-0.5\nPt/gone,-1\n"
+    (tmp_path / "energies.csv").write_text(table, encoding="utf-8")
+    with pytest.warns(InputWarning, match=r"energies\.csv: rows of no calculation that is in the folder: pt/gone"):
+        assert len(open_dataset(tmp_path, "layers")) == 2
+    (tmp_path / "energies.csv").write_text("name,E_ads,e_ads,Energy,energy\nPt/top,-1.5,0,0,0\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"two columns are named 'energy' \(and 'Energy'.*columns 4 and 5"):
+        open_dataset(tmp_path, "layers")
     (tmp_path / "energies.csv").write_text("name,E_ads\nPt/top,-1.5\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"Pt/far: .*energies\.csv has no row named 'Pt/far'"):
         open_dataset(tmp_path, "layers")
@@ -193,18 +201,66 @@ def test_pairs(layout: str, tmp_path: Path) -> None:
         else:
             for k, atoms in enumerate(frames):
                 ase.io.write(tmp_path / f"{k}_{end}.traj", atoms)
-    found = list(open_dataset(tmp_path, "layers"))
-    for data, atoms in zip(found, slabs, strict=True):
-        _check(data, atoms)
-    assert [float(data.y_relaxed) for data in found] == [-1.0, -2.0]
-    if layout != "one folder":
-        suffix = "" if layout == "two folders" else ".traj"
-        both = resolve_inputs([str(tmp_path / f"{end}{suffix}") for end in ("relaxed", "initial")], "layers")
-        assert [float(data.y_relaxed) for data in both] == [-1.0, -2.0]
+    for asked in ({"labels": RELAXED}, {"how": PAIRS}):
+        found = list(open_dataset(tmp_path, "layers", **asked))
+        for data, atoms in zip(found, slabs, strict=True):
+            _check(data, atoms)
+        assert [float(data.y_relaxed) for data in found] == [-1.0, -2.0]
+    given = sorted(map(str, tmp_path.iterdir()), reverse=True)
+    for inputs in (given, [str(tmp_path / "*")]):
+        both = resolve_inputs(inputs, "layers", RELAXED)
+        assert sorted(float(data.y_relaxed) for data in both) == [-2.0, -1.0]
+        # Nobody said that they belong together.
+        with pytest.warns(InputWarning, match=r"initial\S* and \S*relaxed.* are read as two .*--pairs"):
+            assert len(resolve_inputs(inputs, "layers")) == 4
     if layout == "two folders":
+        with pytest.raises(InputError, match=r"no structure file .*--pairs"):
+            open_dataset(tmp_path, "layers")
         (tmp_path / "relaxed" / "1.extxyz").rename(tmp_path / "relaxed" / "2.extxyz")
         with pytest.raises(InputError, match="2 names are in one of them only: 1, 2"):
-            open_dataset(tmp_path, "layers")
+            open_dataset(tmp_path, "layers", RELAXED)
+        ase.io.write(tmp_path / "relaxed" / "2.xyz", slabs[0])
+        with pytest.raises(InputError, match=r"2\.extxyz: there is another file of this name"):
+            open_dataset(tmp_path, "layers", RELAXED)
+    else:
+        with pytest.warns(InputWarning, match="are read as two structures; give --pairs"):
+            assert len(open_dataset(tmp_path, "layers")) == 4
+        ase.io.write(tmp_path / given[0].replace(".traj", ".cif"), slabs[0])
+        with pytest.raises(InputError, match="which of them are a pair"):
+            open_dataset(tmp_path, "layers", RELAXED)
+
+
+def test_pairs_among_other_files(tmp_path: Path) -> None:
+    """What is no pair is read as well, and a geometry without its counterpart is refused."""
+    for name in ("a_init", "a_final"):
+        ase.io.write(tmp_path / f"{name}.xyz", molecule("CH3OH"))
+    ase.io.write(tmp_path / "water.xyz", molecule("H2O"))
+    inputs = [str(tmp_path / name) for name in ("water.xyz", "a_final.xyz", "a_init.xyz")]
+    for found in (open_dataset(tmp_path, how=PAIRS), resolve_inputs(["CCO", *inputs], how=PAIRS)):
+        assert ["positions_relaxed" in data for data in found] == [True] + [False] * (len(found) - 1)
+        assert str(found[0].name) == str(tmp_path / "a")
+    assert len(found) == 3
+    for nothing in ([inputs[0]], ["CCO", *inputs[:2]]):
+        with pytest.raises(InputError, match="no two are named alike"):
+            resolve_inputs(nothing, how=PAIRS)
+    ase.io.write(tmp_path / "b_final.xyz", molecule("H2O"))
+    with pytest.raises(InputError, match=r"b_final\.xyz: has no initial counterpart"):
+        open_dataset(tmp_path, how=PAIRS)
+
+
+def test_two_values_of_a_label_at_the_ends_of_a_pair(tmp_path: Path) -> None:
+    for end, energy in (("initial", -1.0), ("relaxed", -2.0)):
+        atoms = molecule("H2O")
+        atoms.info["E"] = energy
+        ase.io.write(tmp_path / f"{end}.extxyz", atoms)
+    spec = LabelSpec(target="y_relaxed", label="E")
+    with pytest.raises(InputError, match=r"two values are stored under 'E', -1\.0 in .*initial.* and -2\.0 in "):
+        open_dataset(tmp_path, labels=spec)
+    with pytest.warns(InputWarning, match="two structures"):
+        assert [float(data.energy) for data in open_dataset(tmp_path, labels=LabelSpec(label="E"))] == [-1, -2]
+    (tmp_path / "t.csv").write_text(f"name,E\n{tmp_path.name},-3\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"-3\.0 in the table and -1\.0 in "):
+        open_dataset(tmp_path, labels=spec)
 
 
 def test_catalysis_hub(tmp_path: Path) -> None:
@@ -326,7 +382,8 @@ def test_files_of_many_frames_are_read_once(tmp_path: Path, monkeypatch: pytest.
         ase.io.write(tmp_path / f"{end}.traj", [_relaxed(_slab(), -1.0 * k) for k in range(12)])
     read, asked = calculations.read_frames, []
     monkeypatch.setattr(calculations, "read_frames", lambda file: asked.append(file) or read(file))
-    assert [float(data.y_relaxed) for data in open_dataset(tmp_path, "layers")] == [-1.0 * k for k in range(12)]
+    found = open_dataset(tmp_path, "layers", RELAXED)
+    assert [float(data.y_relaxed) for data in found] == [-1.0 * k for k in range(12)]
     # To count them, and to read them.
     assert len(asked) == 4
 
@@ -336,7 +393,7 @@ def test_a_table_of_energies_without_names(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "0_relaxed.traj", _relaxed(_slab()))
     (tmp_path / "t.csv").write_text("y_relaxed\n-1.0\n-2.0\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"t\.csv: no column says which calculation a row is of"):
-        open_dataset(tmp_path, "layers")
+        open_dataset(tmp_path, "layers", RELAXED)
 
 
 def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
@@ -346,7 +403,7 @@ def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
         ase.io.write(tmp_path / "initial.traj", atoms)
         ase.io.write(tmp_path / "relaxed.traj", relaxed)
         with pytest.raises(InputError, match=message):
-            open_dataset(tmp_path, "layers")
+            open_dataset(tmp_path, "layers", RELAXED)
 
     refused(_relaxed(atoms)[::-1], "elements in another order")
     refused(_relaxed(atoms)[:-1], r"not of the same atoms \(10 and 9\)")

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from rdkit import Chem
 
 from molflt.data.ase_io import from_atoms
-from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, STORED, LabelSpec
+from molflt.data.labels import CANDIDATES, ENERGY_UNITS, FORCE_UNITS, STORED, LabelSpec
 from molflt.data.lmdb_writer import convert
+from molflt.data.records import to_data
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 
@@ -71,6 +72,38 @@ def test_forces_of_a_calculator() -> None:
     data = from_atoms(atoms, "x", labels=LabelSpec(unit="meV"))
     assert float(data.energy) == pytest.approx(-0.002)
     np.testing.assert_allclose(data.forces.numpy(), forces * 1e-3)
+
+
+@pytest.mark.parametrize("spec", [LabelSpec(), LabelSpec(label="energy", force_label="forces")])
+def test_the_default_is_the_label_of_its_own_name_and_two_values_of_it_are_refused(spec: LabelSpec) -> None:
+    """Whatever holds them: a calculator, ``info`` or arrays; and by name or by default."""
+    forces = np.arange(9.0).reshape(3, 3)
+    atoms = water(energy=-2.0 + 1e-7)
+    atoms.calc = SinglePointCalculator(atoms, energy=-2.0, free_energy=-2.5, forces=forces)
+    atoms.set_array("forces", forces.copy())
+    found = from_atoms(atoms, "x", labels=spec)
+    assert (float(found.energy), found.forces.tolist()) == (-2.0, forces.tolist())
+    atoms.info["energy"] = -1.0
+    with pytest.raises(InputError, match=r"x: two values are stored under 'energy', -2\.0 by a .* and -1\.0 in info"):
+        from_atoms(atoms, "x", labels=spec)
+    atoms.info["energy"] = "-2"
+    assert float(from_atoms(atoms, "x", labels=spec).energy) == -2.0
+    atoms.arrays["forces"][1, 2] += 1e-3
+    with pytest.raises(InputError, match="x: two values are stored under 'forces'"):
+        from_atoms(atoms, "x", labels=spec)
+    record = {"pos": atoms.positions, "atomic_numbers": atoms.numbers, "forces": forces, "force": forces}
+    assert to_data(record, "x", LabelSpec()).forces.tolist() == forces.tolist()
+    with pytest.raises(InputError, match="x: two values are stored under 'forces'"):
+        to_data(record | {"force": forces + 1}, "x", LabelSpec())
+
+
+def test_a_free_energy_alone_is_no_energy_but_may_be_meant() -> None:
+    atoms = water(step=3.0)
+    atoms.calc = SinglePointCalculator(atoms, free_energy=-2.5)
+    data = from_atoms(atoms, "x", labels=LabelSpec())
+    assert "energy" not in data
+    assert data[CANDIDATES] == "step; free_energy"
+    assert float(from_atoms(atoms, "x", labels=LabelSpec(label="free_energy")).energy) == -2.5
 
 
 def test_the_named_label_takes_the_place_of_the_target() -> None:

@@ -93,7 +93,7 @@ def test_forces_in_a_wrong_unit_or_with_the_wrong_sign_do_not_fit_the_energies(a
             data = from_atoms(frame, "s")
             data.energy = torch.tensor([frame.get_potential_energy()])
             data.forces = torch.from_numpy(of_frame / stored_in * spec.force_factor)
-            check.add(data)
+            check.add(0, data)
         return " ".join(check.doubts("s"))
 
     for unit, factor in FORCE_UNITS.items():
@@ -109,7 +109,7 @@ def test_forces_of_structures_that_have_nothing_in_common_are_judged_by_their_si
     for k, name in enumerate(["H2O", "CH4", "NH3"]):
         data = from_atoms(molecule(name), name)
         data.forces = torch.from_numpy(np.random.default_rng(k).normal(scale=23.0, size=data.positions.shape))
-        check.add(data)
+        check.add(0, data)
     (found,) = check.doubts("s")
     assert found.endswith("data.force_unit, such as kcal/mol/Ang")
 
@@ -145,7 +145,7 @@ def test_real_sets(name: str, real_data: Callable[[str], Path]) -> None:
                 data = from_atoms(frame, "s")
                 data.energy = torch.tensor([energy])
                 data.forces = torch.from_numpy(frame.get_forces() / factor)
-                check.add(data)
+                check.add(0, data)
             assert [doubt.split()[-1] for doubt in check.doubts(name)] == remedy
 
 

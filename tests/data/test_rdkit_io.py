@@ -12,10 +12,11 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import rdDepictor, rdDistGeom
 from scipy.spatial.distance import pdist
 
+from molflt.data.labels import LabelSpec
 from molflt.data.molfiles import read_sdf
 from molflt.data.rdkit_io import from_any_mol, from_mol, from_smiles, read_smiles_file
 from molflt.data.reading import Reading
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
 
 
 def _embedded(smiles: str) -> Chem.Mol:
@@ -219,6 +220,12 @@ def test_a_file_that_is_not_there(read: Any, tmp_path: Path) -> None:
         ('smiles,x\nCO,1\n"CCO,1\nCC,2\n', "from line 3 on"),
         ('smiles,x\n"CCO,1\nCC",2\nC,1\n', "#0: the SMILES goes on over several lines from line 2 on"),
         ("smiles,energy\nC,1\nCO,1,5\n", "#1: line 3 has more cells than the 2 columns"),
+        # Rows that a quotation mark swallows: between cells of one column, and of two.
+        ('smiles,x,y\nC,"a,1\nCC,b,2\nCCC,c",3\n', "#0: the cell 'x' holds lines 2 to 4"),
+        ('smiles,x,y\nC,"a,1\nCC,b,2"\n', "#0: the cell 'x' holds lines 2 to 3"),
+        ("smiles,energy,energy\nC,-4,-5\n", "two columns are named 'energy', columns 2 and 3; rename one"),
+        ("SMILES,x, smiles \nC,-4,CC\n", "two columns are named 'smiles' (and 'SMILES': case does not count)"),
+        ("smiles;Energy;energy\nC;-4;-5\n", "two columns are named 'energy' (and 'Energy': case does not count)"),
     ],
 )
 def test_cells_out_of_place(text: str, message: str, tmp_path: Path) -> None:
@@ -233,7 +240,26 @@ def test_cells_out_of_place(text: str, message: str, tmp_path: Path) -> None:
 def test_a_row_shorter_than_its_header_has_empty_cells(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("smiles,Energy\nC\nO,-1.5\nN,\n", encoding="utf-8")
-    assert [data.get("energy") is None for data in read_smiles_file(file)] == [True, False, True]
+    with pytest.warns(InputWarning, match="missing at the end of rows are taken as empty: line 2$"):
+        assert [data.get("energy") is None for data in read_smiles_file(file)] == [True, False, True]
+
+
+def test_every_line_of_a_table_is_a_row_or_part_of_one(tmp_path: Path) -> None:
+    """Whatever ends the lines; blank ones, text of several lines and columns that differ by more than case."""
+    file = tmp_path / "a.csv"
+    rows = ["", "smiles,e,E,note", "C,1,2,", "  ", 'CC,3,4,"of two, or', 'three lines"', "O,5,6,x"]
+    for end in ("\n", "\r\n", "\r"):
+        file.write_bytes(b"\xef\xbb\xbf" + end.join(rows).encode())
+        found = list(read_smiles_file(file, LabelSpec(label="E"), how=Reading(conformers=1)))
+        assert [float(data.energy) for data in found] == [2, 4, 6]
+        assert found[1].info["note"] == "of two, or\nthree lines"
+
+
+@pytest.mark.parametrize("header", ["", "smiles name\n", "SMILES\tID\n", "# of mine\nsmiles\n"])
+def test_a_list_with_a_header_and_comments(header: str, tmp_path: Path) -> None:
+    (tmp_path / "a.smi").write_text(f"{header}C methane\x85gas\n# CC\nO\n", encoding="utf-8")
+    with pytest.warns(InputWarning, match=f"begin with # are passed over: {1 + header.count('#')}$"):
+        assert read_smiles_file(tmp_path / "a.smi").n_atoms.tolist() == [5, 3]
 
 
 def test_names_that_rdkit_keeps_for_itself(tmp_path: Path) -> None:

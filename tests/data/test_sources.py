@@ -6,19 +6,20 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import ase.io
 import numpy as np
 import pytest
-from ase.build import molecule
+from ase.build import bulk, molecule
 
 from molflt.data import sources
 from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset, SubsetDataset
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import fingerprint, open_dataset, resolve_inputs
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
 
 
 @pytest.fixture
@@ -49,6 +50,39 @@ def test_every_kind_of_path(folder: Path) -> None:
         assert dataset.n_atoms.tolist() == sizes
         assert [int(dataset[k].num_nodes) for k in range(len(dataset))] == sizes
         assert int(dataset[-1].num_nodes) == sizes[-1]
+
+
+def test_what_a_folder_leaves_out_is_said(folder: Path) -> None:
+    (folder / ".hidden").write_text("x", encoding="utf-8")
+    with pytest.warns(InputWarning) as said:
+        open_dataset(folder)
+    assert [str(one.message) for one in said] == [
+        f"{folder}: left out: notes.txt, shards/; give what holds structures by its own path"
+    ]
+    shards = folder / "shards"
+    for name in ("0.lmdb-lock", "0.lmdb.natoms.npz", "2.lmdb.partial"):
+        (shards / name).write_text("x", encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(open_dataset(shards)) == 6
+    ase.io.write(shards / "water.xyz", molecule("H2O"))
+    for k in range(9):
+        (shards / f"x{k}").touch()
+    with pytest.warns(InputWarning, match=r"left out: water\.xyz, x0, x1, x2, x3 and 5 more"):
+        assert len(open_dataset(shards)) == 6
+
+
+def test_runs_beside_files(tmp_path: Path) -> None:
+    """Both are read; of a run's folder only geometries that it has besides are worth a word."""
+    for name in ("run", "other"):
+        (tmp_path / name).mkdir()
+    ase.io.write(tmp_path / "run" / "POSCAR", bulk("Cu"), format="vasp")
+    ase.io.write(tmp_path / "run" / "POSCAR_2", bulk("Cu"), format="vasp")
+    (tmp_path / "run" / "INCAR").touch()
+    ase.io.write(tmp_path / "other" / "a.xyz", molecule("CO"))
+    ase.io.write(tmp_path / "b.xyz", molecule("H2O"))
+    with pytest.warns(InputWarning, match=r"left out: other/, run/POSCAR_2;"):
+        assert open_dataset(tmp_path).n_atoms.tolist() == [1, 3]
 
 
 def test_unusable_paths_are_named(folder: Path) -> None:

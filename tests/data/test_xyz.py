@@ -168,10 +168,11 @@ def test_each_comment_decides_for_its_frame(suffix: str, tmp_path: Path) -> None
 
 
 def test_keys_in_any_case(tmp_path: Path) -> None:
-    """GPUMD and NEP ignore it, and call forces ``force``."""
+    """GPUMD and NEP ignore it, and call forces ``force``, which a user must name."""
     for text in (NEP, NEP.replace("lattice", "LATTICE").replace("energy", "Energy").replace("force", "Forces")):
         (tmp_path / "nep.xyz").write_text(text, encoding="utf-8")
-        (data,) = read_ase(tmp_path / "nep.xyz")
+        assert ("forces" in read_ase(tmp_path / "nep.xyz")[0]) == (text != NEP)
+        (data,) = read_ase(tmp_path / "nep.xyz", labels=LabelSpec(force_label="force" if text == NEP else "FORCES"))
         assert data.pbc.all()
         assert data.cell[0].diagonal().tolist() == [3.6] * 3
         assert float(data.energy) == -7.1
