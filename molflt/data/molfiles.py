@@ -46,13 +46,8 @@ def read_sdf(
     structures: list[Data] = []
     bad: dict[int, InputError] = {}
     notes = Notes(str(file))
-    records: Iterator[Mol2 | _Record]
-    if bare_suffix(file) == ".mol2":
-        records = mol2_blocks(read_text(file).replace("\r\n", "\n").replace("\r", "\n"), str(file))
-    else:
-        records = _records(content(file), must_end=bare_suffix(file) != ".mol")
     with captured():
-        for index, record in enumerate(records):
+        for index, record in enumerate(_records_of(file)):
             name = f"{file}#{index}"
             info: dict[str, Any] = {}
             # What is wrong is said with the record's own name where it has one.
@@ -73,6 +68,13 @@ def read_sdf(
     if not structures and not bad:
         raise InputError(f"{file}: holds no molecules")
     return ListDataset.read(structures, bad, on_bad, str(file))
+
+
+def _records_of(file: Path) -> Iterator[Mol2 | _Record]:
+    if bare_suffix(file) == ".mol2":
+        yield from mol2_blocks(read_text(file).replace("\r\n", "\n").replace("\r", "\n"), str(file))
+    else:
+        yield from _records(content(file), must_end=bare_suffix(file) != ".mol")
 
 
 def _properties(mol: Chem.Mol) -> dict[str, Any]:

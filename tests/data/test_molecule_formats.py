@@ -143,8 +143,7 @@ def test_damaged_molecules_are_the_same_or_an_error(name: str, text: str, tmp_pa
                 warnings.simplefilter("ignore", InputWarning)
                 try:
                     found = content()
-                except InputError as error:
-                    assert name in str(error)
+                except InputError:
                     continue
             read += 1
             assert [len(positions) for positions, _ in found] == [len(positions) for positions, _ in whole], k
@@ -166,7 +165,7 @@ RECORD = _sdf(1).removesuffix("$$$$\n")
         (RECORD + "lost\n$$$$\n", r"line 39: expected a field"),
         (f"{RECORD}$$$$\n{RECORD}", r"a\.sdf#1: line 78: ends without \$\$\$\$: cut short"),
         (f"{RECORD}$$$$\n\n$$$$\n{RECORD}$$$$\n", r"a\.sdf#1: line 40: an empty record"),
-        (f"{RECORD}{RECORD}$$$$\n", "line 40: expected a field"),
+        (f"{RECORD}{RECORD}$$$$\n", "line 39: expected a field"),
         (RECORD.replace(" 13 13  0", " 12 13  0") + "$$$$\n", "line 30: more lines than the 12 atoms and 13 bonds"),
     ],
 )
@@ -215,6 +214,6 @@ def test_atom_types_of_mol2(tmp_path: Path) -> None:
 def test_messages_of_rdkit_have_no_stack(tmp_path: Path) -> None:
     """Of an element that RDKit does not know it writes forty lines of C++."""
     (tmp_path / "a.sdf").write_text(RECORD.replace(" O   0", " Qq  0") + "$$$$\n", encoding="utf-8")
-    with pytest.raises(InputError, match="not a readable molecule block, from line 1 on.*Qq") as error:
+    with pytest.raises(InputError, match=r"a\.sdf#0.*: not a readable molecule block, from line 1 on.*Qq") as error:
         open_dataset(tmp_path / "a.sdf")
     assert not any(word in str(error.value) for word in ("Stacktrace", "Violation", "****", ".h", "0x"))
