@@ -65,8 +65,9 @@ _OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms | InputError]]] =
     "cif": cif_frames,
     "proteindatabank": pdb_frames,
 }
-"""Formats that are not simply handed to ASE: a text stream from its start, the file's name, and its notes. An error in
-place of a frame concerns that frame alone."""
+"""Formats that are not simply handed to ASE: a text stream from its start, the file's name, and its notes.
+
+An error in place of a frame concerns that frame alone."""
 
 
 def ase_format(path: Path) -> str | None:

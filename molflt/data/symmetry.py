@@ -22,6 +22,7 @@ _PERIOD, _GENERAL = 24 * 1009, (1009.0, 6553.0, 20011.0)
 _SUFFIX = re.compile(r"^(.*?)[\s:]*(?:[(\[]?origin\s+choice\s+|O)?([12HRSZ])[)\]]?$", re.IGNORECASE)
 _SETTINGS = {"S": "1", "Z": "2"}
 """Suffixes of the ICSD for the first and second choice of origin."""
+NO_SYMMETRY = "no symmetry is given: P 1 is taken"
 _REMEDY = "list the operations as _space_group_symop_operation_xyz, or correct what is wrong"
 
 
@@ -100,10 +101,8 @@ class Symmetry:
         """Refuse a name or a number of another group than that of the operations."""
         group = gemmi.find_spacegroup_by_ops(gemmi.GroupOps(operations))
         named = _named(self.name) if self.name else None
-        for said, number in (
-            (f"'{self.name}'", named.number if named else 0),
-            (f"number {self.number}", self.number),
-        ):
+        claims = [(f"'{self.name}'", named.number if named else 0), (f"number {self.number}", self.number)]
+        for said, number in claims:
             if number == 0:
                 continue
             if group is not None and group.number != number:
@@ -176,7 +175,7 @@ def expand(
     images = np.einsum("aij,sj->sai", rotations, fractions) + shifts
     orders = _near(images, fractions[:, None], lattice)[0].sum(axis=1)
     atoms = list(images)
-    for site in np.flatnonzero(orders > 1):
+    for site in np.flatnonzero(orders > 1).tolist():
         fraction, own = fractions[site], images[site]
         # more images may be near when the mean is where it should be
         for _ in range(3):
