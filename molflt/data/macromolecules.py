@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import IO, NamedTuple
 
 import gemmi
@@ -203,9 +202,11 @@ def _refuse_missing_hydrogens(atoms: Sequence[_Atom]) -> None:
     numbers = {one.atom.element.atomic_number for one in atoms}
     if 1 not in numbers and len(atoms) >= _FEW and 6 in numbers and {7, 8, 15, 16} & numbers:
         raise InputError(f"{len(atoms)} atoms and not one hydrogen; {remedy}")
-    for _, group in groupby(atoms, key=lambda one: (one.chain, str(one.residue.seqid), one.residue.name)):
-        residue = list(group)
-        table = gemmi.find_tabulated_residue(residue[0].residue.name)
+    residues = defaultdict(list)
+    for one in atoms:
+        residues[one.chain, str(one.residue.seqid), one.residue.name].append(one)
+    for (_, _, name), residue in residues.items():
+        table = gemmi.find_tabulated_residue(name)
         known = table.is_amino_acid() or table.is_nucleic_acid() or table.is_water()
         if known and all(one.atom.element.atomic_number != 1 for one in residue):
             raise InputError(f"{residue[0].name}: its residue has no hydrogen; {remedy}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import ase.io
@@ -13,6 +14,8 @@ from ase.build import bulk, molecule
 from ase.spacegroup import crystal
 
 from molflt.data.ase_files import read_ase
+from molflt.data.macromolecules import pdb_frames
+from molflt.data.notes import Notes
 from molflt.errors import InputError, InputWarning
 
 WATER = [("O", 0.0, 0.0), ("H1", 0.96, 0.0), ("H2", -0.24, 0.93)]
@@ -64,7 +67,7 @@ def test_frames_without_end(tmp_path: Path) -> None:
     """Frames that overlap are such; what may be two molecules side by side is asked about."""
     with pytest.warns(InputWarning, match="the file has no END"):
         assert [len(atoms) for atoms in read(tmp_path, 3 * water())] == [3, 3, 3]
-    with pytest.warns(InputWarning), pytest.raises(InputError, match=r"a\.pdb: line 4: .*begin again; write END"):
+    with pytest.raises(InputError, match=r"a\.pdb: line 4: .*begin again; write END"):
         read(tmp_path, water() + water(5.0))
 
 
@@ -79,16 +82,16 @@ def test_frames_without_end(tmp_path: Path) -> None:
         (water().replace("   0.960", "        ") + "END\n", "line 2: '' in columns 31-54 is no coordinate"),
         (water().replace("   0.960", "     nan") + "END\n", "line 2: 'nan' in columns 31-54"),
         (water().replace("  0.960 ", "\t0.960") + "END\n", "line 2: an atom needs fixed columns"),
-        (" " + water() + "END\n", "line 1: 'HETATM    1   O HOH A .*' is no record"),
+        (" " + water() + "END\n", "line 1: 'HETATM    1   O  HOH A .*' is no record"),
         (water() + "ATOMS   1 O 1.0 2.0 3.0\nEND\n", "line 4: 'ATOMS   1 O .*' is no record"),
         (cryst("P 1", "   10.000   10.000   1x.000") + water() + "END\n", "line 1: .*correct CRYST1"),
         (water() + cryst("P 1") + "END\n", "line 4: CRYST1 among the atoms"),
-        (cryst("F d d d") + water() + "END\n", "may be meant in setting F d d d:1 or F d d d:2"),
+        (cryst("F d d d") + water() + "END\n", ".*may be meant in setting F d d d:1 or F d d d:2"),
         (cryst("Q 1") + water() + "END\n", "'Q 1' is no space group that is known"),
-        (cryst("P 41", "   10.000   11.000   10.000") + water() + "END\n", "has not the symmetry of P 41"),
-        (cryst("P -1") + water(0.3) + water(0.6).replace("HOH", "WAT") + "END\n", r"O of HOH 1 \(line 2\) and "),
+        (cryst("P 41", "   10.000   11.000   10.000") + water() + "END\n", ".*has not the symmetry of P 41"),
+        (cryst("P -1") + water(0.3) + water(0.6).replace("HOH", "WAT") + "END\n", r"O of HOH 1 .* apart"),
         (atom("O", 0, 0) + "END\n", r"O of HOH 1 \(line 1\): its residue has no hydrogen"),
-        (water().replace("           O", "           X") + "END\n", "is of no known element"),
+        (water().replace("           O", "           X") + "END\n", ".*is of no known element"),
     ],
 )  # fmt: skip
 def test_nothing_is_lost_or_guessed(tmp_path: Path, text: str, message: str) -> None:
@@ -115,7 +118,9 @@ def test_symmetry_is_applied(tmp_path: Path, group: str) -> None:
     positions = np.array([[x + 2.0, y, 1.0] for _, x, y in WATER]) / 10
     number = gemmi.find_spacegroup_by_name(group).number
     setting = 2 if group == "R 3 :R" else 1
-    expected = crystal("OHH", positions, number, setting=setting, cellpar=[10, 10, 10, 90, 90, 90])
+    expected = crystal(
+        ["O", "H", "H"], positions, spacegroup=number, setting=setting, cellpar=[10, 10, 10, 90, 90, 90]
+    )
     assert atoms.get_chemical_formula() == expected.get_chemical_formula()
     ours, theirs = (np.sort(a.get_all_distances(mic=True), axis=None) for a in (atoms, expected))
     np.testing.assert_allclose(ours, theirs, atol=2e-3)
@@ -135,10 +140,13 @@ def test_elements_and_charges(tmp_path: Path) -> None:
     for names, element in lines.items():
         text = f"HETATM    1 {names} A   1       0.000   0.000   0.000  1.00  0.00\n"
         hydrogen = "HETATM    2  H   ALA A   1       2.000   0.000   0.000  1.00  0.00           H\n"
+        notes = Notes("a.pdb")
+        (atoms,) = pdb_frames(io.StringIO(text + hydrogen + "END\n"), "a.pdb", notes)
+        assert isinstance(atoms, Atoms)
         with pytest.warns(InputWarning, match="from the names of atoms") as said:
-            (atoms,) = read(tmp_path, text + hydrogen + "END\n")
+            notes.give()
         assert atoms.get_chemical_symbols() == [element, "H"]
-        assert any("is taken for" in str(one.message) for one in said) == (names[:4] in ("CA  ", "CL1 "))
+        assert any("is taken for" in str(one.message) for one in said) == (names in ("CA   ALA", "CL1  LIG"))
 
 
 def test_order_of_atoms_is_that_of_the_file(tmp_path: Path) -> None:
@@ -164,13 +172,16 @@ def test_mmcif_is_read_as_pdb_is(tmp_path: Path, name: str) -> None:
         assert len(atoms) == 12
         np.testing.assert_allclose(atoms.positions, other.positions, atol=1e-6)
     with pytest.raises(InputError, match=r"row 2 of the loop at line \d+ has coordinates x, "):
-        read(tmp_path, document.as_string().replace(" 2.960 ", " x "), name)
+        read(tmp_path, document.as_string().replace(" 2.96 ", " x "), name)
 
 
 def test_what_ase_writes(tmp_path: Path) -> None:
-    for frames in ([molecule("CH3CH2OH"), molecule("CH4")], [bulk("Cu", cubic=True), bulk("NaCl", "rocksalt", 5.6)]):
+    for frame in (molecule("CH3CH2OH"), bulk("NaCl", "rocksalt", 5.6) * 2):
+        frames = [frame, frame.copy()]
+        frames[1].rattle(0.05, seed=1)
         ase.io.write(tmp_path / "b.pdb", frames)
-        for atoms, frame in zip(read(tmp_path, (tmp_path / "b.pdb").read_text()), frames, strict=True):
-            assert (atoms.numbers == frame.numbers).all()
-            distances = [x.get_all_distances(mic=x.pbc.any()) for x in (atoms, frame)]
-            np.testing.assert_allclose(*distances, atol=2e-3)
+        found = read(tmp_path, (tmp_path / "b.pdb").read_text(encoding="utf-8"))
+        for atoms, written in zip(found, frames, strict=True):
+            assert (atoms.numbers == written.numbers).all()
+            distances = [x.get_all_distances(mic=x.pbc.any()) for x in (atoms, written)]
+            np.testing.assert_allclose(*distances, atol=3e-3)
