@@ -13,6 +13,7 @@ from molflt.errors import InputError
 
 _MOST = 192
 """Operations of the largest space groups, in a cell that is centred on all faces."""
+_MOST_IMAGES = 1 << 22
 _STRAIN = 5e-3
 """Of the metric tensor, by which a cell may miss the symmetry of its group: lengths are rounded or refined."""
 _SAME = 0.1
@@ -166,10 +167,14 @@ def expand(
         The atoms' fractions (n_atoms, 3), their sites (n_atoms,), and the order of each site's symmetry (n_sites,).
 
     Raises:
-        InputError: a site is neither on a special position nor off it.
+        InputError: a site is neither on a special position nor off it, or there are millions of atoms.
     """
     rotations, shifts = operations[:, :, :3], operations[:, :, 3]
     n, m = len(operations), len(fractions)
+    if n * m > _MOST_IMAGES:
+        raise InputError(
+            f"{m:,} sites and {n} operations of symmetry make too many atoms, more than {_MOST_IMAGES:,}"
+        )
     if n == 1:
         return fractions, np.arange(m), np.ones(m, dtype=np.int64)
     images = np.einsum("aij,sj->sai", rotations, fractions) + shifts

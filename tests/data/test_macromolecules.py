@@ -102,8 +102,9 @@ def test_nothing_is_lost_or_guessed(tmp_path: Path, text: str, message: str) -> 
 def test_alternate_locations(tmp_path: Path) -> None:
     """The highest occupancy, else the first, in molecules and crystals, with a remark."""
     for shares, x in (((0.6, 0.4), 0.96), ((0.4, 0.6), 0.9), ((0.5, 0.5), 0.96)):
-        lines = [atom("O", 0, 0), *(atom("H1", at, 0.1, alt=alt, occ=f"{share:6.2f}") for at, alt, share in
-                                    zip((0.96, 0.9), "AB", shares, strict=True)), atom("H2", -0.24, 0.93)]  # fmt: skip
+        both = zip((0.96, 0.9), "AB", shares, strict=True)
+        hydrogen = [atom("H1", at, 0.1, alt=letter, occ=f"{share:6.2f}") for at, letter, share in both]
+        lines = [atom("O", 0, 0), *hydrogen, atom("H2", -0.24, 0.93)]
         for head in ("", cryst("P 1")):
             with pytest.warns(InputWarning, match="alternate locations"):
                 (atoms,) = read(tmp_path, head + "".join(lines) + "END\n")
