@@ -249,10 +249,15 @@ def _refuse_disorder(atoms: Atoms, name: str) -> None:
     if not isinstance(occupancy, dict):
         return
     for site in occupancy.values():
-        if isinstance(site, dict) and (len(site) > 1 or any(share < 0.999 for share in site.values())):
+        if isinstance(site, dict) and (len(site) > 1 or any(_is_part(share) for share in site.values())):
             raise InputError(
                 f"{name}: a site is partly occupied or shared by elements ({site}); choose an ordered structure"
             )
+
+
+def _is_part(share: object) -> bool:
+    # an occupancy that is unknown, written ? or ., is 1
+    return isinstance(share, int | float) and share < 0.999
 
 
 def _tags(atoms: Atoms, fixed: np.ndarray, name: str, convention: TagConvention) -> np.ndarray:

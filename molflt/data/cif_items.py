@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gemmi import cif
 
 from molflt.errors import InputError
+
+DEUTERIUM = "D and T are read as H"
+"""A remark."""
 
 
 class Items:
@@ -24,7 +28,7 @@ class Items:
         self._found: dict[str, tuple[cif.Item, int]] = {}
         spelt = set()
         for item in block:
-            tags = item.loop.tags if item.loop else [item.pair[0]] if item.pair else []
+            tags = item.loop.tags if item.loop else _pair(item)[:1]
             for place, tag in enumerate(tags):
                 name = tag.lower().replace(".", "_")
                 if name in self._found:
@@ -49,7 +53,7 @@ class Items:
         return int(self._found[name][0].line_number)
 
     def column(self, name: str, n: int = 0) -> Sequence[str]:
-        """All values of an item; unknown ones, written ? or ., are empty, and ``n`` of these stand for a missing item.
+        """All values of an item; unknown ones, written ? or ., are empty. A missing item has ``n`` of these.
 
         Raises:
             InputError: there are not ``n`` of them.
@@ -57,7 +61,7 @@ class Items:
         if name not in self._found:
             return [""] * n
         item, place = self._found[name]
-        values = item.loop.values[place :: item.loop.width()] if item.loop else [item.pair[1]]
+        values = item.loop.values[place :: item.loop.width()] if item.loop else _pair(item)[1:]
         if n and len(values) != n:
             raise InputError(f"line {item.line_number}: {name} has {len(values)} values for {n} atoms")
         return ["" if cif.is_null(value) else cif.as_string(value) for value in values]
@@ -71,3 +75,9 @@ class Items:
         """The value of an item without its uncertainty; None: missing, unknown or no number."""
         value = cif.as_number(self.text(name) or "?")
         return value if value == value else None
+
+
+def _pair(item: cif.Item) -> list[str]:
+    """Name and value of an item that is in no loop; a comment and a frame have neither."""
+    pair: Any = item.pair
+    return list(pair or ())

@@ -12,13 +12,13 @@ from ase.cell import Cell
 from ase.data import atomic_numbers
 from gemmi import cif
 
-from molflt.data.cif_items import Items
+from molflt.data.cif_items import DEUTERIUM, Items
 from molflt.data.overlaps import check_contacts
 from molflt.data.declared import check_declared
 from molflt.data.extents import check_extents
 from molflt.data.macromolecules import mmcif_frames
 from molflt.data.notes import Notes
-from molflt.data.symmetry import Symmetry, expand
+from molflt.data.symmetry import NO_SYMMETRY, Symmetry, expand
 from molflt.errors import InputError
 
 _AT = re.compile(r"^string:(\d+)\S*:? ")
@@ -89,7 +89,7 @@ def _crystal(items: Items, record: str, notes: Notes) -> Atoms:
     sites = _sites(items, lattice, record, notes)
     symmetry = _symmetry(items)
     if symmetry == Symmetry():
-        notes.add("no symmetry is given: P 1 is taken", record)
+        notes.add(NO_SYMMETRY, record)
     found, wrong = [], []
     candidates = symmetry.candidates(lattice)
     for name, operations in candidates:
@@ -148,7 +148,7 @@ def _lattice(items: Items) -> np.ndarray:
 def _symmetry(items: Items) -> Symmetry:
     number = next((value for tag in _NUMBERS if (value := items.number(tag))), 0)
     return Symmetry(
-        operations=next((list(column) for tag in _OPERATIONS if (column := items.column(tag))), []),
+        operations=next((tuple(column) for tag in _OPERATIONS if (column := items.column(tag))), ()),
         hall=items.text("_space_group_name_hall") or items.text("_symmetry_space_group_name_hall"),
         name=next((name for tag in _NAMES if (name := items.text(tag))), ""),
         number=int(number),
@@ -187,7 +187,7 @@ def _sites(items: Items, lattice: np.ndarray, record: str, notes: Notes) -> list
             place = frame[0] @ place + frame[1]
         found.append(_Site(name, atomic_numbers.get(symbol, 1), place, symbol == "D"))
         if symbol in ("D", "T"):
-            notes.add("D and T are read as H", record)
+            notes.add(DEUTERIUM, record)
     _refuse_alternatives(items, [site.name for site in found])
     return found
 

@@ -63,16 +63,15 @@ def _check_multiplicities(items: Items, orders: np.ndarray, counts: np.ndarray, 
     tag = next((tag for tag in _MULTIPLICITIES if tag in items), "")
     if not tag:
         return
-    declared = [
-        float(text) if text.replace(".", "", 1).isdecimal() else None for text in items.column(tag, len(names))
-    ]
+    texts = items.column(tag, len(names))
+    declared = [float(text) if text.replace(".", "", 1).isdecimal() else None for text in texts]
     wrong = [[k for k, n in enumerate(declared) if n is not None and n != there[k]] for there in (counts, orders)]
     # SHELX wrote the order of the site's symmetry under this name
     if wrong[0] and wrong[1]:
         k = wrong[0][0]
         raise InputError(
-            f"site {names[k]} is said to have a multiplicity of {declared[k]:g}, and symmetry makes {counts[k]} atoms "
-            "of it; correct the symmetry, or the coordinates of a site on a special position"
+            f"site {names[k]} is said to have a multiplicity of {texts[k]}, and symmetry makes {counts[k]} atoms of "
+            "it; correct the symmetry, or the coordinates of a site on a special position"
         )
 
 

@@ -47,7 +47,8 @@ def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray)
     if not max(-low.min(), high.max()) <= FARTHEST:
         atom, axis = divmod(int(np.abs(points).argmax()), 3)
         raise InputError(
-            f"atom {atom} lies {abs(points[atom, axis]):.3g} Å from the origin along {_AXES[axis]}; {remedy}, or move it"
+            f"atom {atom} lies {abs(points[atom, axis]):.3g} Å from the origin along {_AXES[axis]}; {remedy}, or "
+            "move it"
         )
     if (extents := high - low).max() > FARTHEST:
         axis = int(extents.argmax())

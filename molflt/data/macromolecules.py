@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import IO, NamedTuple
 
 import gemmi
@@ -13,19 +12,18 @@ import numpy as np
 from ase import Atoms
 from gemmi import cif
 
-from molflt.data.cif_items import Items
+from molflt.data.cif_items import DEUTERIUM, Items
 from molflt.data.overlaps import check_contacts
 from molflt.data.extents import check_extents
 from molflt.data.notes import Notes
-from molflt.data.pdb_records import Model, models_of
-from molflt.data.symmetry import Symmetry, expand
+from molflt.data.pdb_records import COLUMNS, Model, models_of
+from molflt.data.symmetry import NO_SYMMETRY, Symmetry, expand
 from molflt.errors import InputError
 
 _NO_CELL = 1.0
 """Å: where there is no crystal, PDB asks for a cell of this length."""
 _FEW = 6
 """Atoms other than hydrogen; smaller molecules without any are common: CO2, COCl2."""
-_REMEDY = "choose one of several alternatives, or correct the cell or the space group"
 
 
 class _Atom(NamedTuple):
@@ -72,16 +70,13 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
     Raises:
         InputError: the block cannot be read.
     """
-    line, rows = items.line("_atom_site_cartn_x"), items.column("_atom_site_cartn_x")
-    for k, place in enumerate(
-        zip(*(items.column(f"_atom_site_cartn_{axis}", len(rows)) for axis in "xyz"), strict=True)
-    ):
-        if not all(np.isfinite(cif.as_number(value)) for value in place):
-            raise InputError(
-                f"row {k + 1} of the loop at line {line} has coordinates {', '.join(place)}; correct them"
-            )
+    line, n = items.line("_atom_site_cartn_x"), len(items.column("_atom_site_cartn_x"))
+    places = zip(*(items.column(f"_atom_site_cartn_{axis}", n) for axis in "xyz"), strict=True)
+    for k, place in enumerate(places, start=1):
+        if not np.isfinite([cif.as_number(value) for value in place]).all():
+            raise InputError(f"row {k} of the loop at line {line} has coordinates {', '.join(place)}; correct them")
     ids = items.block.find_values("_atom_site.id")
-    if len(ids) != len(rows):
+    if len(ids) != n:
         raise InputError(f"line {line}: the loop of atoms has no column _atom_site.id; number its rows")
     for k in range(len(ids)):
         ids[k] = str(k)
@@ -98,8 +93,8 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
         ]
         for model in structure
     ]
-    if (n := sum(map(len, models))) != len(rows):
-        raise InputError(f"line {line}: {len(rows)} atoms are listed, and {n} of them can be read; correct the loop")
+    if (read := sum(map(len, models))) != n:
+        raise InputError(f"line {line}: {n} atoms are listed, and {read} of them can be read; correct the loop")
     for k, atoms in enumerate(models):
         record = f"{where}#{index + k}"
         atoms.sort(key=lambda one: one.atom.serial)
@@ -111,14 +106,12 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
 
 def _check_against(model: Model, atoms: Sequence[_Atom]) -> None:
     """Compare the atoms that were read with the lines, which were looked at one by one."""
-    if len(atoms) != len(model.lines):
+    if len(atoms) != (n := len(model.lines)):
         raise InputError(
-            f"{len(model.lines)} lines are atoms, and {len(atoms)} of them can be read; correct the file"
+            f"line {model.lines[0][0]}: {n} atoms, and {len(atoms)} of them can be read; correct the file"
         )
     for one, (line, text) in zip(atoms, model.lines, strict=True):
-        if any(
-            abs(x - float(text[k : k + 8])) > 1e-6 for x, k in zip(one.atom.pos.tolist(), (30, 38, 46), strict=True)
-        ):
+        if max(abs(x - float(text[k : k + 8])) for x, k in zip(one.atom.pos.tolist(), COLUMNS, strict=True)) > 1e-6:
             raise InputError(f"line {line}: coordinates {text[30:54].strip()} cannot be read; correct them")
 
 
@@ -144,40 +137,47 @@ def _frame(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes: N
         if one.atom.element.atomic_number == 0:
             raise InputError(f"{one.name} is of no known element ({one.atom.element.name}); correct or remove it")
     if any(one.atom.element.name == "D" for one in atoms):
-        notes.add("D and T are read as H", record)
+        notes.add(DEUTERIUM, record)
     _refuse_missing_hydrogens(atoms)
     if any(0 < one.atom.occ < 0.995 and not one.atom.has_altloc() for one in atoms):
         notes.add("atoms with an occupancy below 1 and no alternative are taken as if they were always there", record)
-    numbers = np.array([one.atom.element.atomic_number for one in atoms])
-    positions = np.array([one.atom.pos.tolist() for one in atoms])
-    charges = np.array([one.atom.charge for one in atoms])
-    frame = Atoms(numbers=numbers, positions=positions)
-    cell = structure.cell
-    if max(cell.a, cell.b, cell.c) > _NO_CELL:
-        lattice = np.array(cell.orth.mat.tolist()).T
-        found = Symmetry(name=structure.spacegroup_hm).candidates(lattice)
-        if len(found) > 1:
-            settings = " or ".join(name for name, _ in found)
-            raise InputError(f"the space group may be meant in setting {settings}; write :1 or :2 behind its name")
-        if not structure.spacegroup_hm:
-            notes.add("no symmetry is given: P 1 is taken", record)
-        ((_, operations),) = found
-        fractions, site = (
-            np.array([cell.fractionalize(one.atom.pos).tolist() for one in atoms]),
-            np.arange(len(atoms)),
-        )
-        if len(operations) > 1:
-            fractions, site, _ = expand(fractions, operations, lattice, lambda k: atoms[k].name)
-            positions = fractions @ lattice
-        frame = Atoms(numbers=numbers[site], positions=positions, cell=lattice, pbc=True)
-        charges = charges[site]
-    else:
-        site = np.arange(len(atoms))
+    frame = _expanded(atoms, structure, record, notes)
     lattice, periodic = np.asarray(frame.cell), np.asarray(frame.pbc)
-    inverse = check_extents(frame.positions, lattice, periodic)
-    check_contacts(frame.positions, lattice, periodic, frame.numbers, inverse, lambda k: atoms[site[k]].name, _REMEDY)
-    if charges.sum():
-        frame.info["charge"] = int(charges.sum())
+    names, site = [one.name for one in atoms], frame.arrays.pop("site")
+    check_contacts(
+        frame.positions,
+        lattice,
+        periodic,
+        frame.numbers,
+        check_extents(frame.positions, lattice, periodic),
+        lambda k: names[site[k]],
+        "choose one of several alternatives, or correct the cell or the space group",
+    )
+    if charge := sum(atoms[k].atom.charge for k in site):
+        frame.info["charge"] = charge
+    return frame
+
+
+def _expanded(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes: Notes) -> Atoms:
+    """The molecule or the crystal; an array ``site`` has the place of each of its atoms among the given ones."""
+    numbers, site = np.array([one.atom.element.atomic_number for one in atoms]), np.arange(len(atoms))
+    cell = structure.cell
+    if max(cell.a, cell.b, cell.c) <= _NO_CELL:
+        frame = Atoms(numbers=numbers, positions=[one.atom.pos.tolist() for one in atoms])
+        frame.set_array("site", site)
+        return frame
+    lattice = np.array(cell.orth.mat.tolist()).T
+    symmetry = Symmetry(name=structure.spacegroup_hm)
+    if symmetry == Symmetry():
+        notes.add(NO_SYMMETRY, record)
+    found = symmetry.candidates(lattice)
+    if len(found) > 1:
+        settings = " or ".join(name for name, _ in found)
+        raise InputError(f"the space group may be meant in setting {settings}; write :1 or :2 behind its name")
+    fractions = np.array([cell.fractionalize(one.atom.pos).tolist() for one in atoms])
+    fractions, site, _ = expand(fractions, found[0][1], lattice, lambda k: atoms[k].name)
+    frame = Atoms(numbers=numbers[site], positions=fractions @ lattice, cell=lattice, pbc=True)
+    frame.set_array("site", site)
     return frame
 
 
@@ -189,9 +189,7 @@ def _one_location(atoms: list[_Atom], record: str, notes: Notes) -> list[_Atom]:
             shares[one.chain, str(one.residue.seqid)][one.atom.altloc] += one.atom.occ
     chosen = {place: min(found, key=lambda letter: (-found[letter], letter)) for place, found in shares.items()}
     if any(len(found) > 1 for found in shares.values()):
-        notes.add(
-            "of alternate locations the one of the highest occupancy is taken, of several such the first", record
-        )
+        notes.add("of alternate locations the one with the highest occupancy is taken, or the first of such", record)
     return [
         one
         for one in atoms
@@ -204,9 +202,11 @@ def _refuse_missing_hydrogens(atoms: Sequence[_Atom]) -> None:
     numbers = {one.atom.element.atomic_number for one in atoms}
     if 1 not in numbers and len(atoms) >= _FEW and 6 in numbers and {7, 8, 15, 16} & numbers:
         raise InputError(f"{len(atoms)} atoms and not one hydrogen; {remedy}")
-    for _, group in groupby(atoms, key=lambda one: (one.chain, str(one.residue.seqid), one.residue.name)):
-        residue = list(group)
-        table = gemmi.find_tabulated_residue(residue[0].residue.name)
+    residues = defaultdict(list)
+    for one in atoms:
+        residues[one.chain, str(one.residue.seqid), one.residue.name].append(one)
+    for (_, _, name), residue in residues.items():
+        table = gemmi.find_tabulated_residue(name)
         known = table.is_amino_acid() or table.is_nucleic_acid() or table.is_water()
         if known and all(one.atom.element.atomic_number != 1 for one in residue):
             raise InputError(f"{residue[0].name}: its residue has no hydrogen; {remedy}")

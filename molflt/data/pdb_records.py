@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,9 +18,13 @@ _PASSED_OVER = frozenset(
     DBREF1 DBREF2 SEQADV SEQRES MODRES HET HETNAM HETSYN FORMUL HELIX SHEET TURN SSBOND LINK LINKR HYDBND SLTBRG
     CISPEP SITE ORIGX1 ORIGX2 ORIGX3 MTRIX1 MTRIX2 MTRIX3 TVECT ANISOU SIGATM SIGUIJ TER CONECT MASTER USER
     FTNOTE
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Records of the format that add no atoms."""
+COLUMNS = (30, 38, 46)
+"""Where coordinates begin, of eight letters each."""
+_COORDINATES = 3
+_FIRST_ROW = ["1.000000", "0.000000", "0.000000"]
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+")
 _NEAR = 0.3
 """Å: no two atoms are so close, but two frames of a trajectory have theirs nearly in the same places."""
@@ -49,66 +54,57 @@ def models_of(text: str, where: str, notes: Notes) -> list[Model]:
         InputError: a line cannot be read, the file is cut short, or models cannot be told apart.
     """
     models: list[Model] = []
-    model, cell, scale, ended, declared = Model(), "", [], True, 0
-    opened = 0
-
-    def close() -> None:
-        nonlocal model
-        if model.lines:
-            models.append(Model(cell, scale, model.lines))
-        model = Model()
-
+    # the cell and SCALE at the beginning are those of all models that have none of their own
+    model = Model()
+    opened, declared = 0, 0
     for number, line in enumerate(text.split("\n"), start=1):
-        record = line[:6].rstrip().upper()
-        line_name = f"{where}: line {number}"
-        if record[:4] == "ATOM" and record[4:].strip().isdecimal():
-            record = "ATOM"
+        record, here = _record(line), f"{where}: line {number}"
         if record in ("ATOM", "HETATM"):
-            _check_atom(line, line_name)
+            _check_atom(line, here)
             model.lines.append((number, line))
-            ended = False
-        elif record == "MODEL" or record.startswith("MODEL "):
-            if opened:
-                raise InputError(f"{line_name}: MODEL, and that of line {opened} has no ENDMDL; add it")
-            close()
-            opened = number
-        elif record == "ENDMDL":
-            close()
-            opened, ended = 0, True
-        elif record == "END":
-            if opened:
-                raise InputError(f"{line_name}: END, and the MODEL of line {opened} has no ENDMDL; add it")
-            close()
-            ended = True
+        elif record in ("MODEL", "END", "ENDMDL"):
+            if opened and record != "ENDMDL":
+                raise InputError(f"{here}: {record}, and the MODEL of line {opened} has no ENDMDL; add it")
+            if model.lines:
+                models.append(model)
+            model = Model(model.cell, model.scale)
+            opened = number if record == "MODEL" else 0
         elif record == "CRYST1":
             if model.lines:
-                raise InputError(f"{line_name}: CRYST1 among the atoms of a model; end the model before it with END")
-            cell, scale = _checked_cell(line, line_name), []
-        elif record[:5] == "SCALE":
-            scale = [*scale, line]
-        elif record == "NUMMDL":
-            declared = int(line[10:14]) if line[10:14].strip().isdecimal() else 0
-        elif (
-            record == "MTRIX1" and line[59:60] != "1" and line[10:40].split() != ["1.000000", "0.000000", "0.000000"]
-        ):
-            raise InputError(f"{line_name}: symmetry that is not of the crystal (MTRIX) is not applied; expand it")
-        elif record not in _PASSED_OVER and record[:5] != "MTRIX" and len(_DECIMAL.findall(line)) >= 3:
-            raise InputError(f"{line_name}: '{line.strip():.40}' is no record of a PDB file; correct or remove it")
-    if opened or (models and not ended):
+                raise InputError(f"{here}: CRYST1 among the atoms of a model; end the model before it with END")
+            _check_cell(line, here)
+            model = Model(line)
+        elif record.startswith("SCALE"):
+            model.scale = [*model.scale[-2:], line]
+        elif record == "NUMMDL" and line[10:14].strip().isdecimal():
+            declared = int(line[10:14])
+        elif record == "MTRIX1" and line[59:60] != "1" and line[10:40].split() != _FIRST_ROW:
+            raise InputError(f"{here}: symmetry that is not of the crystal (MTRIX) is not applied; expand it")
+        elif record not in _PASSED_OVER and len(_DECIMAL.findall(line)) >= _COORDINATES:
+            raise InputError(f"{here}: '{line.strip():.40}' is no record of a PDB file; correct or remove it")
+    if opened or (models and model.lines):
         raise InputError(
-            f"{where}: the last of {len(models) + 1} models has no end; the file is cut short, or add END"
+            f"{where}: line {model.lines[0][0] if model.lines else opened}: the model that begins here has no end; "
+            "the file is cut short, or END or ENDMDL is missing"
         )
     if model.lines:
-        notes.add("the file has no END; if it was cut short, atoms are missing")
-    close()
-    models = [part for model in models for part in _frames_of(model, where)]
+        notes.add("the file has no END: if it was cut short, atoms are missing")
+        models = _frames_of(model, where)
     if declared and declared != len(models):
         raise InputError(f"{where}: NUMMDL declares {declared} models, and there are {len(models)}; correct it")
     return models
 
 
+def _record(line: str) -> str:
+    """The name of a line's record; serial numbers of six digits may touch it."""
+    record = line[:6].upper()
+    if record.startswith(("ATOM", "MODEL")) and not record.strip("ATOMDEL 0123456789"):
+        return record[:5].strip()
+    return record.rstrip()
+
+
 def _check_atom(line: str, where: str) -> None:
-    fields = [line[k : k + 8] for k in (30, 38, 46)]
+    fields = [line[k : k + 8] for k in COLUMNS]
     if "\t" in line or len(line) < 54:
         raise InputError(f"{where}: an atom needs fixed columns, coordinates in 31-54; write it so, without tabs")
     for text in fields:
@@ -120,15 +116,14 @@ def _check_atom(line: str, where: str) -> None:
             raise InputError(f"{where}: '{text.strip()}' in columns 31-54 is no coordinate; correct the line")
 
 
-def _checked_cell(line: str, where: str) -> str:
-    fields = [line[start:end] for start, end in ((6, 15), (15, 24), (24, 33), (33, 40), (40, 47), (47, 54))]
+def _check_cell(line: str, where: str) -> None:
+    fields = [line[start:end] for start, end in pairwise((6, 15, 24, 33, 40, 47, 54))]
     try:
         values = [float(text) for text in fields]
     except ValueError:
-        values = []
-    if not values or not np.isfinite(values).all() or min(values) <= 0 or max(values[3:]) >= 180:
-        raise InputError(f"{where}: {' '.join(fields).strip()} are no lengths and angles of a cell; correct CRYST1")
-    return line
+        values = [math.nan]
+    if not all(0 < value < math.inf for value in values) or max(values[3:]) >= 180:
+        raise InputError(f"{where}: '{line[6:54].strip()}' are no lengths and angles of a cell; correct CRYST1")
 
 
 def _frames_of(model: Model, where: str) -> list[Model]:
@@ -142,19 +137,12 @@ def _frames_of(model: Model, where: str) -> list[Model]:
     if names[0] not in names[1:]:
         return [model]
     n = names.index(names[0], 1)
-    if (
-        not names[0][:5].strip()
-        or len(set(names[:n])) < n
-        or len(names) % n
-        or names != names[:n] * (len(names) // n)
-    ):
+    if len(set(names[:n])) < n or names != names[:n] * (len(names) // n):
         return [model]
-    places = np.array([[float(text[k : k + 8]) for k in (30, 38, 46)] for _, text in model.lines]).reshape(-1, n, 3)
-    first, *_ = (model.lines[n],)
-    raise_at = first[0]
+    places = np.array([[float(text[k : k + 8]) for k in COLUMNS] for _, text in model.lines]).reshape(-1, n, 3)
     if np.linalg.norm(places[1:] - places[:-1], axis=2).min() > _NEAR:
         raise InputError(
-            f"{where}: line {raise_at}: the numbers and names of its first {n} atoms begin again; write END before it "
-            "if a frame of a trajectory begins there, or number on if it is one structure"
+            f"{where}: line {model.lines[n][0]}: the numbers and names of its first {n} atoms begin again; write END "
+            "before it if another frame begins there, or number on if it is one structure"
         )
     return [Model(model.cell, model.scale, model.lines[k : k + n]) for k in range(0, len(names), n)]

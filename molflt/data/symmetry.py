@@ -13,6 +13,7 @@ from molflt.errors import InputError
 
 _MOST = 192
 """Operations of the largest space groups, in a cell that is centred on all faces."""
+_MOST_IMAGES = 1 << 22
 _STRAIN = 5e-3
 """Of the metric tensor, by which a cell may miss the symmetry of its group: lengths are rounded or refined."""
 _SAME = 0.1
@@ -22,6 +23,7 @@ _PERIOD, _GENERAL = 24 * 1009, (1009.0, 6553.0, 20011.0)
 _SUFFIX = re.compile(r"^(.*?)[\s:]*(?:[(\[]?origin\s+choice\s+|O)?([12HRSZ])[)\]]?$", re.IGNORECASE)
 _SETTINGS = {"S": "1", "Z": "2"}
 """Suffixes of the ICSD for the first and second choice of origin."""
+NO_SYMMETRY = "no symmetry is given: P 1 is taken"
 _REMEDY = "list the operations as _space_group_symop_operation_xyz, or correct what is wrong"
 
 
@@ -100,10 +102,8 @@ class Symmetry:
         """Refuse a name or a number of another group than that of the operations."""
         group = gemmi.find_spacegroup_by_ops(gemmi.GroupOps(operations))
         named = _named(self.name) if self.name else None
-        for said, number in (
-            (f"'{self.name}'", named.number if named else 0),
-            (f"number {self.number}", self.number),
-        ):
+        claims = [(f"'{self.name}'", named.number if named else 0), (f"number {self.number}", self.number)]
+        for said, number in claims:
             if number == 0:
                 continue
             if group is not None and group.number != number:
@@ -167,16 +167,20 @@ def expand(
         The atoms' fractions (n_atoms, 3), their sites (n_atoms,), and the order of each site's symmetry (n_sites,).
 
     Raises:
-        InputError: a site is neither on a special position nor off it.
+        InputError: a site is neither on a special position nor off it, or there are millions of atoms.
     """
     rotations, shifts = operations[:, :, :3], operations[:, :, 3]
     n, m = len(operations), len(fractions)
+    if n * m > _MOST_IMAGES:
+        raise InputError(
+            f"{m:,} sites and {n} operations of symmetry make too many atoms, more than {_MOST_IMAGES:,}"
+        )
     if n == 1:
         return fractions, np.arange(m), np.ones(m, dtype=np.int64)
     images = np.einsum("aij,sj->sai", rotations, fractions) + shifts
     orders = _near(images, fractions[:, None], lattice)[0].sum(axis=1)
     atoms = list(images)
-    for site in np.flatnonzero(orders > 1):
+    for site in np.flatnonzero(orders > 1).tolist():
         fraction, own = fractions[site], images[site]
         # more images may be near when the mean is where it should be
         for _ in range(3):

@@ -104,7 +104,7 @@ def test_bad_structures_stop_it_or_are_left_out(
     records[1]["pos"] = records[1]["pos_relaxed"] = 0 * np.asarray(records[1]["pos"])
     records[3]["y_relaxed"] = float("nan")
     write_lmdb(tmp_path / "six.lmdb", records, progress=False)
-    with pytest.raises(InputError, match=r"(?s)2 of 6 structures.*set1-01.* apart.*#3: .*NaN"):
+    with pytest.raises(InputError, match=r"(?s)2 of 6 structures.*six\.lmdb#1: .* apart.*#3: .*NaN"):
         evaluate(loaded, str(tmp_path / "six.lmdb"))
 
     def fails_for_one(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -79,7 +79,7 @@ def test_tags_are_told_where_they_tell_something() -> None:
 
 
 def test_many_atoms_stay_small_and_have_no_letters() -> None:
-    positions = np.random.default_rng(0).uniform(0, 60, (5000, 3))
+    positions = np.argwhere(np.ones((18, 18, 18)))[:5000] * 3.3 + np.random.default_rng(0).uniform(0, 0.9, (5000, 3))
     content, place = held(Atoms(["Cu"] * 5000, positions))
     assert len(content["xyz"]) < 200_000
     assert not content["few"]
