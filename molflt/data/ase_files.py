@@ -59,7 +59,7 @@ _PATTERNS: dict[str, str] = {
 Python, or (``aims``: parametric constraints) evaluate expressions from the file."""
 _BINARY = ("traj", "db")
 _SHOWN = 6
-_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms]]] = {
+_OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms | InputError]]] = {
     "extxyz": xyz_frames,
     "xyz": xyz_frames,
     "cif": cif_frames,
@@ -97,6 +97,10 @@ def read_ase(
     unread: dict[str, None] = {}
     for index, atoms in enumerate(track(_checked_frames(file, notes), f"reading {file.name}")):
         name = f"{file}#{index}"
+        if isinstance(atoms, InputError):
+            with noting(bad, index, name, {}):
+                raise atoms
+            continue
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
         unread |= dict.fromkeys(unread_names(atoms, labels))
         with noting(bad, index, record, kept_info(atoms)):
@@ -117,15 +121,19 @@ def read_frames(file: Path) -> list[Atoms]:
     """Every frame of a file as it is.
 
     Raises:
-        InputError: a format that is not on the list, or a file that cannot be read or is empty.
+        InputError: a format that is not on the list, a file that is empty, or a frame that cannot be read.
     """
     notes = Notes(str(file))
-    frames = list(_checked_frames(file, notes))
+    frames: list[Atoms] = []
+    for atoms in _checked_frames(file, notes):
+        if isinstance(atoms, InputError):
+            raise atoms
+        frames.append(atoms)
     notes.give()
     return frames
 
 
-def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
+def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
     form = ase_format(file)
     if form is None:
         known = ", ".join(sorted(_PATTERNS))
@@ -155,7 +163,7 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms]:
         yield atoms
 
 
-def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms]:
+def _frames(file: Path, form: str, notes: Notes) -> Iterator[Atoms | InputError]:
     if form == "db":
         yield from _database_rows(file)
         return
