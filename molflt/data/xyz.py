@@ -52,13 +52,15 @@ def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
     for index in count():
         try:
             frame = _next_frame(lines, f"{where}#{index}")
-        except InputError as error:
+        except InputError:
             # What is wrong with the frame before may be why its end was missed.
-            raise found if isinstance(found, InputError) else error
+            if isinstance(found, InputError):
+                raise found from None
+            raise
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{where}#{index}: not text in UTF-8, somewhere behind line {lines.n_read}: {error.reason}; save it as "
-                "UTF-8"
+                f"{where}#{index}: not text in UTF-8, somewhere behind line {lines.n_read}: {error.reason}; save it "
+                "as UTF-8"
             ) from error
         if frame is None:
             return

@@ -276,10 +276,8 @@ def test_a_frame_that_cannot_be_read_has_its_place(tmp_path: Path) -> None:
     read = read_ase(path, on_bad="skip")
     assert [isinstance(item, InputError) for item in read.items] == [False, True, False, True]
     # Where it may have lost a line to the next frame, or the next one begins in its middle, no frame can be trusted.
-    for damaged, line in (
-        (WATER.replace("H 0.96 0 0\n", ""), 8),
-        (wrong.replace("Q 0 0 0\n", "Q 0 0 0\nH 0 0 0\n"), 8),
-    ):
+    short, long = WATER.replace("H 0.96 0 0\n", ""), wrong.replace("H -", "H 0 0 0\nH -")
+    for damaged, line in ((short, 10), (long, 8)):
         path.write_text(WATER + damaged + "2\n1\nO 0 0 0\nH 0 0 1\n", encoding="utf-8")
         with pytest.raises(InputError, match=rf"^{re.escape(str(path))}#1, line {line}"):
             read_ase(path, on_bad="skip")
