@@ -138,14 +138,14 @@ def read_frames(file: Path) -> list[Atoms]:
     """Every frame of a file as it is.
 
     Raises:
-        InputError: a format that is not on the list, or a file that cannot be read or is empty.
+        InputError: a format that is not on the list, a file that is empty, or a frame that cannot be read.
     """
     notes = Notes(str(file))
-    frames = []
-    for frame in _checked_frames(file, notes):
-        if isinstance(frame, InputError):
-            raise frame
-        frames.append(frame)
+    frames: list[Atoms] = []
+    for atoms in _checked_frames(file, notes):
+        if isinstance(atoms, InputError):
+            raise atoms
+        frames.append(atoms)
     notes.give()
     return frames
 

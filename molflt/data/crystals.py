@@ -13,11 +13,11 @@ from ase.data import atomic_numbers
 from gemmi import cif
 
 from molflt.data.cif_items import DEUTERIUM, Items
-from molflt.data.overlaps import check_contacts
 from molflt.data.declared import check_declared
 from molflt.data.extents import check_extents
 from molflt.data.macromolecules import mmcif_frames
 from molflt.data.notes import Notes
+from molflt.data.overlaps import check_contacts
 from molflt.data.symmetry import NO_SYMMETRY, Symmetry, expand
 from molflt.errors import InputError
 

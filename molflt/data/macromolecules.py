@@ -13,9 +13,9 @@ from ase import Atoms
 from gemmi import cif
 
 from molflt.data.cif_items import DEUTERIUM, Items
-from molflt.data.overlaps import check_contacts
 from molflt.data.extents import check_extents
 from molflt.data.notes import Notes
+from molflt.data.overlaps import check_contacts
 from molflt.data.pdb_records import COLUMNS, Model, models_of
 from molflt.data.symmetry import NO_SYMMETRY, Symmetry, expand
 from molflt.errors import InputError

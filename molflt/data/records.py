@@ -12,10 +12,10 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.choices import TagConvention
-from molflt.data.overlaps import check_contacts
 from molflt.data.extents import check_extents
 from molflt.data.extras import Extra, decode, encode
 from molflt.data.labels import LabelSpec, agreed, any_array, atom_vectors, one_number
+from molflt.data.overlaps import check_contacts
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from ase.data import atomic_numbers, chemical_symbols
+from ase.data import atomic_numbers
 
 _LABEL = re.compile(r"([A-Za-z]{1,2})[_-]?[0-9]+")
 _AMBIGUOUS = frozenset(
@@ -19,15 +19,16 @@ _AMBIGUOUS = frozenset(
 def element(word: str) -> int:
     """The atomic number of a word for an atom.
 
-    The word is a symbol, an atomic number, or a label: a symbol with digits behind it (``C1``, ``H_12``). D and T are
-    hydrogen, X is 0. A symbol may be all in capitals or in small letters where nothing else could be meant.
+    The word is a symbol, an atomic number (whether there is such an element is not asked), or a label: a symbol with
+    digits behind it (``C1``, ``H_12``). D and T are hydrogen, X is 0. A symbol may be all in capitals or in small
+    letters where nothing else could be meant.
 
     Raises:
         ValueError: it is none of these; with a reason and the remedy.
     """
     if word in atomic_numbers:
         return atomic_numbers[word]
-    if word.isascii() and word.isdigit() and len(word) <= 3 and 0 < int(word) < len(chemical_symbols):
+    if word.isascii() and word.isdigit() and len(word) <= 3:
         return int(word)
     label = _LABEL.fullmatch(word)
     letters = label[1] if label else word

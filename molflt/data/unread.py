@@ -15,7 +15,9 @@ from molflt.data.records import RECORD_KEYS
 
 _LABEL = re.compile(r"energ|force|virial|(?<![a-z])e(?![a-z])")
 _STATE = re.compile(r"charge|lattice|constrain|fixed|frozen|(?<![a-z])(?:cell|mask)(?![a-z])")
-_READ = frozenset({*RECORD_KEYS, *KNOWN_VALUES, *all_properties, "initial_charges"} - {"charges", "fixed", "cell", "force"})
+_READ = frozenset(
+    {*RECORD_KEYS, *KNOWN_VALUES, *all_properties, "initial_charges"} - {"charges", "fixed", "cell", "force"}
+)
 """Names that are read, and results that mean what ASE says they do."""
 _OURS = "predicted_"
 """What ``predict`` writes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from typing import IO, Any
 
 import numpy as np
@@ -22,12 +22,14 @@ from molflt.errors import InputError
 from molflt.printable import shown
 
 _MOST_DIGITS = 12
+_FEWEST = 4
+"""Words of a row."""
 _QM9 = ("A", "B", "C", "mu", "alpha", "homo", "lumo", "gap", "r2", "zpve", "U0", "U", "H", "G", "Cv")
 """What the comment of a raw QM9 file has behind ``gdb`` and a number, by the names of its readme."""
 _STATED = re.compile(r"(?:lattice|properties|pbc|cell|energy)[\s:\"'\[(]*[-+]?\.?\d", re.IGNORECASE)
 
 
-def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
+def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | InputError]:
     """Every frame of an xyz file, as ASE reads it where it is well-formed.
 
     The comment of a frame alone decides whether that frame is extended xyz. A frame is an ``Atoms`` with the keys of
@@ -39,20 +41,37 @@ def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
         where: the file, for messages.
         notes: take what is not read.
 
+    Returns:
+        Frames in their order; in place of one that cannot be read what is wrong with it, with its line.
+
     Raises:
-        InputError: a frame cannot be read; with its line.
+        InputError: where a frame begins or ends is not clear; with the line.
     """
     lines = _Lines(stream)
-    index = 0
-    try:
-        while (frame := _next_frame(lines, f"{where}#{index}")) is not None:
-            yield _atoms(frame, notes)
-            index += 1
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{where}#{index}: not text in UTF-8, somewhere behind line {lines.n_read}: {error.reason}; save it as "
-            "UTF-8"
-        ) from error
+    found: Atoms | InputError | None = None
+    for index in count():
+        try:
+            frame = _next_frame(lines, f"{where}#{index}")
+        except InputError:
+            # What is wrong with the frame before may be why its end was missed.
+            if isinstance(found, InputError):
+                raise found from None
+            raise
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{where}#{index}: not text in UTF-8, somewhere behind line {lines.n_read}: {error.reason}; save it "
+                "as UTF-8"
+            ) from error
+        if frame is None:
+            return
+        try:
+            found = _atoms(frame, notes)
+        except InputError as error:
+            # A row of fewer words may be the first line of the next frame.
+            if any(len(row.split()) < _FEWEST for row in frame.rows):
+                raise
+            found = error
+        yield found
 
 
 class _Lines:

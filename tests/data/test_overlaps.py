@@ -16,8 +16,8 @@ from ase.io import write
 from torch_geometric.data import Data
 
 from molflt.data import contacts
-from molflt.data.overlaps import check_contacts
 from molflt.data.extents import check_extents
+from molflt.data.overlaps import check_contacts
 from molflt.data.records import to_data
 from molflt.data.sources import open_dataset, structures_of
 from molflt.errors import InputError

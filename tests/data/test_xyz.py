@@ -48,7 +48,12 @@ InChI=1S/H2O/h1H2\tInChI=1S/H2O/h1H2
 
 
 def frames(text: str) -> list[Atoms]:
-    return list(xyz_frames(io.StringIO(text), "a.xyz", Notes("a.xyz")))
+    found = []
+    for frame in xyz_frames(io.StringIO(text), "a.xyz", Notes("a.xyz")):
+        if isinstance(frame, InputError):
+            raise frame
+        found.append(frame)
+    return found
 
 
 def remarks(text: str, path: Path, **options: Any) -> list[str]:
@@ -186,7 +191,7 @@ def test_keys_in_any_case(tmp_path: Path) -> None:
 def test_symbols() -> None:
     words = {"H": 1, "D": 1, "t": 1, "X": 0, "17": 17, "CL": 17, "cl": 17, "br": 35, "c": 6, "C1": 6, "H_12": 1}
     assert {word: element(word) for word in words | {"Fe-2": 0, "CL3": 0}} == words | {"Fe-2": 26, "CL3": 17}
-    for word in ("CO", "ca", "HG", "CA1", "Q", "OW", "119", "0", "x", "C1A", "2H", "Fe2+", ""):
+    for word in ("CO", "ca", "HG", "CA1", "Q", "OW", "1190", "-1", "x", "C1A", "2H", "Fe2+", ""):
         with pytest.raises(ValueError, match="write"):
             element(word)
     (heavy,) = frames(WATER.replace("H ", "D "))
@@ -261,6 +266,22 @@ def test_what_does_not_fit_is_named_with_its_line(text: str, message: str) -> No
         InputError, match=rf"(?s)^a\.xyz#\d+, line .*{message.removeprefix('#0, ')}" if 0 else message
     ):
         frames(text)
+
+
+def test_a_frame_that_cannot_be_read_has_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.xyz"
+    wrong = WATER.replace("O ", "Q ")
+    path.write_text(WATER + wrong + COPPER + COPPER.replace("3.6 0 0 0", "3.6 0 0"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"(?s)2 of 4 structures .*#1, line 8: 'Q'.*#3, line 16: Lattice is"):
+        read_ase(path)
+    read = read_ase(path, on_bad="skip")
+    assert [isinstance(item, InputError) for item in read.items] == [False, True, False, True]
+    # Where it may have lost a line to the next frame, or the next one begins in its middle, no frame can be trusted.
+    short, long = WATER.replace("H 0.96 0 0\n", ""), wrong.replace("H -", "H 0 0 0\nH -")
+    for damaged, line in ((short, 10), (long, 8)):
+        path.write_text(WATER + damaged + "2\n1\nO 0 0 0\nH 0 0 1\n", encoding="utf-8")
+        with pytest.raises(InputError, match=rf"^{re.escape(str(path))}#1, line {line}"):
+            read_ase(path, on_bad="skip")
 
 
 def test_nothing_is_swallowed_by_what_is_empty_or_free() -> None:
