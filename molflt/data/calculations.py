@@ -25,7 +25,7 @@ from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, Reading
 from molflt.data.records import ENERGIES
 from molflt.data.relaxations import same_atoms
-from molflt.data.smiles_tables import TABLES, read_table, with_newlines
+from molflt.data.smiles_tables import TABLES, read_table
 from molflt.data.vasp import is_static, relaxation_shortfall
 from molflt.errors import InputError, OnBad, in_line, noting
 
@@ -291,7 +291,7 @@ def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | Non
     if not tables:
         return None
     (file,) = tables
-    columns, lines = read_table(file, with_newlines(read_text(file)), _KEYS)
+    columns, lines, _ = read_table(file, read_text(file), _KEYS)
     others = (column for name, column in columns.items() if name not in ENERGIES)
     key = next((columns[name] for name in _KEYS if name in columns), next(others, None))
     if key is None:

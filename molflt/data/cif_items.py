@@ -9,7 +9,7 @@ from gemmi import cif
 
 from molflt.errors import InputError
 
-DEUTERIUM = "D and T are read as H"
+DEUTERIUM = "D and T are read as hydrogen"
 """A remark."""
 
 

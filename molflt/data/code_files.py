@@ -15,9 +15,9 @@ from ase.data import atomic_numbers
 from ase.io.cube import read_cube
 from ase.units import Bohr, Hartree
 
-from molflt.data.elements import hydrogen_of
 from molflt.data.lines import Line, numbered, numbers, refuse
 from molflt.data.notes import Notes
+from molflt.data.symbols import hydrogen_of
 from molflt.errors import InputError
 
 _SPECIES = re.compile(r"([A-Za-z]{1,2})(?:[\d_].*)?")
@@ -41,7 +41,7 @@ def gen_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
     n, kind = int(head[0]), head[1].upper()
     expected = 2 + n + (0 if kind == "C" else 4)
     if len(lines) != expected:
-        refuse(where, lines[expected:], f"{n} atoms make {expected} lines, and there are {len(lines)}")
+        refuse(where, lines[expected:] or lines[-1:], f"{n} atoms make {expected} lines, and there are {len(lines)}")
     symbols = []
     for name in lines[1].words:
         match = _SPECIES.fullmatch(name)
@@ -143,7 +143,8 @@ class _Xsf:
         end = len(self._lines) if n is None else self._at + n
         rows = list(takewhile(lambda line: len(line.words) in widths, self._lines[self._at : end]))
         if not rows or (n is not None and len(rows) != n):
-            refuse(self._where, self._lines[self._at + len(rows) :], f"expected {n or ''} {what}, found {len(rows)}")
+            after = self._lines[self._at + len(rows) :] or self._lines[-1:]
+            refuse(self._where, after, f"expected {n or ''} {what}, found {len(rows)}")
         self._at += len(rows)
         return rows
 

@@ -14,6 +14,7 @@ _BLOCK = 1 << 20
 _ALWAYS_ALLOWED = 64 << 20
 _MOST_RATIO = 200
 """Structures shrink to a third or a twentieth; what shrinks a thousand times is empty."""
+BYTE_ORDER_MARK = "\ufeff"
 COMPRESSED = (".gz", ".bz2", ".xz")
 
 
@@ -54,12 +55,15 @@ def content(file: Path) -> bytes:
 
 
 def read_text(file: Path) -> str:
-    """Content of a text file in UTF-8.
+    """Content of a text file in UTF-8, with lines that end in ``\\n`` whatever the system that wrote them.
+
+    Byte-order marks are left out, also within the text, where they come from files put one behind the other.
 
     Raises:
         InputError: as of :func:`content`, or it is not text.
     """
     try:
-        return content(file).decode("utf-8-sig")
+        text = content(file).decode().replace(BYTE_ORDER_MARK, "")
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not a readable text file: {error}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from ase.data import atomic_numbers
 from rdkit import Chem
 
-from molflt.data.elements import hydrogen_of
 from molflt.data.lines import Line, numbered, numbers, refuse
 from molflt.data.notes import Notes
 from molflt.data.reading import Reading
+from molflt.data.symbols import hydrogen_of
 from molflt.errors import InputError
 
 _MOL2 = re.compile(r"^@<TRIPOS>MOLECULE", re.MULTILINE)

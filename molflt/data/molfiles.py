@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.data.compression import bare_suffix, content, read_text
+from molflt.data.compression import BYTE_ORDER_MARK, bare_suffix, content, read_text
 from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec
 from molflt.data.mol2 import Mol2, mol2_blocks
@@ -72,9 +72,11 @@ def read_sdf(
 
 def _records_of(file: Path) -> Iterator[Mol2 | _Record]:
     if bare_suffix(file) == ".mol2":
-        yield from mol2_blocks(read_text(file).replace("\r\n", "\n").replace("\r", "\n"), str(file))
+        yield from mol2_blocks(read_text(file), str(file))
     else:
-        yield from _records(content(file), must_end=bare_suffix(file) != ".mol")
+        yield from _records(
+            content(file).replace(BYTE_ORDER_MARK.encode(), b""), must_end=bare_suffix(file) != ".mol"
+        )
 
 
 def _properties(mol: Chem.Mol) -> dict[str, Any]:

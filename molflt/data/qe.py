@@ -10,9 +10,9 @@ from typing import IO
 from ase import Atoms
 from ase.io.espresso import read_espresso_in, read_fortran_namelist
 
-from molflt.data.elements import hydrogen_of
 from molflt.data.lines import Line, refuse
 from molflt.data.notes import Notes
+from molflt.data.symbols import hydrogen_of
 from molflt.errors import InputError
 
 _CARDS = {

@@ -44,11 +44,6 @@ class Row:
         return next((found[name] for name in _NAMES if name in found), self.molecule)
 
 
-def with_newlines(text: str) -> str:
-    """A text whose lines end in ``\\n`` only, whatever the system that it was written on."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
 def read_rows(file: Path) -> list[Row]:
     """Read a list of SMILES or InChI (and perhaps a title on each line), or a table with a column of them.
 
@@ -57,7 +52,7 @@ def read_rows(file: Path) -> list[Row]:
     Raises:
         InputError: the file cannot be read, no such column, two columns of one name, or no rows.
     """
-    text = with_newlines(read_text(file))
+    text = read_text(file)
     rows = list((_table_rows if bare_suffix(file) in TABLES else _list_rows)(file, text))
     if not rows:
         raise InputError(f"{file}: holds no molecules")
@@ -76,10 +71,11 @@ def _list_rows(file: Path, text: str) -> Iterator[Row]:
 
 
 def _table_rows(file: Path, text: str) -> Iterator[Row]:
-    columns, rows = read_table(file, text, _MOLECULES)
+    columns, rows, header = read_table(file, text, _MOLECULES)
     key = next((columns[name] for name in _MOLECULES if name in columns), None)
     if key is None:
-        raise InputError(f"{file}: no column 'smiles' (or 'inchi'); found: {', '.join(columns) or 'none'}")
+        found = ", ".join(columns) or "none"
+        raise InputError(f"{file}: line {header}: no column 'smiles' (or 'inchi'); found: {found}")
     for line, cells, problem in rows:
         # Names under which labels are looked for may be written in any case.
         labels = cells | {name: cells[columns[name]] for name in ENERGIES if name in columns}
@@ -93,7 +89,7 @@ def _table_rows(file: Path, text: str) -> Iterator[Row]:
 
 def read_table(
     file: Path, text: str, wanted: Collection[str]
-) -> tuple[dict[str, str], list[tuple[int, dict[str, str], str]]]:
+) -> tuple[dict[str, str], list[tuple[int, dict[str, str], str]], int]:
     """Read a table with a header; lines that are blank say nothing.
 
     Args:
@@ -103,18 +99,18 @@ def read_table(
 
     Returns:
         The names of columns by the same in lower case; and for each row the number of its first line, its cells by
-        the names of columns, and what is wrong with it, if anything is.
+        the names of columns, and what is wrong with it, if anything is; and the line of the header.
 
     Raises:
         InputError: two columns of one name, or quotation marks that do not match.
     """
-    begin, rows, short = 1, [], list[str]()
+    begin, of_header, rows, short = 1, 1, [], list[str]()
     separator = delimiter(text, wanted)
     reader = csv.reader(io.StringIO(text), strict=True, delimiter=separator)
     try:
         header = [cell.strip() for cell in next((cells for cells in reader if any(map(str.strip, cells))), [])]
         _refuse_doubles(file, header, {*wanted, *_NAMES, *ENERGIES, *KNOWN_VALUES})
-        begin = reader.line_num + 1
+        of_header, begin = reader.line_num, reader.line_num + 1
         for cells in reader:
             if len(cells) > 1 or any(map(str.strip, cells)):
                 problem = _wrong_with(cells, header, separator, begin, reader.line_num)
@@ -129,7 +125,7 @@ def read_table(
         ) from error
     if short:
         _note(file, f"cells that are missing at the end of rows are taken as empty: line {in_line(short)}")
-    return {name.lower(): name for name in header if name}, rows
+    return {name.lower(): name for name in header if name}, rows, of_header
 
 
 def _note(file: Path, remark: str) -> None:

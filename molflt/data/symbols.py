@@ -7,12 +7,16 @@ from functools import lru_cache
 
 from ase.data import atomic_numbers
 
+from molflt.data.notes import Notes
+
 _LABEL = re.compile(r"([A-Za-z]{1,2})[_-]?[0-9]+")
 _AMBIGUOUS = frozenset(
     "CA CD CE CF CN CO CS HE HF HG HO HS NA NB ND NE NH NO NP OG OS SB SC SE SG SN".split()  # noqa: SIM905
 )
 """Symbols that in capitals or small letters are also usual names of atoms of C, H, N, O and S: an element and a place
 (CA, HG, in PDB and in force fields), or two elements (CO)."""
+
+_ISOTOPES = ("D", "T")
 
 
 @lru_cache(maxsize=1024)
@@ -33,7 +37,7 @@ def element(word: str) -> int:
     label = _LABEL.fullmatch(word)
     letters = label[1] if label else word
     symbol = letters.capitalize()
-    if symbol in ("D", "T"):
+    if symbol in _ISOTOPES:
         return atomic_numbers["H"]
     if symbol not in atomic_numbers or symbol == "X":
         raise ValueError(f"'{word[:20]}' is no element; write its symbol or atomic number")
@@ -47,3 +51,11 @@ def element(word: str) -> int:
 def is_label(word: str) -> bool:
     """Whether a word that :func:`element` knows is a label, of which the digits are passed over."""
     return not word.isdigit() and word[-1:].isdigit()
+
+
+def hydrogen_of(symbol: str, notes: Notes) -> str:
+    """H for deuterium and tritium, which a note says; other symbols as they are."""
+    if symbol not in _ISOTOPES:
+        return symbol
+    notes.add(f"{symbol} is read as hydrogen")
+    return "H"

@@ -17,8 +17,8 @@ from ase.io.vasp import read_vasp_xml
 from ase.io.vasp_parsers.vasp_outcar_parsers import outcarchunks
 
 from molflt.data.convergence import UNCONVERGED, UnfinishedError, shortfall
-from molflt.data.elements import hydrogen_of
 from molflt.data.notes import Notes
+from molflt.data.symbols import hydrogen_of
 from molflt.errors import InputError
 
 _SETTINGS = {

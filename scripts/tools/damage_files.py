@@ -221,13 +221,9 @@ def _pdb(random: Random) -> File:
         frames = [_rattled(first.copy(), random) for _ in range(random.choice((1, 2, 3)))]
     text = _written(frames, "proteindatabank")
     header, *models = text.split("MODEL ")
-    # Three decimals are written.
-    for atoms in frames:
-        atoms.positions = atoms.positions.round(3)
     blocks = ["MODEL " + model for model in models]
-    return File(
-        "a.pdb", blocks, [summary(a) for a in frames], header, row=_PDB_ROW, keys=_PDB_WORDS, comment="REMARK"
-    )
+    expected, spared = [summary(a) for a in frames], _PDB_SPARED
+    return File("a.pdb", blocks, expected, header, row=_PDB_ROW, keys=_PDB_WORDS, comment="REMARK", spared=spared)
 
 
 @cache
@@ -241,15 +237,15 @@ def _embedded() -> tuple[Chem.Mol, ...]:
     return tuple(found)
 
 
-def _atoms_of(mol: Chem.Mol, digits: int = 4) -> Atoms:
-    return Atoms([a.GetSymbol() for a in mol.GetAtoms()], mol.GetConformer().GetPositions().round(digits))
+def _atoms_of(mol: Chem.Mol) -> Atoms:
+    return Atoms([a.GetSymbol() for a in mol.GetAtoms()], mol.GetConformer().GetPositions())
 
 
 def _rdkit_pdb(random: Random) -> File:
     """As RDKit and Open Babel write trajectories: END behind each frame."""
     mols = [random.choice(_embedded())] * random.choice((1, 2, 3))
     blocks = [Chem.MolToPDBBlock(mol) for mol in mols]
-    expected = [summary(_atoms_of(mol, 3)) for mol in mols]
+    expected = [summary(_atoms_of(mol)) for mol in mols]
     return File("a.pdb", blocks, expected, row=_PDB_ROW, keys=_PDB_WORDS, comment="REMARK", spared=_PDB_SPARED)
 
 
