@@ -162,10 +162,12 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Rea
         raise InputError(
             f"{name}: a property has a name that RDKit keeps for itself, such as __computedProps; rename it"
         ) from error
+    # As in the columns of a table, names may be written in any case.
+    found = {key.lower(): value for key, value in stored.items()} | stored
     for label in ENERGIES:
-        if label in stored:
-            fields[label] = one_number(stored[label], label, name)
-    texts = {} if labels is None else labels.apply(fields, stored.get, stored, name)
+        if label in found:
+            fields[label] = one_number(found[label], label, name)
+    texts = {} if labels is None else labels.apply(fields, found.get, stored, name)
     return make_data(fields, name, name, texts)
 
 
