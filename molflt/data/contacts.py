@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 from ase.data import chemical_symbols, covalent_radii
+from torch_geometric.data import Data
 
+from molflt.data.extents import check_extents
 from molflt.data.neighbours import search
 from molflt.errors import InputError
 
@@ -15,6 +17,21 @@ _FEW = 256
 _LATER, _EARLIER = np.tril_indices(_FEW, -1)
 """All pairs of so many atoms; those of the first n come first."""
 _REMEDY = "remove one of them, or check the unit of the positions and the cell"
+
+
+def check_geometry(data: Data) -> None:
+    """Check the positions and the cell of a structure that was changed since it was read.
+
+    Raises:
+        InputError: from ``check_extents`` and ``check_contacts``, with the structure's name.
+    """
+    points, lattice, periodic = data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy()
+    try:
+        check_contacts(
+            points, lattice, periodic, data.atomic_numbers.numpy(), check_extents(points, lattice, periodic)
+        )
+    except InputError as error:
+        raise InputError(f"{data.get('name', 'structure')}: {error}") from error
 
 
 def check_contacts(
