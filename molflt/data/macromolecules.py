@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple
 
 import gemmi
@@ -27,12 +27,21 @@ _FEW = 6
 
 
 class _Atom(NamedTuple):
-    """An atom, where it belongs, and the name that messages have for it."""
+    """An atom, where it belongs, and where it stands in its file, in words."""
 
     atom: gemmi.Atom
     residue: gemmi.Residue
     chain: str
-    name: str
+    place: str
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.atom.name} of {self.residue.name} {self.residue.seqid} ({self.place})"
+
+
+def _atoms(model: gemmi.Model, place: Callable[[gemmi.Atom], str]) -> list[_Atom]:
+    return [_Atom(atom, residue, chain.name, place(atom)) for chain in model for residue in chain for atom in residue]
 
 
 def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | InputError]:
@@ -46,17 +55,7 @@ def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
     for index, model in enumerate(models_of(stream.read(), where, notes)):
         record = f"{where}#{index}"
         try:
-            structure = gemmi.read_pdb_string(model.text(), split_chain_on_ter=True)
-            atoms = [
-                _Atom(atom, residue, chain.name, f"{atom.name} of {residue.name} {residue.seqid} (line {line})")
-                for chain in structure[0]
-                for residue in chain
-                for atom in residue
-                for line in [model.lines[round(atom.b_iso)][0]]
-            ]
-            # gemmi gathers residues; the order of the file came along as B factors
-            atoms.sort(key=lambda one: one.atom.b_iso)
-            _check_against(model, atoms)
+            structure, atoms = _read(model)
             yield _frame(_elements(model, atoms, record, notes), structure, record, notes)
         except InputError as error:
             yield InputError(f"{record}: {error}")
@@ -84,15 +83,7 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
         structure = gemmi.make_structure_from_block(items.block)
     except (ValueError, RuntimeError) as error:
         raise InputError(f"line {line}: cannot be read as mmCIF: {error}") from error
-    models = [
-        [
-            _Atom(atom, residue, chain.name, f"{atom.name} of {residue.name} {residue.seqid} (row {atom.serial + 1})")
-            for chain in model
-            for residue in chain
-            for atom in residue
-        ]
-        for model in structure
-    ]
+    models = [_atoms(model, lambda atom: f"row {atom.serial + 1}") for model in structure]
     if (read := sum(map(len, models))) != n:
         raise InputError(f"line {line}: {n} atoms are listed, and {read} of them can be read; correct the loop")
     for k, atoms in enumerate(models):
@@ -104,19 +95,27 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
             yield InputError(f"{record}: {error}")
 
 
-def _check_against(model: Model, atoms: Sequence[_Atom]) -> None:
-    """Compare the atoms that were read with the lines, which were looked at one by one."""
-    if len(atoms) != (n := len(model.lines)):
-        raise InputError(
-            f"line {model.lines[0][0]}: {n} atoms, and {len(atoms)} of them can be read; correct the file"
-        )
+def _read(model: Model) -> tuple[gemmi.Structure, list[_Atom]]:
+    """What gemmi reads of a model, compared with its lines, which were looked at one by one."""
+    begin, n = model.lines[0][0], len(model.lines)
+    try:
+        structure = gemmi.read_pdb_string(model.text(), split_chain_on_ter=True)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"the model that begins in line {begin} cannot be read: {error}") from error
+    atoms = _atoms(structure[0], lambda atom: f"line {model.lines[round(atom.b_iso)][0]}") if len(structure) else []
+    # gemmi gathers residues; the order of the file came along as B factors
+    atoms.sort(key=lambda one: one.atom.b_iso)
+    if len(atoms) != n:
+        raise InputError(f"line {begin}: {n} atoms, and {len(atoms)} of them can be read; correct the file")
     for one, (line, text) in zip(atoms, model.lines, strict=True):
         if max(abs(x - float(text[k : k + 8])) for x, k in zip(one.atom.pos.tolist(), COLUMNS, strict=True)) > 1e-6:
             raise InputError(f"line {line}: coordinates {text[30:54].strip()} cannot be read; correct them")
+    return structure, atoms
 
 
 def _elements(model: Model, atoms: list[_Atom], record: str, notes: Notes) -> list[_Atom]:
     """Mend what is made of names of atoms where the columns of the elements are empty."""
+    ambiguous = set()
     for one, (_, text) in zip(atoms, model.lines, strict=True):
         if text[76:78].strip().isalpha():
             continue
@@ -127,7 +126,9 @@ def _elements(model: Model, atoms: list[_Atom], record: str, notes: Notes) -> li
             if (table.is_amino_acid() or table.is_nucleic_acid()) and guess != "Se":
                 one.atom.element = gemmi.Element(letters[0])
             if one.atom.name.upper() != one.residue.name.upper():
-                notes.add(f"atom {one.atom.name} of {one.residue.name} is taken for {one.atom.element.name}", record)
+                ambiguous.add(f"{one.atom.name} of {one.residue.name} as {one.atom.element.name}")
+    if ambiguous:
+        notes.add(f"names that may mean two elements are read so: {', '.join(sorted(ambiguous)):.300}", record)
     return atoms
 
 

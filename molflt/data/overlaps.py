@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 from ase.data import chemical_symbols, covalent_radii
+from torch_geometric.data import Data
 
+from molflt.data.extents import check_extents
 from molflt.data.neighbours import search
 from molflt.errors import InputError
 
@@ -15,6 +17,21 @@ _FEW = 256
 _LATER, _EARLIER = np.tril_indices(_FEW, -1)
 """All pairs of so many atoms; those of the first n come first."""
 _REMEDY = "remove one of them, or check the unit of the positions and the cell"
+
+
+def check_geometry(data: Data) -> None:
+    """Check the positions and the cell of a structure that was changed since it was read.
+
+    Raises:
+        InputError: from ``check_extents`` and ``check_contacts``, with the structure's name.
+    """
+    points, lattice, periodic = data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy()
+    try:
+        check_contacts(
+            points, lattice, periodic, data.atomic_numbers.numpy(), check_extents(points, lattice, periodic)
+        )
+    except InputError as error:
+        raise InputError(f"{data.get('name', 'structure')}: {error}") from error
 
 
 def check_contacts(
@@ -54,13 +71,15 @@ def check_contacts(
         shifts = np.rint(apart) if periodic.any() else np.zeros((3, n_pairs))
         shifts[~periodic] = 0.0
         apart -= shifts
-        x, y, z = np.linalg.inv(inverse).T @ apart
-        squares = x * x + y * y + z * z
+        vectors = (lattice if periodic.all() else np.linalg.inv(inverse)).T @ apart
+        squares = np.einsum("ij,ij->j", vectors, vectors)
     else:
         pairs, shifts, distances = search(points, lattice, periodic, largest)
         (i, j), shifts, squares = pairs.T, shifts.T, distances**2
-    least = radii.take(i) + radii.take(j)
-    if not (4.0 * squares < least * least).any():
+    least = radii.take(i)
+    least += radii.take(j)
+    least *= 0.5
+    if not (squares < least * least).any():
         return
     worst = int(np.argmin(squares / least**2))
     first, second = sorted((int(i[worst]), int(j[worst])))
@@ -69,7 +88,7 @@ def check_contacts(
         names[1] = "its own image"
     elif shifts[periodic, worst].any():
         names[1] = f"an image of {names[1]}"
-    distance, half = np.sqrt(squares[worst]), 0.5 * least[worst]
+    distance, half = np.sqrt(squares[worst]), least[worst]
     raise InputError(
         f"{names[0]} and {names[1]} are {distance:.3g} Å apart, and less than {half:.2f} Å, half the "
         f"sum of their covalent radii, is no distance between two atoms; {remedy}"

@@ -26,6 +26,7 @@ COLUMNS = (30, 38, 46)
 _COORDINATES = 3
 _FIRST_ROW = ["1.000000", "0.000000", "0.000000"]
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+")
+_ELEMENT = re.compile(r"[ A-Za-z]{2}(  |\d[-+]|[-+]\d)")
 _NEAR = 0.3
 """Å: no two atoms are so close, but two frames of a trajectory have theirs nearly in the same places."""
 
@@ -41,10 +42,16 @@ class Model:
     def text(self) -> str:
         """The model as a PDB file, in which B factors count its atoms."""
         atoms = (
-            f"{'HETATM' if text[:1] in 'Hh' else 'ATOM  '}    1 {text[12:60]:48}{k:6d}{text[66:80]}"
+            f"{'HETATM' if text[:1] in 'Hh' else 'ATOM  '}    1 {text[12:60]:48}{k:6d}{'':10}{_tail(text)}"
             for k, (_, text) in enumerate(self.lines)
         )
-        return "\n".join([self.cell, *self.scale, *atoms, "END", ""])
+        return "\n".join([self.cell, *self.scale, *atoms, "END", ""]).encode("ascii", "replace").decode()
+
+
+def _tail(line: str) -> str:
+    """Element and charge; in files of before 1996 numbers of lines stand there."""
+    tail = line[76:80].ljust(4)
+    return "" if tail.replace(" ", "").isdecimal() else tail
 
 
 def models_of(text: str, where: str, notes: Notes) -> list[Model]:
@@ -105,8 +112,10 @@ def _record(line: str) -> str:
 
 def _check_atom(line: str, where: str) -> None:
     fields = [line[k : k + 8] for k in COLUMNS]
-    if "\t" in line or len(line) < 54:
+    if not line.isprintable() or len(line) < 54:
         raise InputError(f"{where}: an atom needs fixed columns, coordinates in 31-54; write it so, without tabs")
+    if _tail(line).strip() and not _ELEMENT.fullmatch(_tail(line)):
+        raise InputError(f"{where}: '{_tail(line)}' in columns 77-80 is no element with a charge; correct the line")
     for text in fields:
         try:
             good = math.isfinite(float(text)) and "_" not in text

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch_geometric.data import Data
 
+from molflt.data.overlaps import check_geometry
 from molflt.data.datasets import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
 from molflt.data.likeness import Sketch, sketch
@@ -185,6 +186,7 @@ class Screening:
             try:
                 data = self.structures[index]
                 name = str(data.name)
+                check_geometry(data)
             except InputError as error:
                 found.bad[index] = str(error)
                 found.skipped.append(Skipped(index, name or error.record, str(error)))
@@ -330,5 +332,5 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
     for index in track(range(n), "looking for all that cannot be used", n):
         if index not in bad:
             with noting(bad, index, "", {}):
-                _ = structures[index]
+                check_geometry(structures[index])
     refuse(bad, n, where)

@@ -67,7 +67,10 @@ def make_templates(n: int) -> list[dict[str, Any]]:
         metal = random.choice(list(METALS))
         slab = fcc111(metal, random.choice(SHAPES, p=WEIGHTS), a=METALS[metal], vacuum=10.0)
         n_metal = len(slab)
-        add_adsorbate(slab, molecule(random.choice(ADSORBATES)), 2.0, position=(1.0, 1.0))
+        guest = molecule(random.choice(ADSORBATES))
+        # the lowest atom is 2 Å above the surface; heights are those of the first
+        height = 2.0 + guest.positions[0, 2] - guest.positions[:, 2].min()
+        add_adsorbate(slab, guest, height, position=(1.0, 1.0))
         slab.pbc = True
         on_top = np.arange(len(slab)) >= n_metal
         record = {

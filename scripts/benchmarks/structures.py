@@ -69,7 +69,9 @@ def slab(wanted: float, rng: np.random.Generator) -> Data:
     size = shapes[int(rng.choice(np.flatnonzero(off <= off.min() + 2)))]
     atoms = fcc111(metal, size, vacuum=10.0)
     layer_of = atoms.get_tags()
-    add_adsorbate(atoms, guest, height=2.0, position="ontop")
+    # the lowest atom is 2 Å above the surface; heights are those of the first
+    height = 2.0 + guest.positions[0, 2] - guest.positions[:, 2].min()
+    add_adsorbate(atoms, guest, height=height, position="ontop")
     atoms.positions += rng.normal(0, 0.05, atoms.positions.shape)
     atoms.pbc = True
     tags = np.full(len(atoms), 2)

@@ -147,7 +147,7 @@ def test_elements_and_charges(tmp_path: Path) -> None:
         with pytest.warns(InputWarning, match="from the names of atoms") as said:
             notes.give()
         assert atoms.get_chemical_symbols() == [element, "H"]
-        assert any("is taken for" in str(one.message) for one in said) == (names in ("CA   ALA", "CL1  LIG"))
+        assert any("may mean two elements" in str(one.message) for one in said) == (names in ("CA   ALA", "CL1  LIG"))
 
 
 def test_order_of_atoms_is_that_of_the_file(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ AWKWARD = {
     "one atom": [STRUCTURES["atom"]()],
     "no neighbours": [Atoms("He3", [[0, 0, 0], [0, 0, 40.0], [0, 400.0, 0]])],
     "all sorts": [
-        Atoms("H2", [[0, 0, 0], [0, 0, 0.1]]),
+        Atoms("H2", [[0, 0, 0], [0, 0, 0.32]]),
         far_away(),
         *(STRUCTURES[name]() for name in ("atom", "slab", "tiny_cell")),
     ],

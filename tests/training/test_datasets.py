@@ -96,7 +96,7 @@ def test_surfaces_lie_between_given_and_relaxed(structures):
 
 def test_an_adsorbate_moves_as_a_whole(structures):
     """Distances within it stay, also across the border of the cell that cuts it in two."""
-    given = structures[1]
+    given = structures[1].clone()
     cut = np.array([[0.9, 0.1, 7.0], [-0.9, -0.2, 7.4], [-0.3, 0.9, 8.0]])
     given.positions = torch.cat([given.positions[given.tags != TAG_ADSORBATE], torch.from_numpy(cut)])
     n = len(given.positions)
