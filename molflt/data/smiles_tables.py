@@ -17,6 +17,7 @@ from molflt.errors import InputError, in_line
 
 TABLES, LISTS = (".csv", ".tsv"), (".smi", ".smiles", ".inchi")
 _MOLECULES = ("smiles", "inchi")
+_SEPARATORS = ",;\t"
 _NAMES = ("name", "title", "id", "compound")
 """Columns, in any capitalisation, that name a record; the first of them that a table has and a row fills."""
 
@@ -45,8 +46,8 @@ class Row:
 
 
 def with_newlines(text: str) -> str:
-    """A text whose lines end in ``\\n`` only, whatever the system that it was written on."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    """A text whose lines end in ``\\n`` only, without byte-order marks where files were joined."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n\ufeff", "\n")
 
 
 def read_rows(file: Path) -> list[Row]:
@@ -94,7 +95,7 @@ def _table_rows(file: Path, text: str) -> Iterator[Row]:
 def read_table(
     file: Path, text: str, wanted: Collection[str]
 ) -> tuple[dict[str, str], list[tuple[int, dict[str, str], str]]]:
-    """Read a table with a header; lines that are blank say nothing.
+    """Read a table with a header; lines that are blank, and comments (#) before the header, say nothing.
 
     Args:
         file: for messages.
@@ -108,21 +109,25 @@ def read_table(
     Raises:
         InputError: two columns of one name, or quotation marks that do not match.
     """
-    begin, rows, short = 1, [], list[str]()
+    lines, rows, short = text.split("\n"), [], list[str]()
+    above = next((k for k, line in enumerate(lines) if not _is_comment(line, wanted)), 0)
+    if comments := sum(1 for line in lines[:above] if line.strip()):
+        _note(file, f"lines that begin with # are passed over: {comments:,}")
+    text, begin = "\n".join(lines[above:]), above + 1
     separator = delimiter(text, wanted)
     reader = csv.reader(io.StringIO(text), strict=True, delimiter=separator)
     try:
-        header = [cell.strip() for cell in next((cells for cells in reader if any(map(str.strip, cells))), [])]
+        header = [cell.strip() for cell in next(reader, [])]
         _refuse_doubles(file, header, {*wanted, *_NAMES, *ENERGIES, *KNOWN_VALUES})
-        begin = reader.line_num + 1
+        begin = above + reader.line_num + 1
         for cells in reader:
             if len(cells) > 1 or any(map(str.strip, cells)):
-                problem = _wrong_with(cells, header, separator, begin, reader.line_num)
+                problem = _wrong_with(cells, header, separator, begin, above + reader.line_num)
                 if any(header[len(cells) :]):
                     short.append(str(begin))
                 filled = zip_longest(header, cells[: len(header)], fillvalue="")
                 rows.append((begin, {name: cell.strip() for name, cell in filled if name}, problem))
-            begin = reader.line_num + 1
+            begin = above + reader.line_num + 1
     except csv.Error as error:
         raise InputError(
             f"{file}: cannot be read from line {begin} on ({error}); is a quotation mark there not closed?"
@@ -139,14 +144,20 @@ def _note(file: Path, remark: str) -> None:
 
 
 def delimiter(text: str, columns: Collection[str]) -> str:
-    """What separates the cells of the first line that is not blank, so that one of them is one of these columns."""
-    header = text.lstrip().split("\n", 1)[0]
+    """What separates the cells of the first line, so that one of them is one of these columns."""
+    return max(_SEPARATORS, key=lambda separator: _sense(text.split("\n", 1)[0], separator, columns))
 
-    def sense(separator: str) -> tuple[bool, int]:
-        cells = [cell.strip(' "').lower() for cell in header.split(separator)]
-        return any(name in cells for name in columns), len(cells)
 
-    return max(",;\t", key=sense)
+def _sense(header: str, separator: str, columns: Collection[str]) -> tuple[bool, int]:
+    cells = [cell.strip(' "').lower() for cell in header.split(separator)]
+    return any(name in cells for name in columns), len(cells)
+
+
+def _is_comment(line: str, columns: Collection[str]) -> bool:
+    """Whether a line is no header: blank, or behind # without one of these columns."""
+    if not line.lstrip().startswith("#"):
+        return not line.strip()
+    return not any(_sense(line, separator, columns)[0] for separator in _SEPARATORS)
 
 
 def _refuse_doubles(file: Path, header: list[str], in_any_case: Collection[str]) -> None:
