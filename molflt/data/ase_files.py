@@ -74,8 +74,9 @@ _OWN: dict[str, Callable[[IO[str], str, Notes], Iterator[Atoms | InputError]]] =
     "vasp-out": outcar_frames,
     "vasp-xml": vasprun_frames,
 }
-"""Readers of text: a stream from its start, the file's name, and its notes. An error in place of a frame concerns that
-frame alone."""
+"""Readers of text: a stream from its start, the file's name, and its notes.
+
+An error in place of a frame concerns that frame alone."""
 
 
 def ase_format(path: Path) -> str | None:

@@ -291,7 +291,7 @@ def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | Non
     if not tables:
         return None
     (file,) = tables
-    columns, lines, _ = read_table(file, read_text(file), _KEYS)
+    columns, lines = read_table(file, read_text(file), _KEYS)
     others = (column for name, column in columns.items() if name not in ENERGIES)
     key = next((columns[name] for name in _KEYS if name in columns), next(others, None))
     if key is None:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 from torch_geometric.data import Data
 
-from molflt.data.overlaps import check_geometry
 from molflt.data.datasets import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
 from molflt.data.likeness import Sketch, sketch
 from molflt.data.outliers import energies_out_of_line, forces_out_of_line
+from molflt.data.overlaps import check_geometry
 from molflt.data.plausibility import ForceCheck, doubts
 from molflt.data.progress import track
 from molflt.errors import AgreedError, InputError, OnBad, noting, refuse

@@ -17,6 +17,7 @@ from molflt.errors import InputError, in_line
 
 TABLES, LISTS = (".csv", ".tsv"), (".smi", ".smiles", ".inchi")
 _MOLECULES = ("smiles", "inchi")
+_SEPARATORS = ",;\t"
 _NAMES = ("name", "title", "id", "compound")
 """Columns, in any capitalisation, that name a record; the first of them that a table has and a row fills."""
 
@@ -71,11 +72,11 @@ def _list_rows(file: Path, text: str) -> Iterator[Row]:
 
 
 def _table_rows(file: Path, text: str) -> Iterator[Row]:
-    columns, rows, header = read_table(file, text, _MOLECULES)
+    columns, rows = read_table(file, text, _MOLECULES)
     key = next((columns[name] for name in _MOLECULES if name in columns), None)
     if key is None:
         found = ", ".join(columns) or "none"
-        raise InputError(f"{file}: line {header}: no column 'smiles' (or 'inchi'); found: {found}")
+        raise InputError(f"{file}: no column 'smiles' (or 'inchi'); found: {found}")
     for line, cells, problem in rows:
         # Names under which labels are looked for may be written in any case.
         labels = cells | {name: cells[columns[name]] for name in ENERGIES if name in columns}
@@ -89,8 +90,8 @@ def _table_rows(file: Path, text: str) -> Iterator[Row]:
 
 def read_table(
     file: Path, text: str, wanted: Collection[str]
-) -> tuple[dict[str, str], list[tuple[int, dict[str, str], str]], int]:
-    """Read a table with a header; lines that are blank say nothing.
+) -> tuple[dict[str, str], list[tuple[int, dict[str, str], str]]]:
+    """Read a table with a header; lines that are blank, and comments (#) before the header, say nothing.
 
     Args:
         file: for messages.
@@ -99,33 +100,37 @@ def read_table(
 
     Returns:
         The names of columns by the same in lower case; and for each row the number of its first line, its cells by
-        the names of columns, and what is wrong with it, if anything is; and the line of the header.
+        the names of columns, and what is wrong with it, if anything is.
 
     Raises:
         InputError: two columns of one name, or quotation marks that do not match.
     """
-    begin, of_header, rows, short = 1, 1, [], list[str]()
+    lines, rows, short = text.split("\n"), [], list[str]()
+    above = next((k for k, line in enumerate(lines) if not _is_comment(line, wanted)), 0)
+    if comments := sum(1 for line in lines[:above] if line.strip()):
+        _note(file, f"lines that begin with # are passed over: {comments:,}")
+    text, begin = "\n".join(lines[above:]), above + 1
     separator = delimiter(text, wanted)
     reader = csv.reader(io.StringIO(text), strict=True, delimiter=separator)
     try:
-        header = [cell.strip() for cell in next((cells for cells in reader if any(map(str.strip, cells))), [])]
+        header = [cell.strip() for cell in next(reader, [])]
         _refuse_doubles(file, header, {*wanted, *_NAMES, *ENERGIES, *KNOWN_VALUES})
-        of_header, begin = reader.line_num, reader.line_num + 1
+        begin = above + reader.line_num + 1
         for cells in reader:
             if len(cells) > 1 or any(map(str.strip, cells)):
-                problem = _wrong_with(cells, header, separator, begin, reader.line_num)
+                problem = _wrong_with(cells, header, separator, begin, above + reader.line_num)
                 if any(header[len(cells) :]):
                     short.append(str(begin))
                 filled = zip_longest(header, cells[: len(header)], fillvalue="")
                 rows.append((begin, {name: cell.strip() for name, cell in filled if name}, problem))
-            begin = reader.line_num + 1
+            begin = above + reader.line_num + 1
     except csv.Error as error:
         raise InputError(
             f"{file}: cannot be read from line {begin} on ({error}); is a quotation mark there not closed?"
         ) from error
     if short:
         _note(file, f"cells that are missing at the end of rows are taken as empty: line {in_line(short)}")
-    return {name.lower(): name for name in header if name}, rows, of_header
+    return {name.lower(): name for name in header if name}, rows
 
 
 def _note(file: Path, remark: str) -> None:
@@ -135,14 +140,20 @@ def _note(file: Path, remark: str) -> None:
 
 
 def delimiter(text: str, columns: Collection[str]) -> str:
-    """What separates the cells of the first line that is not blank, so that one of them is one of these columns."""
-    header = text.lstrip().split("\n", 1)[0]
+    """What separates the cells of the first line, so that one of them is one of these columns."""
+    return max(_SEPARATORS, key=lambda separator: _sense(text.split("\n", 1)[0], separator, columns))
 
-    def sense(separator: str) -> tuple[bool, int]:
-        cells = [cell.strip(' "').lower() for cell in header.split(separator)]
-        return any(name in cells for name in columns), len(cells)
 
-    return max(",;\t", key=sense)
+def _sense(header: str, separator: str, columns: Collection[str]) -> tuple[bool, int]:
+    cells = [cell.strip(' "').lower() for cell in header.split(separator)]
+    return any(name in cells for name in columns), len(cells)
+
+
+def _is_comment(line: str, columns: Collection[str]) -> bool:
+    """Whether a line is no header: blank, or behind # without one of these columns."""
+    if not line.lstrip().startswith("#"):
+        return not line.strip()
+    return not any(_sense(line, separator, columns)[0] for separator in _SEPARATORS)
 
 
 def _refuse_doubles(file: Path, header: list[str], in_any_case: Collection[str]) -> None:

@@ -247,10 +247,11 @@ def test_a_row_shorter_than_its_header_has_empty_cells(tmp_path: Path) -> None:
 def test_every_line_of_a_table_is_a_row_or_part_of_one(tmp_path: Path) -> None:
     """Whatever ends the lines; blank ones, text of several lines and columns that differ by more than case."""
     file = tmp_path / "a.csv"
-    rows = ["", "smiles,e,E,note", "C,1,2,", "  ", 'CC,3,4,"of two, or', 'three lines"', "O,5,6,x"]
+    rows = ["# by hand", "", "smiles,e,E,note", "C,1,2,", "  ", 'CC,3,4,"of two, or', 'three lines"', "O,5,6,x"]
     for end in ("\n", "\r\n", "\r"):
-        file.write_bytes(b"\xef\xbb\xbf" + end.join(rows).encode())
-        found = list(read_smiles_file(file, LabelSpec(label="E"), how=Reading(conformers=1)))
+        file.write_bytes(b"\xef\xbb\xbf" + end.join(rows).replace("O,5", "\ufeffO,5").encode())
+        with pytest.warns(InputWarning, match="begin with # are passed over: 1$"):
+            found = list(read_smiles_file(file, LabelSpec(label="E"), how=Reading(conformers=1)))
         assert [float(data.energy) for data in found] == [2, 4, 6]
         assert found[1].info["note"] == "of two, or\nthree lines"
 
