@@ -12,6 +12,7 @@ import molflt
 from molflt.adsorption.adsorb import Adsorption
 from molflt.adsorption.surfaces import METALS, surface
 from molflt.data.domain import DomainFit
+from molflt.errors import InputWarning
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model, save_model
 from molflt.report.charts import adsorption_panel
@@ -148,6 +149,11 @@ def test_what_it_cannot_do(untrained, smiles, on, message):
     with pytest.raises(molflt.InputError, match=message) as caught:
         molflt.adsorb(smiles, on, untrained, n_guesses=2)
     assert "\n" not in str(caught.value)
+
+
+def test_a_rough_geometry_is_warned_of(untrained):
+    with pytest.warns(InputWarning, match="rough geometry: N–N 1.40 Å is a guess"):
+        molflt.adsorb("O=NN=O", "Pt", untrained, n_guesses=1)
 
 
 def test_a_model_of_another_kind(untrained, make_untrained):
