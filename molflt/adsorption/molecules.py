@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from ase import Atoms
 from rdkit import Chem
 
@@ -9,7 +11,7 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.molecule_names import refuse_ambiguous
 from molflt.data.rdkit_io import check_text, from_smiles, from_text
 from molflt.data.reading import Reading
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
 from molflt.prediction.predictor import conformers_of
 
 MOST_CONFORMERS = 6
@@ -44,4 +46,6 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
         raise InputError(f"{smiles}: is several molecules; adsorb places one")
     # Where a guess is put depends on the order of the atoms.
     made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, how)
+    if "remark" in made:
+        warnings.warn(f"{smiles}: {made.remark}", InputWarning, stacklevel=3)
     return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]

@@ -169,6 +169,11 @@ def test_what_it_cannot_do(untrained, smiles, on, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_rough_geometry_is_warned_of(untrained):
+    with pytest.warns(InputWarning, match="rough geometry: N–N 1.40 Å is a guess"):
+        molflt.adsorb("O=NN=O", "Pt", untrained, n_guesses=1)
+
+
 def test_a_model_of_another_kind(untrained, make_untrained):
     with pytest.raises(molflt.InputError, match="predicts y_init, the energy of the given geometry"):
         molflt.adsorb("OC", "Pt", make_untrained(1, target="y_init"))

@@ -50,6 +50,16 @@ def test_quiet_prints_results_and_errors_only(molflt: Run, model_path: Path, tmp
     assert "no such file" in failed.err
 
 
+def test_what_was_computed_is_said(molflt: Run, model_path: Path) -> None:
+    found = molflt("predict", model_path, "CCO", "molecule:CO", "O=C=S=O", "--json")
+    records = [json.loads(line) for line in found.out.splitlines()]
+    assert [record["formula"] for record in records] == ["C2H6O", "CO", "CO2S"]
+    assert [record["name"] for record in records] == ["CCO", "molecule:CO", "O=C=S=O"]
+    assert "rough geometry: C–S" in found.err
+    refused = molflt("predict", model_path, "CO")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+
+
 def test_flags_take_no_value_and_may_stand_after_the_command(molflt: Run, model_path: Path, tmp_path: Path) -> None:
     for command in ([], ["evaluate"], ["check-invariance"]):
         assert "bool" not in molflt(*command, "--help").out
