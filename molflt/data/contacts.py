@@ -71,13 +71,15 @@ def check_contacts(
         shifts = np.rint(apart) if periodic.any() else np.zeros((3, n_pairs))
         shifts[~periodic] = 0.0
         apart -= shifts
-        x, y, z = np.linalg.inv(inverse).T @ apart
-        squares = x * x + y * y + z * z
+        vectors = (lattice if periodic.all() else np.linalg.inv(inverse)).T @ apart
+        squares = np.einsum("ij,ij->j", vectors, vectors)
     else:
         pairs, shifts, distances = search(points, lattice, periodic, largest)
         (i, j), shifts, squares = pairs.T, shifts.T, distances**2
-    least = radii.take(i) + radii.take(j)
-    if not (4.0 * squares < least * least).any():
+    least = radii.take(i)
+    least += radii.take(j)
+    least *= 0.5
+    if not (squares < least * least).any():
         return
     worst = int(np.argmin(squares / least**2))
     first, second = sorted((int(i[worst]), int(j[worst])))
@@ -86,7 +88,7 @@ def check_contacts(
         names[1] = "its own image"
     elif shifts[periodic, worst].any():
         names[1] = f"an image of {names[1]}"
-    distance, half = np.sqrt(squares[worst]), 0.5 * least[worst]
+    distance, half = np.sqrt(squares[worst]), least[worst]
     raise InputError(
         f"{names[0]} and {names[1]} are {distance:.3g} Å apart, and less than {half:.2f} Å, half the "
         f"sum of their covalent radii, is no distance between two atoms; {remedy}"
