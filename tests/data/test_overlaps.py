@@ -15,7 +15,7 @@ from ase.data import covalent_radii
 from ase.io import write
 from torch_geometric.data import Data
 
-from molflt.data import contacts
+from molflt.data import overlaps
 from molflt.data.extents import check_extents
 from molflt.data.overlaps import check_contacts
 from molflt.data.records import to_data
