@@ -98,6 +98,7 @@ def energy_step(n_structures: int, preset: str = "small") -> Callable[[], None]:
     batch = structures.batch_for(model, structures.large_slabs(n_structures))
 
     def step() -> None:
+        model.zero_grad()
         output = model(batch)
         loss = output.energy.square().mean()
         if output.displacement is not None:
@@ -114,6 +115,7 @@ def force_step(n_structures: int = 6) -> Callable[[], None]:
     batch = structures.batch_for(model, [structures.ball(15, seed) for seed in range(n_structures)])
 
     def step() -> None:
+        model.zero_grad()
         found = derivatives(model, batch, create_graph=True)
         (found.output.energy.square().mean() + found.forces.square().mean()).backward()
 

@@ -107,4 +107,6 @@ def batch_with_neighbours(structures: list[Data], cutoff: float, all_pairs_if_is
 
 def batch_for(model: EnergyModel, structures: list[Data]) -> Batch:
     """One batch with what a model asks for."""
-    return StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)(structures)
+    return StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated, model.plan())(
+        structures
+    )
