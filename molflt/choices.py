@@ -11,7 +11,7 @@ TagConvention = Literal["auto", "oc20", "layers"]
 """How tags are read: see :func:`molflt.data.ase_io.from_atoms`."""
 OnError = Literal["raise", "skip"]
 """Whether a structure that cannot be predicted ends the prediction, or is left out of it."""
-MethodName = Literal["auto", "exact", "quadrature", "lattice", "mesh"]
+MethodName = Literal["auto", "exact", "lattice", "mesh"]
 """Methods for the far field that compute the same function, to the model's tolerance."""
 OC20Split = Literal["id", "ood_ads", "ood_cat", "ood_both"]
 Figure = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]

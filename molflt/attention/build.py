@@ -25,21 +25,14 @@ from molflt.attention.config import (
     SpectrumName,
 )
 from molflt.attention.context import FourierPositions
-from molflt.attention.far.choice import AutomaticMethod
-from molflt.attention.far.costs import LayerSizes
-from molflt.attention.far.exact import ExactMethod
-from molflt.attention.far.lattice import LatticeMethod
+from molflt.attention.far.field import ExactMethod, FarMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.mesh import MeshMethod
-from molflt.attention.far.method import FrequencyMethod
-from molflt.attention.far.quadrature import QuadratureMethod
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.layer import FourierAttention
 from molflt.attention.mechanism import AttentionLayer, SharedPositions
 from molflt.attention.moments import LocalMoments
 from molflt.attention.registry import imported, kernels, mechanisms
-from molflt.attention.vectors import COMPONENTS, VectorStream
-from molflt.choices import MethodName
+from molflt.attention.vectors import VectorStream
 
 
 @dataclass(frozen=True)
@@ -115,19 +108,17 @@ def build_softmax(config: SoftmaxConfig, sizes: Sizes) -> Built:
 
 def build_local(config: LocalConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3 without its far field."""
-    width = sizes.dim + COMPONENTS * config.vector_channels
-    near_only = LayerSizes(sizes.n_applications, sizes.n_heads, width, far_dim=0, rank=1, n_layers=sizes.n_layers)
-    positions = FourierPositions(None, None, near_only, config.order, config.moment_channels > 0)
+    positions = FourierPositions(None, None, config.moment_channels > 0)
     return positions, [_layer(config, sizes, 0, 0, None, sizes.dim) for _ in range(sizes.n_layers)]
 
 
 def build_fourier(config: FourierConfig, sizes: Sizes) -> Built:
     """The attention of DESIGN §3, its far field exact to a tolerance."""
     rpe = build_rpe(config, config.spectrum, sizes.seed)
-    return with_far_field(config, sizes, rpe, interchangeable_method(config.frequencies, config.tolerance))
+    return with_far_field(config, sizes, rpe, ExactMethod(config.frequencies, config.tolerance))
 
 
-def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: FrequencyMethod) -> Built:
+def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: FarMethod) -> Built:
     """The attention of DESIGN §3 with f̂ by a method.
 
     Args:
@@ -143,15 +134,7 @@ def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: 
     ]
     share = 1 if config.far_rank == "m" else FAR_SHARE
     far_dim = config.far_dim or sizes.n_heads * math.ceil(sizes.head_dim / share)
-    layer_sizes = LayerSizes(
-        n_applications=sizes.n_applications,
-        n_heads=sizes.n_heads,
-        dim=sizes.dim + COMPONENTS * config.vector_channels,
-        far_dim=far_dim + COMPONENTS * sizes.n_heads * far_vectors(config, sizes),
-        rank=1 if feature_maps[0] is None else feature_maps[0].n_features,
-        n_layers=sizes.n_layers,
-    )
-    positions = FourierPositions(rpe, method, layer_sizes, config.order, config.moment_channels > 0)
+    positions = FourierPositions(rpe, method, config.moment_channels > 0)
     return positions, [
         _layer(config, sizes, positions.n_weights, config.far_rank, kernel, far_dim) for kernel in feature_maps
     ]
@@ -178,21 +161,6 @@ def far_vectors(config: LayerKeys, sizes: Sizes) -> int:
 def build_rpe(config: FarFieldKeys, spectrum: SpectrumName = "gaussians", seed: int = 0) -> GaussianRPE:
     """The RPE function f."""
     return GaussianRPE(config.n_basis, config.sigma_min, config.widest, config.isolated_atoms, spectrum, seed)
-
-
-def interchangeable_method(name: MethodName, tolerance: float) -> FrequencyMethod:
-    """One of the methods that compute f itself, to a tolerance."""
-    match name:
-        case "auto":
-            return AutomaticMethod(tolerance)
-        case "exact":
-            return ExactMethod()
-        case "quadrature":
-            return QuadratureMethod(tolerance)
-        case "lattice":
-            return LatticeMethod(tolerance)
-        case "mesh":
-            return MeshMethod(tolerance)
 
 
 FAR_SHARE = 4

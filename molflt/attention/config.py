@@ -16,7 +16,6 @@ from pydantic import (
 
 from molflt.choices import MethodName
 
-OrderKind = Literal["auto", "quadratic", "mixed", "linear"]
 FarRank = Literal[0, 1, "m"]
 SpectrumName = Literal["gaussians", "sampled", "both"]
 """Members of f: Gaussians, damped waves, or half of each."""
@@ -161,9 +160,10 @@ class MethodKeys(FarFieldKeys):
     )
     frequencies: MethodName = Field(
         "auto",
-        description="numerical method for the far field; auto picks exact, lattice or mesh for each structure",
+        description="how the far field is summed: exact, on pairs; lattice, over waves; mesh; auto: for each "
+        "structure by its size and periodicity",
     )
-    tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="stated error of quadrature, lattice and mesh")
+    tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="stated error of lattice and mesh")
 
 
 IF_MOMENTS: dict[str, Condition] = {"vector_channels": ("moment_channels above 0", lambda c: c.moment_channels > 0)}
@@ -174,11 +174,6 @@ class LayerKeys(MechanismConfig):
 
     only_with: ClassVar[dict[str, Condition]] = IF_MOMENTS
 
-    order: OrderKind = Field(
-        "auto",
-        description="quadratic: on all pairs; linear: without pairs; mixed: only the far field on pairs; "
-        "auto: for each structure whichever is fastest",
-    )
     moment_channels: int = Field(
         32,
         ge=0,
@@ -218,14 +213,6 @@ class FourierConfig(ContentKeys, MethodKeys):
     only_with: ClassVar[dict[str, Condition]] = {**ContentKeys.only_with, **MethodKeys.only_with}
 
     mechanism: Literal["fourier"] = Field("fourier", description="local RPE plus Fourier RPE")
-
-    @model_validator(mode="after")
-    def _linear_form(self) -> Self:
-        if self.order == "linear" and self.frequencies in ("exact", "quadrature"):
-            raise ValueError(
-                f"frequencies={self.frequencies} has no linear form: leave order at auto, or choose frequencies=mesh"
-            )
-        return self
 
 
 class LocalConfig(LayerKeys):

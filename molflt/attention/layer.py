@@ -8,13 +8,14 @@ The denominator is local and positive: results do not depend on the number of at
 supercell gives every atom the output it has in the unit cell. The far field is added to the first channels of every
 head only (``far_dim``), which is what it costs.
 
-Small structures are contracted on padded pairs, large ones along the neighbour list and through position features
-or a mesh; both orders compute the same sums.
+The near sum runs along the neighbour list, the far one on pairs, over waves or on a mesh (``far/ways.py``), in each
+way for many structures at once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.config import FarRank
-from molflt.attention.context import FourierContext, Part
+from molflt.attention.context import FourierContext
+from molflt.attention.far.field import FarField
+from molflt.attention.far.ways import Group
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.mechanism import AttentionLayer, heads_first, split_heads
@@ -33,62 +36,17 @@ from molflt.attention.vectors import COMPONENTS, VectorStream
 
 
 @dataclass
-class OnPairs:
-    """What a layer makes of a part that is contracted on padded pairs.
-
-    Attributes:
-        local: (n_heads, n_structures, n_max, n_max) exp(b_h)·env, images added.
-        far: the same shape, f̂_h; None without a far field.
-    """
-
-    local: Tensor
-    far: Tensor | None
-
-
-@dataclass
-class OnEdges:
-    """What a layer makes of a part that is contracted along the neighbour list.
-
-    Attributes:
-        local: (n_heads, n_edges) exp(b_h)·env; None where there are so many edges that it is made, a few atoms at a
-            time, whenever it is needed.
-        on_self: (n_heads, n_atoms) exp(b_h) of every atom with itself.
-    """
-
-    local: Tensor | None
-    on_self: Tensor
-
-
-def on_pairs(local_rpe: LocalRPE, rpe_weights: Tensor, part: Part) -> OnPairs:
-    """Local factor and f̂ of a part contracted on pairs, for one layer."""
-    local = local_rpe(part.geometry, part.neighbourhood)
-    if part.far_basis is None:
-        return OnPairs(local, None)
-    far = rpe_weights.transpose(0, 1) @ part.far_basis.flatten(1)
-    return OnPairs(local, far.view(local.shape))
-
-
-def to_pairs(geometry: Geometry, values: Tensor) -> Tensor:
-    """(n_atoms, n_heads, c) → (n_heads, n_structures, n_max, c), zeros where there is no atom."""
-    return geometry.pad(values).permute(2, 0, 1, 3)
-
-
-def from_pairs(geometry: Geometry, padded: Tensor) -> Tensor:
-    """(n_heads, n_structures, n_max, c) → (n_atoms, n_heads · c)."""
-    return geometry.pack(padded.permute(1, 2, 0, 3).flatten(2))
-
-
-@dataclass
 class Prepared:
     """What a layer makes of the positions of a batch.
 
     Attributes:
         context: what it is made of.
-        factors: of every part.
+        local: (n_heads, n_entries) exp(b_h)·env; None where there are so many entries that it is made, a few atoms at
+            a time, whenever it is needed.
     """
 
     context: FourierContext
-    factors: list[OnPairs | OnEdges]
+    local: Tensor | None
 
 
 @dataclass
@@ -105,13 +63,6 @@ class _Content:
     v: Tensor
     c_q: Tensor | None
     c_k: Tensor | None
-
-    def of_parts(self, context: FourierContext) -> list[_Content]:
-        """The same for the atoms of every part."""
-        nothing = [None] * len(context.parts)
-        values = (self.q, self.k, self.v, self.c_q, self.c_k)
-        distributed = [nothing if t is None else context.distribute(t) for t in values]
-        return [_Content(*of_part) for of_part in zip(*distributed, strict=True)]
 
 
 TEMPERATURE_MAX = 16.0
@@ -142,11 +93,15 @@ class BoundedProjection(nn.Module):
         """τ_h, (n_heads,), between 0 and TEMPERATURE_MAX."""
         return TEMPERATURE_MAX * torch.sigmoid(self.raw_temperature)
 
+    def of_length(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """(n_atoms, 2 dim), of the projection → queries, keys (n_atoms, n_heads, head_dim)."""
+        unit = functional.normalize(projected.view(len(projected), 2, self.n_heads, -1), dim=-1)
+        query, key = (unit * self.temperature.sqrt()[:, None]).unbind(dim=1)
+        return query, key
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, dim) → queries, keys (n_atoms, n_heads, head_dim)."""
-        query, key = self.projection(x).view(x.shape[0], 2, self.n_heads, -1).unbind(dim=1)
-        length = self.temperature.sqrt()[:, None]
-        return functional.normalize(query, dim=-1) * length, functional.normalize(key, dim=-1) * length
+        return self.of_length(self.projection(x))
 
 
 class Gate(nn.Module):
@@ -216,15 +171,18 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         """See :class:`AttentionLayer`."""
         moments = prepared.context.moments
         if self.moments is None or moments is None:
-            return self.output(self._attended(x, None, geometry, prepared))
+            projected = together(x, [self.query_key.projection, self.value, *self._gates])
+            return self.output(self._attended(x, projected, None, geometry, prepared))
+        vectors = x[:, self.dim :]
+        x = x[:, : self.dim] if self.stream is not None else x
+        projected = together(x, [self.query_key.projection, self.value, *self._gates, self.moments.value])
+        sums = self.moments.sums(projected.pop(), moments)
         if self.stream is None:
-            return self.output(self._attended(x, None, geometry, prepared)) + self.moments(x, moments)
-        x, flat = x.split([self.dim, COMPONENTS * self.vector_channels], dim=1)
-        given = flat.view(-1, COMPONENTS, self.vector_channels)
-        sums = torch.cat(list(self.moments.sums(x, moments)))
+            return self.output(self._attended(x, projected, None, geometry, prepared)) + self.moments.read(sums)
+        given = vectors.view(-1, COMPONENTS, self.vector_channels)
         tensors = given + self.stream.take(sums)
         values = self.stream.values(x, tensors)
-        attended = self._attended(x, values, geometry, prepared).view(len(x), self.n_heads, -1)
+        attended = self._attended(x, projected, values, geometry, prepared).view(len(x), self.n_heads, -1)
         far, near = self._far_vectors, values.shape[2] - self._far_vectors
         first, heads, others = attended.split([far, attended.shape[2] - far - near, near], dim=2)
         tensors = tensors + self.stream.gather(torch.cat([first, others], dim=2))
@@ -232,116 +190,106 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         out = self.output(heads.flatten(1)) + self.moments.read(sums) + of_products
         return torch.cat([out, (tensors - given + change).flatten(1)], dim=1)
 
-    def _attended(self, x: Tensor, vectors: Tensor | None, geometry: Geometry, prepared: Prepared) -> Tensor:
-        """(n_atoms, n_heads · channels) of the values of vectors, if any, and those of the atoms' features."""
-        context = prepared.context
-        content = self._content(x, vectors, geometry).of_parts(context)
-        attended = [self._attend(*of_part) for of_part in zip(content, context.parts, prepared.factors, strict=True)]
-        return context.collect(attended)
-
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
-        return Prepared(context, [self._prepare(part) for part in context.parts])
+        around = context.neighbourhood
+        streamed = around.n_entries * self.n_heads > _ENTRY_FACTORS_KEPT and not torch.is_grad_enabled()
+        return Prepared(context, None if streamed else self.local_rpe.on_entries(around))
 
-    def _prepare(self, part: Part) -> OnPairs | OnEdges:
-        if part.quadratic:
-            return on_pairs(self.local_rpe, self.rpe_weights, part)
-        around = part.neighbourhood
-        streamed = around.n_edges * self.n_heads > _EDGE_FACTORS_KEPT and not torch.is_grad_enabled()
-        local = None if streamed else self.local_rpe.on_edges(around)
-        return OnEdges(local, self.local_rpe.on_self(around))
+    @property
+    def _gates(self) -> list[nn.Linear]:
+        gated = len(self.rpe_weights) and self.far_rank == 1
+        return [self.query_gate.linear, self.key_gate.linear] if gated else []
 
-    def _content(self, x: Tensor, vectors: Tensor | None, geometry: Geometry) -> _Content:
-        q, k = self.query_key(x)
-        v = self.dropout(split_heads(self.value(x), self.n_heads))
+    def _attended(
+        self, x: Tensor, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry, prepared: Prepared
+    ) -> Tensor:
+        """(n_atoms, n_heads · channels): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij.
+
+        The values are those of vectors, if any, and those of the atoms' features.
+        """
+        content = self._content(projected, vectors, geometry)
+        # Numerator and denominator in one pass: the values of the latter are ones.
+        v = content.v.transpose(0, 1)
+        total = self._near_sum(content, torch.cat([v, v.new_ones(*v.shape[:2], 1)], dim=2), prepared)
+        numerator, denominator = total.transpose(0, 1).split([v.shape[2], 1], dim=2)
+        if prepared.context.fields:
+            far = self._far_sum(content, geometry, prepared.context.fields)
+            carried, rest = numerator.tensor_split([far.shape[2]], dim=2)
+            numerator = torch.cat([carried + far, rest], dim=2)
+        return (numerator / denominator).flatten(1)
+
+    def _content(self, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry) -> _Content:
+        q, k = self.query_key.of_length(projected[0])
+        v = self.dropout(split_heads(projected[1], self.n_heads))
         if vectors is not None:
             far = self._far_vectors
             v = torch.cat([vectors[..., :far], v, vectors[..., far:]], dim=2)
         c_q = c_k = None
-        if len(self.rpe_weights) and self.far_rank == 1:
-            c_q, c_k = self.query_gate(x)[..., None], self.key_gate(x)[..., None]
+        if len(projected) > 2:
+            c_q, c_k = (functional.softplus(gate)[..., None] for gate in projected[2:])
         if self.kernel is not None:
             padded = [heads_first(geometry.pad(t)) for t in (q, k)]
             features = self.kernel(*padded, geometry.atom_mask[:, None, :, None])
             c_q, c_k = (geometry.pack(heads_first(phi.values())) for phi in features)
         return _Content(q, k, v, c_q, c_k)
 
-    def _attend(self, content: _Content, part: Part, factors: OnPairs | OnEdges) -> Tensor:
-        """(n_part, n_heads · channels): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij."""
-        if isinstance(factors, OnPairs):
-            return self._on_pairs(content, part.geometry, factors)
-        return self._on_edges(content, part, factors)
-
-    def _on_pairs(self, content: _Content, geometry: Geometry, factors: OnPairs) -> Tensor:
-        def padded(t: Tensor) -> Tensor:
-            return to_pairs(geometry, t)
-
-        q, k, v = padded(content.q), padded(content.k), padded(content.v)
-        near = (q @ k.transpose(-1, -2)).exp_() * factors.local
-        denominator = near.sum(dim=-1, keepdim=True)
-        # A place without an atom has an empty neighbourhood. It is dropped below, and only must not give NaN.
-        denominator = torch.where(denominator > 0, denominator, 1.0)
-        far = factors.far
-        if far is None:
-            return from_pairs(geometry, (near @ v) / denominator)
-        if content.c_q is not None and content.c_k is not None:
-            far = far * (padded(content.c_q) @ padded(content.c_k).transpose(-1, -2))
-        carried = v[..., : self._carried]
-        if carried.shape == v.shape:
-            return from_pairs(geometry, ((near + far) @ v) / denominator)
-        out = near @ v
-        out[..., : self._carried] += far @ carried
-        return from_pairs(geometry, out / denominator)
-
-    def _on_edges(self, content: _Content, part: Part, factors: OnEdges) -> Tensor:
-        q, k, v = (t.transpose(0, 1) for t in (content.q, content.k, content.v))
-        # Numerator and denominator in one pass: the values of the latter are ones.
-        v_and_one = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        near_self = ((q * k).sum(dim=-1).exp() * factors.on_self)[..., None]
-        total = self._near_sum(q, k, v_and_one, part, factors).addcmul_(near_self, v_and_one)
-        numerator, denominator = total.transpose(0, 1).split([v.shape[-1], 1], dim=-1)
-        out = numerator / denominator
-        if part.operators:
-            out[..., : self._carried] += self._far_sum(content, part) / denominator
-        return out.flatten(1)
-
-    def _near_sum(self, q: Tensor, k: Tensor, v: Tensor, part: Part, factors: OnEdges) -> Tensor:
-        """Σ_j near_ij v_j over the neighbours: (n_heads, n_part, ...) each → (n_heads, n_part, channels)."""
-        pattern, local = part.neighbourhood.pattern, factors.local
-        k = k.contiguous()
+    def _near_sum(self, content: _Content, v: Tensor, prepared: Prepared) -> Tensor:
+        """Σ_j near_ij v_j over an atom and its neighbours: (n_heads, n_atoms, channels) → the same."""
+        around, local = prepared.context.neighbourhood, prepared.local
+        pattern = around.pattern
+        q, k = (t.transpose(0, 1).contiguous() for t in (content.q, content.k))
         if local is not None:
-            return weighted_sum(pattern, scalar_products(pattern, q.contiguous(), k).exp() * local, v)
+            return weighted_sum(pattern, scalar_products(pattern, q, k).exp() * local, v)
         out = torch.empty_like(v)
-        for atoms, edges, few in pattern.parts(_EDGE_FACTORS_KEPT // self.n_heads):
+        for atoms, entries, few in pattern.parts(_ENTRY_FACTORS_KEPT // self.n_heads):
             near = scalar_products(few, q[:, atoms].contiguous(), k).exp_()
-            near *= self.local_rpe.on_edges(part.neighbourhood, edges)
+            near *= self.local_rpe.on_entries(around, entries)
             out[:, atoms] = weighted_sum(few, near, v)
         return out
 
-    def _far_sum(self, content: _Content, part: Part) -> Tensor:
-        """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_part, n_heads, channels): the content factor rides on the values."""
-        carried = content.v[..., : self._carried]
+    def _far_sum(self, content: _Content, geometry: Geometry, fields: list[FarField]) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_atoms, n_heads, channels)."""
+        layout, carried = geometry.layout.far, content.v[..., : self._carried]
+        assert layout is not None
+        c_q, c_k = content.c_q, content.c_k
+        if c_q is None or c_k is None:
+            found = [f(self.rpe_weights, v) for f, v in zip(fields, layout.distribute(carried), strict=True)]
+            return layout.collect(found)
+        if self.far_rank == 1:
+            scaled = layout.distribute(c_k * carried)
+            return c_q * layout.collect([f(self.rpe_weights, v) for f, v in zip(fields, scaled, strict=True)])
+        parts = zip(layout.groups, fields, *(layout.distribute(t) for t in (c_q, c_k, carried)), strict=True)
+        return layout.collect([self._with_content(*part) for part in parts])
 
-        def convolved(v: Tensor) -> Tensor:
-            """Σ_j f̂_h(Δ_ij) v_j."""
-            blocks = v.split(part.geometry.sizes)
-            return torch.cat([f(self.rpe_weights, block) for f, block in zip(part.operators, blocks, strict=True)])
-
-        if content.c_q is None or content.c_k is None:
-            return convolved(carried)
-        total = torch.zeros_like(carried)
-        step = max(1, _CHANNELS_AT_ONCE // carried[0].numel())
-        for c_q, c_k in zip(content.c_q.split(step, dim=-1), content.c_k.split(step, dim=-1), strict=True):
-            expanded = (c_k[..., :, None] * carried[..., None, :]).flatten(2)
-            total = total + (c_q[..., :, None] * convolved(expanded).unflatten(2, (c_q.shape[-1], -1))).sum(dim=2)
+    def _with_content(self, group: Group, far: FarField, c_q: Tensor, c_k: Tensor, v: Tensor) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) c_q_i · c_k_j v_j of a group of structures."""
+        if group.way != "mesh":
+            q, k, values = (group.places.pad(t).permute(2, 0, 1, 3) for t in (c_q, c_k, v))
+            out = (far.matrix(self.rpe_weights) * (q @ k.transpose(2, 3))) @ values
+            return group.places.pack(out.permute(1, 2, 0, 3))
+        # On a mesh the content factor rides on the values.
+        total = torch.zeros_like(v)
+        step = max(1, _CHANNELS_AT_ONCE // v[0].numel())
+        for some_q, some_k in zip(c_q.split(step, dim=2), c_k.split(step, dim=2), strict=True):
+            expanded = (some_k[..., :, None] * v[..., None, :]).flatten(2)
+            found = far(self.rpe_weights, expanded).unflatten(2, (some_q.shape[2], -1))
+            total = total + (some_q[..., :, None] * found).sum(dim=2)
         return total
+
+
+def together(x: Tensor, linears: Sequence[nn.Linear]) -> list[Tensor]:
+    """What each of some linear maps makes of ``x``, by one product."""
+    bias = torch.cat([x.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
+    found = functional.linear(x, torch.cat([m.weight for m in linears]), bias)
+    return list(found.split([m.out_features for m in linears], dim=1))
 
 
 RPE_WEIGHT_STD = 0.5
 """Small enough that the far output starts below the near one, large enough to learn."""
 
-_EDGE_FACTORS_KEPT = 1 << 27
-"""Edges times heads held at once where nothing is kept for a derivative: 512 MiB in float32."""
+_ENTRY_FACTORS_KEPT = 1 << 27
+"""Entries times heads held at once where nothing is kept for a derivative: 512 MiB in float32."""
 
 _CHANNELS_AT_ONCE = 1024
 """Values per atom that the far field carries at once; bounds memory, changes no result."""

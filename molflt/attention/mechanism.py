@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from torch import Tensor, nn
 
-from molflt.attention.far.choice import Contraction
+from molflt.attention.far.field import FarMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.geometry import Geometry
+from molflt.attention.layout import Plan
 from molflt.attention.near import Neighbourhood
 
 
-@dataclass
 class Context:
-    """What the shared part of a mechanism makes of a batch for all its layers.
-
-    Attributes:
-        contractions: how the far field of each structure is contracted; empty where there is no such choice.
-    """
-
-    contractions: list[Contraction] = field(default_factory=list, kw_only=True)
+    """What the shared part of a mechanism makes of a batch for all its layers."""
 
 
 ContextT = TypeVar("ContextT", bound=Context)
@@ -35,15 +27,23 @@ class SharedPositions(nn.Module):
     Attributes:
         rpe: the RPE function of the far field; None where there is none.
         method: how it is evaluated.
+        wide: whether layers look at the whole neighbour list, and not only at that within the local cutoff.
+        n_weights: of the far field, per layer and head; 0 without one.
     """
 
     rpe: GaussianRPE | None
-    method: FrequencyMethod | None
+    method: FarMethod | None
+    wide: bool = False
+    n_weights: int = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.rpe = None
         self.method = None
+
+    def plan(self, cutoff: float) -> Plan:
+        """What batches have to be laid out by, at the present widths; ``cutoff``: of the near part, Å."""
+        return Plan(cutoff, self.wide)
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Context:
         """The context that every layer receives; empty unless a mechanism says otherwise."""

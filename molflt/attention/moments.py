@@ -13,17 +13,17 @@ angle, and is invariant because it is made of scalar products. The moments are t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.far.members import REFERENCE_DENSITY
-from molflt.attention.geometry import Geometry
+from molflt.attention.layout import Entries
 from molflt.attention.near import Neighbourhood
-from molflt.attention.sparse import SparsePattern, of_columns
+from molflt.attention.places import place_rows
 
 
 @dataclass
@@ -31,56 +31,73 @@ class NeighbourSlots:
     """Neighbours of some atoms, as many places for each as the one with the most has.
 
     Attributes:
-        pattern: these atoms as rows, all atoms as columns.
-        slots: (n_entries,) the place of every neighbour among n·width.
+        atoms: which atoms, consecutive ones.
+        entries: of the batch.
         basis: (n, width, n_rbf) φ·env over the root of the typical number of neighbours; 0 where there is none.
-        powers: (n, 10, width) 1, û, û ⊗ û; 0 where there is no neighbour.
+        powers: (n, 10, width) 1, û, û ⊗ û.
     """
 
-    pattern: SparsePattern
-    slots: Tensor
+    atoms: slice
+    entries: Entries
     basis: Tensor
     powers: Tensor
 
     def moments(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """Values of all atoms (n_atoms, n_channels) → (n, 10, n_channels)."""
         n, width = self.basis.shape[:2]
-        at_neighbours = to_slots(of_columns(self.pattern, values), self.slots, n, width)
-        return self.powers @ (filters(self.basis) * at_neighbours)
+        if n == len(values):
+            at_neighbours = _AtSlots.apply(values, self.entries.sender_of_slot, self.entries.reverse_of_slot, width)
+        else:
+            some = slice(self.atoms.start * width, self.atoms.stop * width)
+            at_neighbours = values.index_select(0, self.entries.sender_of_slot[some])
+        return self.powers @ (filters(self.basis) * at_neighbours.view(n, width, -1))
 
 
-def neighbour_slots(
-    geometry: Geometry, neighbourhood: Neighbourhood, pattern: SparsePattern, edges: slice
-) -> NeighbourSlots:
+class _AtSlots(torch.autograd.Function):
+    """Of every place the value of the atom there, and of every atom the sum over its places: nothing is scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, sender: Tensor, reverse: Tensor, width: int) -> Tensor:
+        ctx.places = sender, reverse, width
+        return values.index_select(0, sender)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _FromSlots.apply(gradient, *ctx.places), None, None, None
+
+
+class _FromSlots(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, at_slots: Tensor, sender: Tensor, reverse: Tensor, width: int) -> Tensor:
+        ctx.places = sender, reverse, width
+        return at_slots.index_select(0, reverse).view(-1, width, at_slots.shape[1]).sum(dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _AtSlots.apply(gradient, *ctx.places), None, None, None
+
+
+def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) -> NeighbourSlots:
     """Places for the neighbours of some atoms.
 
     Args:
-        geometry: of the batch.
-        neighbourhood: its radial features.
-        pattern: these atoms as rows.
-        edges: those of the neighbourhood that are the entries of the pattern.
+        neighbourhood: radial features of the batch.
+        atoms: which atoms.
+        entries: theirs.
     """
-    counts, n = pattern.row_starts.diff(), pattern.n_rows
-    width = int(counts.max()) if pattern.n_entries else 0
-    first = torch.arange(n, device=counts.device) * width - pattern.row_starts[:-1]
-    first = first.repeat_interleave(counts, output_size=pattern.n_entries)
-    slots = first + torch.arange(pattern.n_entries, device=counts.device)
-    unit = soft_unit(geometry.edge_displacements[neighbourhood.edges[edges]])
+    around, width = neighbourhood.entries, neighbourhood.entries.width
+    n, slots = atoms.stop - atoms.start, around.slot[entries] - atoms.start * width
+    unit = soft_unit(neighbourhood.displacements[entries])
+    weight = neighbourhood.others[entries] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
+    basis = neighbourhood.basis_of(entries) * weight[:, None]
+    unit = place_rows(unit, slots, n * width)
     powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
-    weight = neighbourhood.envelope[edges] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
-    basis = neighbourhood.basis_of(edges) * weight[:, None]
     return NeighbourSlots(
-        pattern,
-        slots,
-        to_slots(basis, slots, n, width),
-        to_slots(powers, slots, n, width).transpose(1, 2).contiguous(),
+        atoms,
+        around,
+        place_rows(basis, slots, n * width).view(n, width, -1),
+        powers.view(n, width, -1).transpose(1, 2).contiguous(),
     )
-
-
-def to_slots(entries: Tensor, slots: Tensor, n: int, width: int) -> Tensor:
-    """(n_entries, c) → (n, width, c), zeros where there is no entry."""
-    places = entries.new_zeros((n * width, entries.shape[1]))
-    return places.index_copy(0, slots, entries).view(n, width, entries.shape[1])
 
 
 def soft_unit(displacements: Tensor) -> Tensor:
@@ -106,33 +123,33 @@ class NeighbourMoments:
     """What the layers share of a batch's positions.
 
     Args:
-        geometry: of the batch.
-        neighbourhood: its radial features.
+        neighbourhood: radial features of the batch.
     """
 
-    def __init__(self, geometry: Geometry, neighbourhood: Neighbourhood) -> None:
-        self.geometry = geometry
+    def __init__(self, neighbourhood: Neighbourhood) -> None:
         self.neighbourhood = neighbourhood
-        whole = slice(0, neighbourhood.n_edges)
         self._kept: NeighbourSlots | None = None
-        if neighbourhood.n_edges <= neighbourhood.edges_at_once:
-            self._kept = neighbour_slots(geometry, neighbourhood, neighbourhood.pattern, whole)
+        pattern = neighbourhood.pattern
+        if pattern.n_entries <= neighbourhood.entries_at_once:
+            whole = slice(0, pattern.n_rows), slice(0, pattern.n_entries)
+            self._kept = neighbour_slots(neighbourhood, *whole)
 
-    def sums(self, filters: nn.Linear, values: Tensor) -> Iterator[Tensor]:
-        """Moments of consecutive atoms: (n_atoms, n_channels) values → (n, 10, n_channels), part after part."""
+    def sums(self, filters: nn.Linear, values: Tensor) -> Tensor:
+        """(n_atoms, n_channels) values → (n_atoms, 10, n_channels)."""
         if self._kept is not None:
-            yield self._kept.moments(filters, values)
-            return
+            return self._kept.moments(filters, values)
         around = self.neighbourhood
 
-        def compute(values: Tensor, pattern: SparsePattern, edges: slice) -> Tensor:
-            return neighbour_slots(self.geometry, around, pattern, edges).moments(filters, values)
+        def compute(values: Tensor, atoms: slice, entries: slice) -> Tensor:
+            return neighbour_slots(around, atoms, entries).moments(filters, values)
 
-        for _, edges, pattern in around.pattern.parts(around.edges_at_once // _ROWS_PER_EDGE):
+        found = []
+        for atoms, entries, _ in around.pattern.parts(around.entries_at_once // _ROWS_PER_EDGE):
             if torch.is_grad_enabled():
-                yield checkpoint(compute, values, pattern, edges, use_reentrant=False)
+                found.append(checkpoint(compute, values, atoms, entries, use_reentrant=False))
             else:
-                yield compute(values, pattern, edges)
+                found.append(compute(values, atoms, entries))
+        return torch.cat(found)
 
 
 class LocalMoments(nn.Module):
@@ -154,11 +171,11 @@ class LocalMoments(nn.Module):
 
     def forward(self, x: Tensor, moments: NeighbourMoments) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
-        return torch.cat([self.read(some) for some in self.sums(x, moments)])
+        return self.read(self.sums(self.value(x), moments))
 
-    def sums(self, x: Tensor, moments: NeighbourMoments) -> Iterator[Tensor]:
-        """(n_atoms, dim) → moments (n, 10, n_channels) of consecutive atoms, part after part."""
-        return moments.sums(self.filters, self.value(x))
+    def sums(self, values: Tensor, moments: NeighbourMoments) -> Tensor:
+        """(n_atoms, n_channels), of ``value`` → moments (n_atoms, 10, n_channels)."""
+        return moments.sums(self.filters, values)
 
     def read(self, moments: Tensor) -> Tensor:
         """(n, 10, n_channels) → (n, dim): moments and their products, as the layer sees them."""

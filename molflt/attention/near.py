@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
+from molflt.attention.layout import Entries
 from molflt.attention.smooth import GAUSSIAN_END, envelope
 from molflt.attention.sparse import SparsePattern, sum_of_entries
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
@@ -33,7 +34,7 @@ class GaussianDistanceBasis(nn.Module):
 
     def __init__(self, n_basis: int, cutoff: float, pair_types: bool = False) -> None:
         super().__init__()
-        self.cutoff = cutoff
+        self.n_basis, self.cutoff = n_basis, cutoff
         self.pair_types = pair_types
         if pair_types:
             n_types = MAX_ATOMIC_NUMBER + 1
@@ -78,135 +79,139 @@ class _Bell(torch.autograd.Function):
 
 @dataclass
 class Neighbourhood:
-    """Radial features of a batch's neighbour list, shared by centrality, attention and heads.
+    """Radial features of a batch's neighbours, shared by centrality, attention and heads.
+
+    Every atom is an entry among its own neighbours, at distance zero.
 
     Attributes:
-        edges: indices into the geometry's edge list of those within the local cutoff, (n_local,), by receiver.
-        pattern: receivers as rows, senders as columns.
-        distances: (n_local,) Å.
-        types: (n_local,), (n_local,) atomic numbers of receiver and sender, uint8.
-        envelope: (n_local,), 1 at distance zero, smoothly 0 at the cutoff.
-        self_basis: (n_atoms, n_rbf) φ of distance zero and an atom's own type.
+        entries: who is whose neighbour.
+        displacements: (n_entries, 3) Å.
+        distances: (n_entries,) Å.
+        types: (n_entries,), (n_entries,) atomic numbers of receiver and sender, uint8.
+        envelope: (n_entries,), 1 at distance zero, smoothly 0 at the cutoff.
+        others: (n_entries,) the same, 0 for an atom itself.
         radial: φ.
-        given_basis: (n_local, n_rbf) φ of each edge, where it has been made already.
     """
 
-    edges: Tensor
-    pattern: SparsePattern
+    entries: Entries
+    displacements: Tensor
     distances: Tensor
     types: tuple[Tensor, Tensor]
     envelope: Tensor
-    self_basis: Tensor
+    others: Tensor
     radial: GaussianDistanceBasis
-    given_basis: Tensor | None = None
-    _pair_places: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
-    def n_edges(self) -> int:
-        """Number of edges."""
-        return len(self.edges)
+    def pattern(self) -> SparsePattern:
+        """Receivers as rows, senders as columns."""
+        return self.entries.pattern
+
+    @property
+    def n_entries(self) -> int:
+        """Number of entries."""
+        return len(self.distances)
 
     @cached_property
     def basis(self) -> Tensor:
-        """(n_local, n_rbf) φ of each edge; made once."""
-        if self.given_basis is not None:
-            return self.given_basis
-        if torch.is_grad_enabled() or self.n_edges <= self.edges_at_once:
+        """(n_entries, n_rbf) φ of each entry; made once."""
+        if torch.is_grad_enabled() or self.n_entries <= self.entries_at_once:
             return self._make_basis(slice(None))
-        out = self.distances.new_empty((self.n_edges, self.self_basis.shape[1]))
-        for first in range(0, self.n_edges, self.edges_at_once):
-            few = slice(first, first + self.edges_at_once)
+        out = self.distances.new_empty((self.n_entries, self.radial.n_basis))
+        for first in range(0, self.n_entries, self.entries_at_once):
+            few = slice(first, first + self.entries_at_once)
             out[few] = self._make_basis(few)
         return out
 
     @property
     def is_large(self) -> bool:
-        """Whether φ of all edges at once would take too much memory."""
+        """Whether φ of all entries at once would take too much memory."""
         kept = _VALUES_KEPT_FOR_GRADIENT if torch.is_grad_enabled() else _VALUES_KEPT
-        return self.n_edges * self.self_basis.shape[1] > kept
+        return self.n_entries * self.radial.n_basis > kept
 
     @property
-    def edges_at_once(self) -> int:
-        """Of how many edges something as wide as φ may be made."""
-        return max(1, _VALUES_AT_ONCE // self.self_basis.shape[1])
+    def entries_at_once(self) -> int:
+        """Of how many entries something as wide as φ may be made."""
+        return max(1, _VALUES_AT_ONCE // self.radial.n_basis)
 
-    def basis_of(self, edges: slice) -> Tensor:
-        """φ of some edges; of a large neighbourhood it is made anew."""
-        return self._make_basis(edges) if self.is_large else self.basis[edges]
+    def basis_of(self, entries: slice) -> Tensor:
+        """φ of some entries; of a large neighbourhood it is made anew."""
+        return self._make_basis(entries) if self.is_large else self.basis[entries]
 
-    def _make_basis(self, edges: slice) -> Tensor:
-        return self.radial(self.distances[edges], self.types[0][edges], self.types[1][edges])
+    def _make_basis(self, entries: slice) -> Tensor:
+        return self.radial(self.distances[entries], self.types[0][entries], self.types[1][entries])
 
-    def evaluate(self, function: Callable[[Tensor, slice], Tensor], edges: slice) -> Tensor:
-        """``function(φ, edges)`` of some edges; of a large neighbourhood nothing but its result is kept."""
+    def evaluate(self, function: Callable[[Tensor, slice], Tensor], entries: slice) -> Tensor:
+        """``function(φ, entries)`` of some entries; of a large neighbourhood nothing but its result is kept."""
         if not self.is_large:
-            return function(self.basis[edges], edges)
+            return function(self.basis[entries], entries)
 
         def compute(distances: Tensor) -> Tensor:
-            return function(self.radial(distances, self.types[0][edges], self.types[1][edges]), edges)
+            return function(self.radial(distances, self.types[0][entries], self.types[1][entries]), entries)
 
         if torch.is_grad_enabled():
-            found: Tensor = checkpoint(compute, self.distances[edges], use_reentrant=False)
+            found: Tensor = checkpoint(compute, self.distances[entries], use_reentrant=False)
             return found
-        return compute(self.distances[edges])
-
-    def pair_places(self, geometry: Geometry) -> Tensor:
-        """(n_local + n_atoms,) places of the edges and of every atom with itself on pairs; made once."""
-        if self._pair_places is None:
-            receiver, sender = geometry.edge_index[:, self.edges]
-            atoms = torch.arange(geometry.n_atoms, device=receiver.device)
-            pairs = torch.cat([receiver, atoms]), torch.cat([sender, atoms])
-            self._pair_places = geometry.pair_places(*pairs)
-        return self._pair_places
+        return compute(self.distances[entries])
 
     def sum_over_neighbours(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """Σ over the edges of every receiver of ``function(φ, edges)``, (n_edges, c) → (n_atoms, c)."""
+        """Σ over the entries of every receiver of ``function(φ, entries)``, (n_entries, c) → (n_atoms, c)."""
         found = [
-            sum_of_entries(pattern, self.evaluate(function, edges))
-            for _, edges, pattern in self.pattern.parts(self.edges_at_once)
+            sum_of_entries(pattern, self.evaluate(function, entries))
+            for _, entries, pattern in self.pattern.parts(self.entries_at_once)
         ]
-        return torch.cat(found)
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 _VALUES_AT_ONCE = 1 << 25
-"""Edges times radial functions of which intermediates are held, 128 MiB in float32 each."""
+"""Entries times radial functions of which intermediates are held, 128 MiB in float32 each."""
 
 _VALUES_KEPT = 1 << 30
 _VALUES_KEPT_FOR_GRADIENT = 1 << 27
-"""Edges times radial functions up to which φ is kept, 4 GiB in float32; less where a derivative keeps more."""
+"""Entries times radial functions up to which φ is kept, 4 GiB in float32; less where a derivative keeps more."""
 
 
 def local_neighbourhood(geometry: Geometry, radial: GaussianDistanceBasis, cutoff: float) -> Neighbourhood:
-    """Radial features on the edges shorter than ``cutoff`` Å."""
-    edges = torch.nonzero(geometry.edge_distances.detach() < cutoff).squeeze(1)
-    receiver = geometry.edge_index[0, edges]
-    if bool((receiver.diff() < 0).any()):
-        edges = edges[torch.argsort(receiver, stable=True)]
-    distances = geometry.edge_distances[edges]
-    return neighbourhood_of(geometry, edges, distances, envelope(distances, cutoff), radial)
+    """Radial features of the atoms nearer than ``cutoff`` Å."""
+    return neighbourhood_of(geometry, geometry.layout.near, geometry.near_displacements, radial, cutoff)
 
 
 def neighbourhood_of(
-    geometry: Geometry, edges: Tensor, distances: Tensor, fade: Tensor, radial: GaussianDistanceBasis
+    geometry: Geometry,
+    entries: Entries,
+    displacements: Tensor,
+    radial: GaussianDistanceBasis,
+    cutoff: float,
+    unending: Tensor | None = None,
 ) -> Neighbourhood:
-    """Radial features on some edges, (n_local,) each, by receiver."""
-    receiver, sender = geometry.edge_index[0, edges], geometry.edge_index[1, edges]
+    """Radial features of some entries.
+
+    Args:
+        geometry: of the batch.
+        entries: who is whose neighbour.
+        displacements: (n_entries, 3) Å.
+        radial: φ.
+        cutoff: Å, where the envelope ends.
+        unending: (n_entries,) bool, entries whose envelope is one; None: no one.
+    """
+    # A distance has no derivative at zero, where every atom is from itself.
+    distances = (displacements * displacements).sum(dim=1).clamp(min=_SQUARE_OF_NOTHING).sqrt()
+    fade = envelope(distances, cutoff)
+    if unending is not None:
+        fade = torch.where(unending, 1.0, fade)
     z = geometry.atomic_numbers.to(torch.uint8)
     return Neighbourhood(
-        edges=edges,
-        pattern=SparsePattern.from_rows(receiver, sender, geometry.n_atoms, geometry.n_atoms),
+        entries=entries,
+        displacements=displacements,
         distances=distances,
-        types=(z[receiver], z[sender]),
+        types=(z[entries.receiver], z[entries.sender]),
         envelope=fade,
-        self_basis=self_basis(geometry, radial),
+        others=fade * entries.others.to(fade.dtype),
         radial=radial,
     )
 
 
-def self_basis(geometry: Geometry, radial: GaussianDistanceBasis) -> Tensor:
-    """(n_atoms, n_rbf): the radial basis at distance zero."""
-    zero = torch.zeros(geometry.n_atoms, dtype=geometry.dtype, device=geometry.positions.device)
-    return radial(zero, geometry.atomic_numbers, geometry.atomic_numbers)
+_SQUARE_OF_NOTHING = 1e-24
+"""Å²; atoms that come nearer than 1e-12 Å are refused."""
 
 
 class LocalRPE(nn.Module):
@@ -225,23 +230,21 @@ class LocalRPE(nn.Module):
         super().__init__()
         self.bias = nn.Linear(n_rbf, n_heads)
 
-    def on_edges(self, neighbourhood: Neighbourhood, edges: slice = slice(None)) -> Tensor:
-        """exp(b_h)·env of some edges, (n_heads, n_edges); of all unless told otherwise."""
+    def on_entries(self, neighbourhood: Neighbourhood, entries: slice = slice(None)) -> Tensor:
+        """exp(b_h)·env of some entries, (n_heads, n_entries); of all unless told otherwise."""
 
-        def factor(basis: Tensor, edges: slice) -> Tensor:
-            return self.bias(basis).transpose(0, 1).exp() * neighbourhood.envelope[edges]
+        def factor(basis: Tensor, entries: slice) -> Tensor:
+            return (
+                torch.addmm(self.bias.bias[:, None], self.bias.weight, basis.t()).exp()
+                * neighbourhood.envelope[entries]
+            )
 
-        first, last, _ = edges.indices(neighbourhood.n_edges)
-        step = neighbourhood.edges_at_once
+        first, last, _ = entries.indices(neighbourhood.n_entries)
+        step = neighbourhood.entries_at_once
         parts = [slice(a, min(a + step, last)) for a in range(first, last, step)] or [slice(0, 0)]
         found = [neighbourhood.evaluate(factor, part) for part in parts]
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
-    def on_self(self, neighbourhood: Neighbourhood) -> Tensor:
-        """exp(b_h) of every atom with itself, (n_heads, n_atoms)."""
-        return self.bias(neighbourhood.self_basis).exp().transpose(0, 1)
-
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
         """(n_heads, n_structures, n_max, n_max), zero between atoms that are not neighbours."""
-        factors = torch.cat([self.on_edges(neighbourhood), self.on_self(neighbourhood)], dim=1)
-        return geometry.sum_on_pairs(neighbourhood.pair_places(geometry), factors)
+        return geometry.sum_on_pairs(neighbourhood.entries, self.on_entries(neighbourhood))

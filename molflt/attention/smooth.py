@@ -18,10 +18,9 @@ def envelope(distances: Tensor, cutoff: float) -> Tensor:
         distances: any shape, Å.
         cutoff: Å.
     """
-    p = 6.0
     x = (distances / cutoff).clamp(max=1.0)
-    # At x = 1 the terms are 1 − 28 + 48 − 21, which is zero without rounding.
-    return 1 - (p + 1) * (p + 2) / 2 * x**p + p * (p + 2) * x ** (p + 1) - p * (p + 1) / 2 * x ** (p + 2)
+    # At x = 1 this is 1 + (48 − 21 − 28), which is zero without rounding.
+    return 1 + x**6 * (x * (48 - 21 * x) - 28)
 
 
 def taper(x: Tensor, start: float | Tensor, end: float | Tensor) -> Tensor:
@@ -34,11 +33,11 @@ def taper(x: Tensor, start: float | Tensor, end: float | Tensor) -> Tensor:
 
 
 def smooth_max(lengths: Tensor) -> Tensor:
-    """An upper bound of the largest of (n,) lengths in Å, with derivatives of any order where two are equal.
+    """An upper bound of the largest of (..., n, c) lengths in Å over n, with derivatives of any order.
 
     Log-sum-exp; above the maximum by ln(n)/4 Å at most.
     """
-    return torch.logsumexp(_SHARPNESS * lengths, dim=0) / _SHARPNESS
+    return torch.logsumexp(_SHARPNESS * lengths, dim=-2) / _SHARPNESS
 
 
 _SHARPNESS = 4.0

@@ -5,6 +5,9 @@ neither forms a row of values for every entry of the pattern:
 
     weighted_sum:     out_i = Σ_e w_e x_col(e)      e in row i      (sparse times dense)
     scalar_products:  s_e = a_row(e) · b_col(e)                     (dense times dense, sampled)
+
+All heads are one pattern with the rows of one head after those of another. A neighbour list is its own transpose but
+for the order of entries, so that a derivative of a gather is a gather, too.
 """
 
 from __future__ import annotations
@@ -26,19 +29,23 @@ class SparsePattern:
     """Which columns belong to which row, row after row.
 
     Args:
-        row_starts: (n_rows + 1,) int64, ascending, from 0 to the number of entries.
-        columns: (n_entries,) int64.
+        row_starts: (n_rows + 1,) integers, ascending, from 0 to the number of entries.
+        columns: (n_entries,) integers.
         n_columns: number of columns.
+        reverse: (n_entries,) of a symmetric pattern, the entry (j, i) of every entry (i, j); None: not known.
     """
 
-    def __init__(self, row_starts: Tensor, columns: Tensor, n_columns: int) -> None:
+    def __init__(self, row_starts: Tensor, columns: Tensor, n_columns: int, reverse: Tensor | None = None) -> None:
         # It takes half the memory, and the products below read it fastest.
         small = len(columns) < 2**31 and n_columns < 2**31
         index = torch.int32 if small else torch.int64
         self.row_starts = row_starts.to(index)
         self.columns = columns.to(index)
         self.n_columns = n_columns
+        self.reverse = reverse
         self._origin: tuple[SparsePattern, Tensor] | None = None
+        self._stacked: dict[int, SparsePattern] = {}
+        self._masks: dict[torch.dtype, Tensor] = {}
 
     @classmethod
     def from_rows(cls, rows: Tensor, columns: Tensor, n_rows: int, n_columns: int) -> SparsePattern:
@@ -55,16 +62,22 @@ class SparsePattern:
         """Number of entries."""
         return len(self.columns)
 
-    @property
+    @cached_property
     def rows(self) -> Tensor:
-        """(n_entries,) the row of every entry, made anew each time."""
-        counts = self.row_starts.diff()
+        """(n_entries,) the row of every entry."""
         index = torch.arange(self.n_rows, dtype=self.columns.dtype, device=self.columns.device)
-        return index.repeat_interleave(counts, output_size=self.n_entries)
+        return index.repeat_interleave(self.row_starts.diff(), output_size=self.n_entries)
+
+    @cached_property
+    def numbered(self) -> Tensor:
+        """(n_entries,) 0, 1, 2, ..."""
+        return torch.arange(self.n_entries, dtype=self.columns.dtype, device=self.columns.device)
 
     @cached_property
     def transposed(self) -> tuple[SparsePattern, Tensor]:
         """The pattern with rows and columns exchanged, and (n_entries,) the entries of this one in its order."""
+        if self.reverse is not None:
+            return self, self.reverse
         if self._origin is not None:
             origin, order = self._origin
             back = torch.empty_like(order)
@@ -87,8 +100,34 @@ class SparsePattern:
         turned = csr_array((entries, columns, self.row_starts.numpy()), shape=shape).tocsc()
         return torch.from_numpy(turned.indptr), torch.from_numpy(turned.indices), torch.from_numpy(turned.data)
 
+    def stacked(self, n: int) -> SparsePattern:
+        """The pattern ``n`` times along the diagonal of a larger one; made once."""
+        if n == 1:
+            return self
+        if n not in self._stacked:
+            copies = torch.arange(n, dtype=self.columns.dtype, device=self.columns.device)[:, None]
+            columns = (self.columns + self.n_columns * copies).flatten()
+            starts = (self.row_starts[:-1] + self.n_entries * copies).flatten()
+            starts = functional.pad(starts, (0, 1), value=n * self.n_entries)
+            self._stacked[n] = SparsePattern(starts, columns, n * self.n_columns)
+        return self._stacked[n]
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Zeros at the entries, as a sparse matrix; made once."""
+        if dtype not in self._masks:
+            shape, zeros = (self.n_rows, self.n_columns), torch.zeros(self.n_entries, dtype=dtype)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+                self._masks[dtype] = torch.sparse_csr_tensor(
+                    self.row_starts, self.columns, zeros, shape, check_invariants=False
+                )
+        return self._masks[dtype]
+
     def parts(self, n_entries: int) -> Iterator[tuple[slice, slice, SparsePattern]]:
         """Consecutive rows with about ``n_entries`` entries: the rows, their entries, and a pattern of their own."""
+        if self.n_entries <= n_entries:
+            yield slice(0, self.n_rows), slice(0, self.n_entries), self
+            return
         limits = torch.tensor(list(range(n_entries, self.n_entries, n_entries)), device=self.row_starts.device)
         inner = torch.searchsorted(self.row_starts, limits.to(self.row_starts.dtype), right=True) - 1
         cuts = sorted({0, *inner.tolist(), self.n_rows})
@@ -160,14 +199,14 @@ class _SumOfEntries(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pattern: SparsePattern, entries: Tensor, by_column: bool) -> Tensor:
         ctx.pattern, ctx.by_column = pattern, by_column
+        order, starts = pattern.numbered, pattern.row_starts
         if by_column:
             turned, order = pattern.transposed
             starts = turned.row_starts
-        else:
-            order = torch.arange(pattern.n_entries, dtype=pattern.columns.dtype, device=entries.device)
-            starts = pattern.row_starts
         # Adding rows at an index would be many times slower where rows are short.
-        return functional.embedding_bag(order, entries.contiguous(), starts, mode="sum", include_last_offset=True)
+        return functional.embedding_bag(
+            order.to(starts.dtype), entries.contiguous(), starts, mode="sum", include_last_offset=True
+        )
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
@@ -193,7 +232,7 @@ class _WeightedSum(torch.autograd.Function):
         ctx.save_for_backward(
             weights if ctx.needs_input_grad[2] else None, values if ctx.needs_input_grad[1] else None
         )
-        return _sum_rows(pattern, weights, values)
+        return _by_heads(_sum_rows, pattern, weights, values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
@@ -211,7 +250,7 @@ class _ScalarProducts(torch.autograd.Function):
     def forward(ctx: Any, pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
         ctx.pattern = pattern
         ctx.save_for_backward(left, right)
-        return _sample(pattern, left, right)
+        return _by_heads(_sample, pattern, left, right)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
@@ -226,49 +265,82 @@ class _ScalarProducts(torch.autograd.Function):
 
 def _weighted_sum_of_rows(pattern: SparsePattern, weights: Tensor, rows: Tensor) -> Tensor:
     """Σ_e w_e x_row(e) over the entries of every column: (n_heads, n_rows, c) → (n_heads, n_columns, c)."""
+    if pattern.reverse is not None:
+        return weighted_sum(pattern, reversed_entries(pattern, weights, 1), rows)
     turned, order = pattern.transposed
     return weighted_sum(turned, weights.index_select(1, order), rows)
 
 
+def reversed_entries(pattern: SparsePattern, entries: Tensor, dim: int = 0) -> Tensor:
+    """Of every entry (i, j) of a symmetric pattern that of (j, i), along a dimension."""
+    result: Tensor = _Reversed.apply(entries, pattern.reverse, dim)
+    return result
+
+
+class _Reversed(torch.autograd.Function):
+    """Undone by itself, and so its own derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: Tensor, reverse: Tensor, dim: int) -> Tensor:
+        ctx.reverse, ctx.dim = reverse, dim
+        return entries.index_select(dim, reverse)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Reversed.apply(gradient, ctx.reverse, ctx.dim), None, None
+
+
+def differences(pattern: SparsePattern, atoms: Tensor) -> Tensor:
+    """x_row(e) − x_col(e) for every entry of a symmetric pattern: (n, c) → (n_entries, c)."""
+    result: Tensor = _Differences.apply(pattern, atoms)
+    return result
+
+
+class _Differences(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: SparsePattern, atoms: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        return atoms.index_select(0, pattern.rows) - atoms.index_select(0, pattern.columns)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        back = gradient - reversed_entries(ctx.pattern, gradient)
+        return None, sum_of_entries(ctx.pattern, back)
+
+
+def _by_heads(product: Any, pattern: SparsePattern, *of_heads: Tensor) -> Tensor:
+    """A product with the rows of all heads one after another, or of as many as memory is taken for."""
+    n_heads, step = len(of_heads[0]), max(1, _ENTRIES_STACKED // max(1, pattern.n_entries))
+    found = []
+    for first in range(0, n_heads, step):
+        some = [t[first : first + step] for t in of_heads]
+        flat = [t.reshape(-1, *t.shape[2:]) for t in some]
+        found.append(product(pattern.stacked(len(some[0])), *flat).unflatten(0, (len(some[0]), -1)))
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
 def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
-    """An embedding bag per head computes this product on every device, without a row for every entry."""
-    found = [
-        functional.embedding_bag(
-            pattern.columns,
-            value.contiguous(),
-            pattern.row_starts,
-            mode="sum",
-            per_sample_weights=weight.contiguous(),
-            include_last_offset=True,
-        )
-        for weight, value in zip(weights, values, strict=True)
-    ]
-    # One head is not copied: on a mesh the copy would cost as much as the sum.
-    return found[0][None] if len(found) == 1 else torch.stack(found)
+    """An embedding bag computes this product on every device, without a row for every entry."""
+    return functional.embedding_bag(
+        pattern.columns,
+        values.contiguous(),
+        pattern.row_starts,
+        mode="sum",
+        per_sample_weights=weights,
+        include_last_offset=True,
+    )
 
 
 def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
     # MKL's kernel refuses more entries than a full matrix has, which images in a small cell can make.
     fits = pattern.n_entries <= pattern.n_rows * pattern.n_columns
     if fits and left.device.type == "cpu" and torch.backends.mkl.is_available() and left.dtype in _MKL_DTYPES:
-        return _sample_with_mkl(pattern, left, right)
+        mask = pattern.mask(left.dtype)
+        return torch.sparse.sampled_addmm(mask, left.contiguous(), right.contiguous().t(), beta=0.0).values()
     rows, found = pattern.rows, []
     for row, column in zip(rows.split(_ENTRIES_AT_ONCE), pattern.columns.split(_ENTRIES_AT_ONCE), strict=True):
-        found.append((left.index_select(1, row) * right.index_select(1, column)).sum(dim=-1))
-    return torch.cat(found, dim=1)
-
-
-def _sample_with_mkl(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
-    shape = (pattern.n_rows, pattern.n_columns)
-    zeros = left.new_zeros(pattern.n_entries)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        mask = torch.sparse_csr_tensor(pattern.row_starts, pattern.columns, zeros, shape, check_invariants=False)
-    out = left.new_empty((left.shape[0], pattern.n_entries))
-    for head in range(left.shape[0]):
-        product = torch.sparse.sampled_addmm(mask, left[head].contiguous(), right[head].contiguous().t(), beta=0.0)
-        out[head] = product.values()
-    return out
+        found.append((left.index_select(0, row) * right.index_select(0, column)).sum(dim=-1))
+    return torch.cat(found)
 
 
 def _starts(sorted_or_not: Tensor, n: int) -> Tensor:
@@ -279,5 +351,8 @@ def _starts(sorted_or_not: Tensor, n: int) -> Tensor:
 
 _MKL_DTYPES = (torch.float32, torch.float64)
 
-_ENTRIES_AT_ONCE = 1 << 16
-"""Entries whose rows are held at once. It bounds memory and changes no result."""
+_ENTRIES_AT_ONCE = 1 << 20
+"""Entries whose rows are held at once where MKL does not serve. It bounds memory and changes no result."""
+
+_ENTRIES_STACKED = 1 << 23
+"""Entries of as many heads as are one pattern."""

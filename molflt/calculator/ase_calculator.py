@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,11 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from ase.stress import full_3x3_to_voigt_6_stress
 from torch_geometric.data import Batch
 
-from molflt.attention.context import FourierPositions
+from molflt.attention.far.field import ExactMethod
 from molflt.attention.far.members import GaussianBasis
-from molflt.attention.far.mesh import Grid, MeshMethod
-from molflt.attention.far.method import FrequencyMethod
-from molflt.attention.geometry import Geometry
-from molflt.attention.near import local_neighbourhood
+from molflt.attention.far.mesh import Grid, Mesh
+from molflt.attention.geometry import Structure
+from molflt.attention.layout import Plan
 from molflt.calculator.domain_warnings import DomainWarnings
 from molflt.choices import TagConvention
 from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
@@ -117,7 +117,7 @@ class MolFLTCalculator(Calculator):
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
-        self._held = [HeldMethod() for _ in self.model.members]
+        self._held = [HeldMethod(member.model) for member in self.model.members]
         self._warnings = DomainWarnings()
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
@@ -164,9 +164,9 @@ class MolFLTCalculator(Calculator):
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
         found = []
-        for member, held in zip(self.model.members, self._held, strict=True):
-            with held.applied(member.model, batch):
-                found.append(_evaluate(member.model, batch, stress or "forces" in properties, stress))
+        for held in self._held:
+            with held.applied(batch) as model:
+                found.append(_evaluate(model, batch, stress or "forces" in properties, stress))
         # (n_members, ...)
         values = {quantity: np.stack([member[quantity] for member in found]) for quantity in found[0]}
         for quantity, each in values.items():
@@ -240,21 +240,21 @@ def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
     return load(model, device, precision)
 
 
-class HeldMeshMethod(MeshMethod):
+class HeldMesh(Mesh):
     """A particle mesh that keeps its grid from one structure to the next, as long as it fits."""
 
     def __init__(self, tolerance: float) -> None:
         super().__init__(tolerance)
         self._held: dict[int, Grid] = {}
 
-    def grid(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Grid:
-        """See :class:`MeshMethod`."""
+    def grid(self, structure: Structure, basis: GaussianBasis) -> Grid:
+        """See :class:`Mesh`."""
         # A structure in pieces has one for each, told apart by their atoms.
-        n = geometry.sizes[b]
-        own, held = super().grid(geometry, b, basis), self._held.get(n)
+        n = len(structure)
+        own, held = super().grid(structure, basis), self._held.get(n)
         if held is not None and held.spacing <= own.spacing:
             fine = all(have * COARSEST >= need for have, need in zip(held.n_periodic, own.n_periodic, strict=True))
-            points, needed = (math.prod(self.n_planes(grid, geometry, b)) for grid in (held, own))
+            points, needed = (math.prod(self.n_planes(grid, structure)) for grid in (held, own))
             if fine and points <= LARGEST * needed:
                 return held
         self._held[n] = own
@@ -262,34 +262,30 @@ class HeldMeshMethod(MeshMethod):
 
 
 class HeldMethod:
-    """Keeps the numerical method of one model while the atoms of a structure stay the same ones."""
+    """Keeps the plan of one model, and the way of its far field while the atoms of a structure stay the same ones."""
 
-    def __init__(self) -> None:
-        self._atoms: tuple[bytes, bytes] | None = None
-        self._method: FrequencyMethod | None = None
+    def __init__(self, model: EnergyModel) -> None:
+        self._model, self._plan = model, model.plan()
+        self._held: tuple[tuple[bytes, bytes], Plan, HeldMesh] | None = None
 
     @contextmanager
-    def applied(self, model: EnergyModel, batch: Batch) -> Iterator[None]:
-        """Evaluate ``model`` by the method held, chosen anew when atomic numbers or periodic directions change."""
-        positions = model.positions
-        if not isinstance(positions, FourierPositions) or positions.method is None:
-            yield
+    def applied(self, batch: Batch) -> Iterator[EnergyModel]:
+        """The model, with the batch laid out in the way held, chosen anew for other atoms or periodic directions."""
+        method, plan = self._model.positions.method, self._plan
+        if plan.far is None or not isinstance(method, ExactMethod):
+            batch.layout = plan(batch).to(self._model.device)
+            yield self._model
             return
         atoms = (batch.atomic_numbers.cpu().numpy().tobytes(), batch.pbc.cpu().numpy().tobytes())
-        if atoms != self._atoms:
-            self._method, self._atoms = _choose(model, positions, batch), atoms
-        own = positions.method
-        positions.method = self._method
+        if self._held is None or atoms != self._held[0]:
+            far = plan(batch).far
+            assert far is not None
+            held = replace(plan, far=replace(plan.far, way=far.groups[0].way))
+            self._held = atoms, held, HeldMesh(method.tolerance)
+        _, plan, mesh = self._held
+        batch.layout = plan(batch).to(self._model.device)
+        own, method.mesh = method.mesh, mesh
         try:
-            yield
+            yield self._model
         finally:
-            positions.method = own
-
-
-def _choose(model: EnergyModel, positions: FourierPositions, batch: Batch) -> FrequencyMethod | None:
-    with torch.no_grad():
-        geometry = model.geometry(batch)
-        neighbourhood = local_neighbourhood(geometry, model.radial, model.config.cutoff)
-        basis = None if positions.rpe is None else positions.rpe()
-        method = positions.contractions(geometry, neighbourhood, basis)[0].method
-    return HeldMeshMethod(method.tolerance) if isinstance(method, MeshMethod) else method
+            method.mesh = own

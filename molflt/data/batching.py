@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -147,13 +148,18 @@ class AtomBudgetSampler(Sampler[list[int]]):
         return parts
 
 
-def collate(structures: Sequence[Data]) -> Batch:
+def collate(structures: Sequence[Data], plan: Callable[[Batch], Any] | None = None) -> Batch:
     """Put structures into one batch.
 
     Per-atom fields are concatenated, per-structure fields stacked, ``edge_index`` counts through the batch;
     ``name`` and other text become lists. Where only some structures have a charge, that of the
     others is 0. Text and sids that only some structures have are left out, as are further conformers and what a file
     says of a structure beyond the vocabulary (``info`` and ``extra``).
+
+    Args:
+        structures: with their neighbour lists.
+        plan: of the model that the batch is for, which lays it out (:class:`molflt.attention.layout.Plan`): here, in
+            a worker, and not while a device waits. Without it the model does so itself.
 
     Raises:
         InputError: there are none, or only some of them have a label or a neighbour list.
@@ -172,7 +178,10 @@ def collate(structures: Sequence[Data]) -> Batch:
                 f"'{field}' is given for some structures of a batch but not for {without.get('name', 'others')}; "
                 "complete the data or drop the field"
             )
-    return Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"conformers", "info", "extra"}))
+    batch = Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"conformers", "info", "extra"}))
+    if plan is not None:
+        batch.layout = plan(batch)
+    return batch
 
 
 def _with_charge(structure: Data) -> Data:
@@ -188,11 +197,13 @@ class StructureCollater:
 
     cutoff: float
     all_pairs_if_isolated: bool = False
+    plan: Callable[[Batch], Any] | None = None
 
     def __call__(self, structures: Sequence[Data]) -> Batch:
         """Attach neighbour lists to copies of the structures and put these into a batch."""
         with torch.no_grad():
             # shallow: the data set's own structures stay as they are
             return collate(
-                [attach_neighbours(copy.copy(s), self.cutoff, self.all_pairs_if_isolated) for s in structures]
+                [attach_neighbours(copy.copy(s), self.cutoff, self.all_pairs_if_isolated) for s in structures],
+                self.plan,
             )

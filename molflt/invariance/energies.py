@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.attention.far.choice import Contraction
 from molflt.data.batching import StructureCollater
 from molflt.data.compositions import apart
 from molflt.model.energy_model import EnergyModel
@@ -34,7 +33,7 @@ class Energies:
 
     energy: np.ndarray
     magnitude: np.ndarray
-    contractions: list[Contraction]
+    contractions: list[str]
 
 
 def energies(model: EnergyModel, structures: Sequence[Data], padding: int = 0) -> Energies:

@@ -14,7 +14,6 @@ import torch
 from torch_geometric.data import Data
 
 from molflt.attention.config import MethodKeys
-from molflt.attention.far.choice import Contraction
 from molflt.data.progress import track
 from molflt.invariance.energies import Energies, energies, has_far_field, scaled_until_it_matters
 from molflt.invariance.structures import (
@@ -135,7 +134,7 @@ def _supercell(subject: Subject, random: np.random.Generator) -> Comparison:
 
 
 def _against_exact(subject: Subject, random: np.random.Generator) -> Comparison:
-    """The achieved error of lattice, mesh or quadrature, in energy; an estimator has no exact form."""
+    """The achieved error of waves or mesh, in energy; an estimator has no exact form."""
     attention = subject.model.config.attention
     if not isinstance(attention, MethodKeys) or attention.frequencies == "exact":
         return _nothing()
@@ -233,9 +232,8 @@ def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, s
     why = EXACT
     approximate = np.array(
         [
-            (name in _MOVES_A_GRID and _has_a_grid(contraction, data))
-            or (name == "against exact" and _is_computed(contraction))
-            for contraction, data in zip(subject.reference.contractions, subject.structures, strict=True)
+            (name in _MOVES_A_GRID and _has_a_grid(way, data)) or (name == "against exact" and way != "pairs")
+            for way, data in zip(subject.reference.contractions, subject.structures, strict=True)
         ]
         if subject.reference.contractions
         else [False] * len(magnitude)
@@ -249,19 +247,13 @@ def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, s
     return bound, f"ε = {tolerance:g}" if approximate.any() else why
 
 
-def _is_computed(contraction: Contraction) -> bool:
-    """By another method than the closed form."""
-    return contraction.method is not None and contraction.method.name != "exact"
-
-
-def _has_a_grid(contraction: Contraction, data: Data) -> bool:
+def _has_a_grid(way: str, data: Data) -> bool:
     """Whether a change of the structure may move it through a grid.
 
     Along a lattice it does. Where nothing repeats, the grid turns with the structure, but equal principal axes leave
     open which way it lies.
     """
-    method = None if contraction.method is None else contraction.method.name
-    return method == "mesh" or (method == "lattice" and int(data.pbc.sum()) < 2)
+    return way == "mesh" or (way == "waves" and int(data.pbc.sum()) < 2)
 
 
 def _judge(name: str, dtype: DtypeName, scaled: bool, subject: Subject, found: Sequence[Comparison]) -> Result:

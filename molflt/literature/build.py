@@ -7,11 +7,10 @@ from molflt.attention.build import (
     Sizes,
     build_kernel,
     build_rpe,
-    interchangeable_method,
     with_far_field,
 )
 from molflt.attention.context import FourierPositions
-from molflt.attention.far.costs import LayerSizes
+from molflt.attention.far.field import ExactMethod
 from molflt.attention.mechanism import SharedPositions
 from molflt.literature.concat import ConcatAttention, ConcatPositions
 from molflt.literature.names import (
@@ -73,9 +72,8 @@ def build_randomised(config: RandomisedConfig, sizes: Sizes) -> Built:
 def build_randomised_rpe(config: RandomisedRpeConfig, sizes: Sizes) -> Built:
     """RA with the local RPE and f̂ as its positional mask, on pairs."""
     rpe = build_rpe(config, config.spectrum, sizes.seed)
-    on_pairs = LayerSizes(sizes.n_applications, sizes.n_heads, sizes.dim, sizes.dim, rank=1, n_layers=sizes.n_layers)
-    method = interchangeable_method(config.frequencies, config.tolerance)
-    positions = FourierPositions(rpe, method, on_pairs, "quadratic", moments=False)
+    method = ExactMethod(config.frequencies, config.tolerance)
+    positions = FourierPositions(rpe, method, moments=False, dense=True)
     return positions, [
         MaskedRandomisedAttention(
             sizes.dim,

@@ -46,7 +46,7 @@ class ConcatPositions(SharedPositions):
         assert self.rpe is not None
         assert isinstance(self.method, UndampedMethod)
         # As published, positions are counted from wherever the origin happens to be.
-        positions = geometry.positions + geometry.centroids[geometry.structure]
+        positions = geometry.positions + geometry.to_atoms(geometry.centroids)
         waves = plane_waves(positions, self.method.frequencies()).to(geometry.dtype)
         return ConcatContext(waves, self.method.coefficients(self.rpe()).to(geometry.dtype))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from molflt.attention.config import (
     PERFORMER_KERNEL,
@@ -54,12 +54,6 @@ class UndampedConfig(ContentKeys, UndampedKeys):
     means: bool = Field(False, description="proposals with learnable means")
     spectrum: SpectrumKind = Field("gaussian", description="a_k from the Gaussian basis, or free weights")
     periodic_radius: float = Field(12.0, ge=0.1, le=1000, description="envelope of the sum over images, Å")
-
-    @model_validator(mode="after")
-    def _linear_form(self) -> Self:
-        if self.order == "linear" and self.directions == "averaged":
-            raise ValueError("averaged directions have no linear form: leave order at auto")
-        return self
 
 
 class ConcatConfig(UndampedKeys, KernelKeys):

@@ -18,19 +18,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from molflt.attention.baselines.performer import ContentAttention
 from molflt.attention.context import FourierContext
 from molflt.attention.geometry import Geometry
-from molflt.attention.layer import (
-    RPE_WEIGHT_STD,
-    BoundedProjection,
-    OnPairs,
-    Prepared,
-    from_pairs,
-    on_pairs,
-    to_pairs,
-)
+from molflt.attention.layer import RPE_WEIGHT_STD, BoundedProjection
 from molflt.attention.mechanism import AttentionLayer, split_heads
 from molflt.attention.near import LocalRPE
 from molflt.literature.names import Sampling
@@ -125,7 +118,11 @@ class RandomisedAttention(ContentAttention):
         return randomised_attention(query, key, value, near, None, self.n_samples, self.sampling, self.training)
 
 
-class MaskedRandomisedAttention(AttentionLayer[FourierContext, Prepared]):
+Masks = tuple[Tensor, Tensor | None]
+"""(n_heads, n_structures, n_max, n_max) each: exp(b_h)·env, images added, and f̂_h; None without a far field."""
+
+
+class MaskedRandomisedAttention(AttentionLayer[FourierContext, Masks]):
     """One layer with the positional mask of DESIGN §3: exp(b_h)·env on neighbours as near, f̂ as far.
 
     The local RPE has ``n_rbf`` radial functions, f̂ ``n_weights`` basis functions; see :func:`randomised_attention`.
@@ -145,19 +142,22 @@ class MaskedRandomisedAttention(AttentionLayer[FourierContext, Prepared]):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
 
-    def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
-        """See :class:`AttentionLayer`. All parts are contracted on pairs."""
-        return Prepared(context, [on_pairs(self.local_rpe, self.rpe_weights, part) for part in context.parts])
-
-    def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
+    def prepare(self, geometry: Geometry, context: FourierContext) -> Masks:
         """See :class:`AttentionLayer`."""
+        near, layout, found = self.local_rpe(geometry, context.neighbourhood), geometry.layout.far, []
+        for far in context.fields:
+            matrix = far.matrix(self.rpe_weights)
+            gap = near.shape[-1] - matrix.shape[-1]
+            found.append(functional.pad(matrix, (0, gap, 0, gap)))
+        if not found or layout is None:
+            return near, None
+        order = torch.cat([group.index for group in layout.groups]).argsort()
+        return near, torch.cat(found, dim=1).index_select(1, order)
+
+    def forward(self, x: Tensor, geometry: Geometry, prepared: Masks) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        near, far = prepared
         value = self.dropout(split_heads(self.value(x), self.n_heads))
-        context, found = prepared.context, []
-        inputs = zip(*(context.distribute(t) for t in (*self.query_key(x), value)), strict=True)
-        for part, of_part, factors in zip(context.parts, inputs, prepared.factors, strict=True):
-            assert isinstance(factors, OnPairs)
-            q, k, v = (to_pairs(part.geometry, t) for t in of_part)
-            near, far = factors.local, factors.far
-            out = randomised_attention(q, k, v, near, far, self.n_samples, self.sampling, self.training)
-            found.append(from_pairs(part.geometry, out))
-        return self.output(context.collect(found))
+        q, k, v = (geometry.pad(t).permute(2, 0, 1, 3) for t in (*self.query_key(x), value))
+        out = randomised_attention(q, k, v, near, far, self.n_samples, self.sampling, self.training)
+        return self.output(geometry.pack(out.permute(1, 2, 0, 3).flatten(2)))

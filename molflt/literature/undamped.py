@@ -7,25 +7,26 @@ weights to f̂. Models record their method and refuse another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from scipy.special import gammaincinv
 from torch import Tensor, nn
 
-from molflt.attention.far.costs import LayerSizes, Work
-from molflt.attention.far.images import expected_images, safe_norm, squared_norm, sum_over_images
+from molflt.attention.far.field import FarField, FarMethod, of_group
+from molflt.attention.far.images import safe_norm
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
-from molflt.attention.far.method import FrequencyMethod, PositionFeatures, features_work
+from molflt.attention.far.pairs import Displacements, OnPairs, members_on_pairs, squared_norm, sum_over_pairs
+from molflt.attention.far.waves import OnWaves
+from molflt.attention.far.ways import FarPlan, Group
 from molflt.attention.geometry import Geometry
-from molflt.attention.smooth import envelope, sinc_of_square
+from molflt.attention.smooth import envelope
 from molflt.literature.names import Directions, Proposal, Radii, SpectrumKind
 
 SCALE_MARGIN = 2.0
 
 
-class UndampedMethod(FrequencyMethod):
+class UndampedMethod(FarMethod):
     """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or Σ_k a_k sinc(2π|ξ_k||Δ|) with the direction integrated out.
 
     The frequencies are ξ_k = μ_k + s_k ε_k. The ε_k ~ N(0, I) are drawn once and saved with the model, the s_k are
@@ -50,8 +51,6 @@ class UndampedMethod(FrequencyMethod):
         seed: of the draw.
         means: whether the proposals have learnable means μ_k, which start at zero; for random directions only.
     """
-
-    name = "undamped"
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class UndampedMethod(FrequencyMethod):
         self.free_means = nn.Parameter(torch.zeros(n_frequencies - 1, 3)) if means else None
 
     def n_weights(self, n_basis: int) -> int:
-        """See :class:`FrequencyMethod`: T, or r when the spectrum is free."""
+        """See :class:`FarMethod`: T, or r when the spectrum is free."""
         return self.n_frequencies if self.spectrum == "free" else n_basis
 
     @property
@@ -114,52 +113,36 @@ class UndampedMethod(FrequencyMethod):
         return basis.spectra(safe_norm(xi)) / (self.n_frequencies * proposal)[:, None]
 
     def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor]:
-        """See :class:`FrequencyMethod`."""
+        """See :class:`FarMethod`."""
         return self.frequencies().norm(dim=1), self.coefficients(basis)
 
-    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
-        """See :class:`FrequencyMethod`."""
-        xi = self.frequencies().to(geometry.dtype)
-        coefficients = self.coefficients(basis).to(geometry.dtype)
-        kappa = 2 * math.pi * safe_norm(xi)
+    def plan(self, basis: GaussianBasis, dense: bool) -> FarPlan:
+        """See :class:`FarMethod`."""
+        return FarPlan("pairs", 0.0, self.periodic_radius, 0.0, dense)
 
-        def estimate(delta: Tensor) -> Tensor:
+    def field(self, group: Group, geometry: Geometry, basis: GaussianBasis) -> FarField:
+        """See :class:`FarMethod`: isolated structures with random directions have features of positions."""
+        positions, cell = of_group(group, geometry)
+        xi, coefficients = self.frequencies(), self.coefficients(basis).to(geometry.dtype).transpose(0, 1)
+        if group.images is None and self.directions == "random":
+            features = plane_waves(positions, xi).to(geometry.dtype)
+            return OnWaves(group.places, features, coefficients.repeat(1, 2)[None])
+
+        def estimate(delta: Displacements) -> Tensor:
+            squared = squared_norm(delta, geometry.dtype)
             if self.directions == "averaged":
-                return sinc_of_square(kappa**2 * squared_norm(delta)[..., None]) @ coefficients
-            return torch.cos(2 * math.pi * delta @ xi.transpose(0, 1)) @ coefficients
+                turns = (2 * math.pi * safe_norm(xi)) ** 2
+                waves = members_on_pairs(squared, torch.ones_like(turns), torch.zeros_like(turns), turns, len(turns))
+            else:
+                phase = torch.einsum("kx,x...->k...", xi.to(geometry.dtype), torch.stack(delta).to(geometry.dtype))
+                waves = torch.cos(2 * math.pi * phase)
+            found = (coefficients @ waves.flatten(1)).view(-1, *squared.shape)
+            if group.images is None:
+                return found
+            return found * envelope(squared.clamp(min=1e-24).sqrt(), self.periodic_radius)
 
-        def enveloped(delta: Tensor) -> Tensor:
-            return estimate(delta) * envelope(safe_norm(delta), self.periodic_radius)[..., None]
-
-        if not any(geometry.is_periodic(b) for b in structures):
-            chosen = list(structures)
-            mask = geometry.pair_mask[chosen][..., None]
-            return torch.where(mask, estimate(geometry.pair_displacements[chosen]), 0.0)
-        found = []
-        for b in structures:
-            function = enveloped if geometry.is_periodic(b) else estimate
-            found.append(sum_over_images(geometry, b, self.periodic_radius, function))
-        return geometry.pad_blocks(found)
-
-    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work:
-        """See :class:`FrequencyMethod`."""
-        n, n_images = geometry.sizes[b], expected_images(geometry, b, self.periodic_radius)
-        on_nodes = n * n * n_images * self.n_frequencies
-        return Work(pair_waves=on_nodes, pair_mixed=on_nodes * self.n_weights(len(basis)))
-
-    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> PositionFeatures | None:
-        """See :class:`FrequencyMethod`: for isolated structures, with random directions."""
-        if geometry.is_periodic(b) or self.directions == "averaged":
-            return None
-        coefficients = self.coefficients(basis)
-        waves = plane_waves(geometry.atoms_of(b), self.frequencies()).to(geometry.dtype)
-        return PositionFeatures(waves, coefficients.repeat(2, 1).to(geometry.dtype))
-
-    def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work | None:
-        """See :class:`FrequencyMethod`."""
-        if geometry.is_periodic(b) or self.directions == "averaged":
-            return None
-        return features_work(geometry.sizes[b], 2 * self.n_frequencies, self.n_weights(len(basis)), sizes)
+        n = max(self.n_frequencies, self.n_weights(len(basis)))
+        return OnPairs(group.places, sum_over_pairs(group, positions, cell, estimate, n))
 
 
 def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:
@@ -178,12 +161,12 @@ def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:
 
 
 def plane_waves(positions: Tensor, xi: Tensor) -> Tensor:
-    """[cos 2πξ_k·r_i, sin 2πξ_k·r_i] in float64: positions (n, ℓ) Å and frequencies (r, ℓ) 1/Å → (n, 2r)."""
+    """[cos 2πξ_k·r_i, sin 2πξ_k·r_i] in float64: positions (..., ℓ) Å and frequencies (r, ℓ) 1/Å → (..., 2r)."""
     phase = 2 * math.pi * positions.to(torch.float64) @ xi.to(torch.float64).transpose(0, 1)
-    return torch.cat([phase.cos(), phase.sin()], dim=1)
+    return torch.cat([phase.cos(), phase.sin()], dim=-1)
 
 
 def _gaussian_density(xi: Tensor, means: Tensor, scales: Tensor) -> Tensor:
     """N(ξ_k; μ_l, s_l² I) in three dimensions, (r, 3) each and scales (r,) → (r, r)."""
     variance = scales**2
-    return (2 * math.pi * variance) ** -1.5 * torch.exp(-squared_norm(xi[:, None] - means) / (2 * variance))
+    return (2 * math.pi * variance) ** -1.5 * torch.exp(-(xi[:, None] - means).square().sum(dim=-1) / (2 * variance))

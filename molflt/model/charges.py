@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from molflt.attention.far.coulomb import COULOMB, potentials, potentials_of_neighbours
 from molflt.attention.geometry import Geometry
@@ -36,11 +37,9 @@ class ChargeHead(nn.Module):
             (n_atoms, n_channels) e, float64.
         """
         free = torch.sqrt(scale / COULOMB) * self.mlp(x).to(torch.float64)
-        wanted = torch.zeros(geometry.n_structures, free.shape[1], dtype=free.dtype, device=free.device)
-        wanted[:, 0] = total
-        sizes = torch.tensor(geometry.sizes, dtype=free.dtype, device=free.device)
-        surplus = (geometry.sum_over_structures(free) - wanted) / sizes[:, None]
-        return free - surplus[geometry.structure]
+        wanted = functional.pad(total[:, None].to(free.dtype), (0, free.shape[1] - 1))
+        surplus = (geometry.sum_over_structures(free) - wanted) / geometry.layout.counts[:, None]
+        return free - geometry.to_atoms(surplus)
 
 
 def charge_energies(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:

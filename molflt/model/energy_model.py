@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from molflt.attention.build import Sizes, build_attention
-from molflt.attention.far.choice import Contraction
+from molflt.attention.far.coulomb import PLAN
 from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.kernels.random_features import redraw
+from molflt.attention.layout import Layout, Plan
 from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
 from molflt.attention.sparse import scalar_products, sum_of_entries
@@ -44,7 +45,7 @@ class AtomEmbedding(nn.Module):
 
         def messages(basis: Tensor, edges: slice) -> Tensor:
             weights = self.neighbour_element(neighbourhood.types[1][edges].to(torch.int64))
-            return basis * weights * neighbourhood.envelope[edges, None]
+            return basis * weights * neighbourhood.others[edges, None]
 
         summed = neighbourhood.sum_over_neighbours(messages)
         return self.element(z) + self.tag(tags) + self.centrality(summed)
@@ -80,10 +81,11 @@ def contact(tags: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> T
         (n_atoms,) from 0 to 1: of an atom of the surface 1 − exp(−2 Σ_j env(d_ij)), j in the adsorbate.
     """
     adsorbate = tags == TAG_ADSORBATE
-    without = geometry.sum_over_structures(adsorbate.to(torch.int64))[geometry.structure] == 0
-    reached = neighbourhood.envelope * adsorbate[neighbourhood.pattern.columns.to(torch.int64)]
-    near = 1 - torch.exp(-2 * sum_of_entries(neighbourhood.pattern, reached[:, None]).squeeze(1))
-    return torch.where(adsorbate | without, torch.ones_like(near), near)
+    share = adsorbate.to(neighbourhood.others.dtype)[:, None]
+    without = geometry.to_atoms(geometry.sum_over_structures(share)) == 0
+    reached = neighbourhood.others[:, None] * share.index_select(0, neighbourhood.pattern.columns)
+    near = -torch.expm1(-2 * sum_of_entries(neighbourhood.pattern, reached))
+    return torch.where(adsorbate[:, None] | without, 1.0, near).squeeze(1)
 
 
 class DisplacementHead(nn.Module):
@@ -102,14 +104,13 @@ class DisplacementHead(nn.Module):
 
     def forward(self, x: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
         """(n_atoms, dim) → (n_atoms, 3) in units of the standard deviation of the displacements."""
-        unit = geometry.edge_displacements[neighbourhood.edges]
-        unit = unit / geometry.edge_distances[neighbourhood.edges, None]
+        unit = neighbourhood.displacements / neighbourhood.distances[:, None]
         a, b = (split_heads(part(x), self.n_heads).transpose(0, 1) for part in (self.receiver, self.sender))
         scores = scalar_products(neighbourhood.pattern, a, b) * a.shape[-1] ** -0.5
 
         def arrows(basis: Tensor, edges: slice) -> Tensor:
             weight = (scores[:, edges] * self.radial(basis).transpose(0, 1)).sum(dim=0)
-            return (weight * neighbourhood.envelope[edges])[:, None] * unit[edges]
+            return (weight * neighbourhood.others[edges])[:, None] * unit[edges]
 
         return neighbourhood.sum_over_neighbours(arrows)
 
@@ -124,8 +125,8 @@ class ModelOutput:
             its charges have of the others included. A mean per structure belongs to no atom and is left out.
         displacement: (n_atoms, 3) Å, predicted relaxed minus given position; None without the auxiliary head.
         embeddings: (n_atoms, dim), what the encoder makes of each atom.
-        contractions: numerical method and contraction order of each structure's far field; empty for attention
-            that has no such choice.
+        contractions: the way in which each structure's far field was summed (``attention/far/ways.py``); empty
+            without one.
         charges: (n_atoms, n_channels) e, float64, latent; None without them.
     """
 
@@ -133,7 +134,7 @@ class ModelOutput:
     atomic_energies: Tensor
     displacement: Tensor | None
     embeddings: Tensor
-    contractions: list[Contraction]
+    contractions: list[str]
     charges: Tensor | None = None
 
 
@@ -202,11 +203,38 @@ class EnergyModel(nn.Module):
             if self.displacement_head is not None:
                 displacement = self.displacement_head(x, geometry, neighbourhood)
                 displacement = displacement * statistics.displacement_std.to(displacement.dtype)
-        return ModelOutput(energy, atomic, displacement, x, context.contractions, charges)
+        far = geometry.layout.far
+        ways = {} if far is None else {b: str(group.way) for group in far.groups for b in group.structures}
+        return ModelOutput(energy, atomic, displacement, x, [ways[b] for b in sorted(ways)], charges)
 
     def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
         """The geometry of a batch, in the precision of the weights; arguments as of :meth:`forward`."""
-        return geometry_of_batch(batch, self.dtype, n_max)
+        return geometry_of_batch(batch, self.layout(batch, n_max), self.dtype)
+
+    def layout(self, batch: Any, n_max: int | None = None) -> Layout:
+        """The layout that the batch brings, or one that is made for it.
+
+        Raises:
+            ValueError: the layout was made for another kind of model.
+        """
+        given: Layout | None = batch.layout if "layout" in batch and n_max is None else None
+        if given is None:
+            return self.plan()(batch, n_max).to(batch.positions.device)
+        # Widths are not looked at, for that would wait for a device: a plan has a margin.
+        has_far, plan = self.positions.n_weights > 0, given.plan
+        mine = (self.config.cutoff, self.positions.wide, has_far, self.config.charges > 0)
+        if mine != (plan.cutoff, plan.wide, plan.far is not None, plan.charges is not None):
+            raise ValueError("the batch was laid out for another kind of model; use the plan of this one")
+        return given
+
+    def plan(self) -> Plan:
+        """What batches have to be laid out by at the present weights, see :class:`StructureCollater`.
+
+        On a GPU it waits for the widths of the far field.
+        """
+        with torch.no_grad():
+            plan = self.positions.plan(self.config.cutoff)
+        return replace(plan, charges=PLAN) if self.config.charges else plan
 
     def redraw_features(self, seed: int) -> None:
         """Draw the random features of every layer anew, the same for the same seed."""

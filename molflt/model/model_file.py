@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
-from molflt.attention.build import interchangeable_method
 from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys
+from molflt.attention.far.field import ExactMethod
 from molflt.choices import MethodName
 from molflt.data.domain import Domain
 from molflt.data.labels import LabelSpec, Target
@@ -222,7 +222,7 @@ def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
             f"frequencies={frequencies}: no such method; choose one of {', '.join(get_args(MethodName))}"
         )
     if isinstance(attention, MethodKeys):
-        model.positions.method = interchangeable_method(frequencies, attention.tolerance)
+        model.positions.method = ExactMethod(frequencies, attention.tolerance)
         attention.frequencies = frequencies
     elif isinstance(attention, FarFieldKeys):
         raise InputError(
@@ -299,7 +299,7 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMeta
             f"{OLDEST_SCHEMA} on: train again"
         )
     try:
-        return ModelMetadata.model_validate(content)
+        return ModelMetadata.model_validate(_without_retired_keys(content))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -307,6 +307,17 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMeta
     except UnicodeEncodeError as error:
         # A word with half of a surrogate pair.
         raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
+
+
+def _without_retired_keys(content: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a model without keys that once told how to compute it, and never what."""
+    config = content.get("config")
+    attention = config.get("attention") if isinstance(config, dict) else None
+    if isinstance(attention, dict):
+        attention.pop("order", None)
+        if attention.get("frequencies") == "quadrature":
+            attention["frequencies"] = "auto"
+    return content
 
 
 def _expected_tensors(path: Path, metadata: ModelMetadata, member: _Member) -> dict[str, torch.Tensor]:

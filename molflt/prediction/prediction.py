@@ -36,7 +36,7 @@ class Prediction:
     Attributes:
         energies: (n_structures,) eV, float64; the mean over the members of an ensemble; NaN where it failed.
         names: where each structure came from.
-        contractions: how the far field was computed ("lattice, quadratic") and for how many structures.
+        contractions: how the far field was computed ("waves") and for how many structures.
         std: (n_structures,) eV: what 68 % of the errors are below, where the model's file knows; else the standard
             deviation over the members (n − 1 in the denominator), or None for one model. It is measured on structures
             inside the domain, and says nothing of others, which have an entry in ``warnings``.
@@ -72,7 +72,7 @@ class Prediction:
 
     @property
     def far_field(self) -> str:
-        """``contractions`` in words: "lattice, quadratic (300 structures)"."""
+        """``contractions`` in words: "waves (300 structures)"."""
         return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
 
     @property

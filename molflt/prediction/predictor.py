@@ -12,6 +12,7 @@ from ase.data import chemical_symbols
 from torch import Tensor
 from torch_geometric.data import Data
 
+from molflt.attention.layout import Plan
 from molflt.choices import OnError
 from molflt.data import domain
 from molflt.data.batching import AtomBudgetSampler, collate
@@ -279,7 +280,7 @@ def _compute(
     models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, wanted: Sequence[str]
 ) -> tuple[np.ndarray, list[str], dict[str, list[np.ndarray]]]:
     """(n_models, n_structures) energies, the contractions, and of every structure what is wanted of its atoms."""
-    batch = collate(structures).to(device)
+    batch = collate(structures, Plan.covering([model.plan() for model in models])).to(device)
     sizes = [int(data.num_nodes) for data in structures]
     energies = np.empty((len(models), len(structures)))
     sums: dict[str, Tensor] = {}
@@ -298,7 +299,7 @@ def _compute(
     by_atom = {
         name: [part.cpu().numpy() for part in (total / len(models)).split(sizes)] for name, total in sums.items()
     }
-    return energies, [str(contraction) for contraction in output.contractions], by_atom
+    return energies, output.contractions, by_atom
 
 
 def why_no_forces(target: str) -> str | None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from molflt.attention.baselines.softmax import SoftmaxPositions
+from molflt.attention.far.field import FarMethod
 from molflt.attention.far.members import GaussianBasis
-from molflt.attention.far.method import FrequencyMethod
 from molflt.attention.smooth import envelope, sinc_of_square
 from molflt.model.energy_model import EnergyModel
 
@@ -121,7 +121,7 @@ def local_curves(model: EnergyModel, pair: tuple[int, int]) -> LocalCurves | Non
     return LocalCurves(distances.double().cpu().numpy(), values.transpose(1, 2).double().cpu().numpy(), pair)
 
 
-def _waves(method: FrequencyMethod | None, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
+def _waves(method: FarMethod | None, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
     """|ξ_k| (r,) and their coefficients per weight (r, n_weights), of methods that are part of the model."""
     if method is None:
         return None

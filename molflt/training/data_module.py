@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import lightning
 import numpy as np
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
+from molflt.attention.layout import Plan
 from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.domain import GEOMETRIC, outside
@@ -19,6 +22,7 @@ from molflt.model.standardiser import mean_absolute_deviation
 from molflt.training.config import TrainConfig
 from molflt.training.prepared import NoisyDataset, PreparedDataset
 from molflt.training.separation import SHARE, SeparatedDataset
+from molflt.training.task import EnergyTask
 from molflt.training.training_set import TrainingSet, read_training_set
 
 _EXAMPLES = 3
@@ -155,7 +159,9 @@ class EnergyDataModule(lightning.LightningDataModule):
                 dataset = SeparatedDataset(dataset, self.separation, config.seed, epoch)
         sampler = self._sampler(dataset.n_atoms, shuffle=True)
         sampler.set_epoch(epoch)
-        return self._loader(dataset, sampler)
+        task = self.trainer.lightning_module
+        assert isinstance(task, EnergyTask)
+        return self._loader(dataset, sampler, task.plan_of_epoch())
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader per validation split, in the order of the configuration."""
@@ -201,7 +207,11 @@ class EnergyDataModule(lightning.LightningDataModule):
             n_atoms, max_atoms, shuffle=shuffle, seed=self.config.seed, rank=rank, n_ranks=n_ranks
         )
 
-    def _loader(self, dataset: PreparedDataset | SeparatedDataset, sampler: AtomBudgetSampler) -> DataLoader[Batch]:
+    def _loader(
+        self, dataset: PreparedDataset | SeparatedDataset, sampler: AtomBudgetSampler, plan: Plan | None = None
+    ) -> DataLoader[Batch]:
         # A cache in a worker process would die with it.
         num_workers = 0 if dataset.cached else self.config.data.num_workers
-        return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers)
+        return DataLoader(
+            dataset, batch_sampler=sampler, collate_fn=partial(collate, plan=plan), num_workers=num_workers
+        )

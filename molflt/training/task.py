@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch_geometric.data import Batch
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric, MetricCollection
 
 from molflt.attention.config import KernelKeys
+from molflt.attention.layout import Plan
 from molflt.errors import InputError
 from molflt.memory import fitting
 from molflt.model.derivatives import derivatives
@@ -62,6 +64,7 @@ class EnergyTask(lightning.LightningModule):
         self.n_steps = self.n_exploding = 0
         self._in_a_row = 0
         self._left_out = False
+        self._planned: tuple[int, float, float, float] | None = None
         self._last: tuple[Batch, Tensor, tuple[float, float]]
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
@@ -73,6 +76,24 @@ class EnergyTask(lightning.LightningModule):
     def evaluated_model(self) -> EnergyModel:
         """What is validated and saved: the moving average where there is one."""
         return self.model if self.average is None else self.average
+
+    def plan_of_epoch(self) -> Plan:
+        """How training batches of this epoch are laid out: with the widths at its start, also in a resumed run."""
+        epoch, plan = self.current_epoch, self.model.plan()
+        if plan.far is None:
+            return plan
+        if self._planned is None or self._planned[0] != epoch:
+            self._planned = epoch, plan.far.longest, plan.far.reach, plan.far.padding
+        _, longest, reach, padding = self._planned
+        return replace(plan, far=replace(plan.far, longest=longest, reach=reach, padding=padding))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the plan: another one would change rounding."""
+        checkpoint["plan"] = self._planned
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take it up again."""
+        self._planned = checkpoint.get("plan")
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Make everything random a function of seed and step, and dropout one of rank too: a resumed run repeats it.

@@ -15,7 +15,7 @@ from torch_geometric.data import Batch
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import LayerKeys
-from molflt.attention.geometry import Geometry, build_geometry
+from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from molflt.attention.registry import DEFAULT_MECHANISM, attention_config, mechanisms
 
@@ -63,19 +63,11 @@ class MolfltLayer(nn.Module):
 
     def prepare(self, batch: Batch) -> tuple[Geometry, Any]:
         """Geometry, radial features and far field: once for a structure. All that layers do not repeat."""
-        edges, offsets = batch.edge_index, batch.cell_offsets
         if self.neighbour_cutoff == 0.0:
-            edges, offsets = edges[:, :0], offsets[:0]
-        geometry = build_geometry(
-            batch.positions,
-            batch.atomic_numbers,
-            batch.batch,
-            batch.cell,
-            batch.pbc,
-            edges,
-            offsets,
-            next(self.layer.parameters()).dtype,
-        )
+            batch = copy.copy(batch)
+            batch.edge_index, batch.cell_offsets = batch.edge_index[:, :0], batch.cell_offsets[:0]
+        layout = self.positions.plan(CUTOFF)(batch).to(batch.positions.device)
+        geometry = geometry_of_batch(batch, layout, next(self.layer.parameters()).dtype)
         neighbourhood = local_neighbourhood(geometry, self.radial, CUTOFF) if self.local else None
         return geometry, self.positions(geometry, neighbourhood)
 
@@ -85,10 +77,9 @@ class MolfltLayer(nn.Module):
         return self.layer(x, geometry, self.layer.prepare(geometry, context))
 
     def how(self, prepared: tuple[Geometry, Any]) -> str:
-        """Numerical method and contraction order of the far field, where there is a choice."""
-        contractions = getattr(prepared[1], "contractions", [])
-        names = (f"{c.method.name if c.method is not None else 'none'}, {c.order}" for c in contractions)
-        return "; ".join(dict.fromkeys(names))
+        """The ways of the far field, where there is one."""
+        far = prepared[0].layout.far
+        return "; ".join(dict.fromkeys(group.way for group in far.groups)) if far else ""
 
 
 def cut(prepared: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from molflt.attention import context, layer, near
-from molflt.attention.far import lattice, mesh, mesh_operator
-from molflt.attention.far.method import PositionFeatures
+from molflt.attention import geometry, layer, layout, near
+from molflt.attention.far import field, mesh, mesh_operator, pairs, waves
 from scripts import results
 from scripts.benchmarks import layers, measuring, structures
 from scripts.benchmarks.layer_worker import Calls
@@ -39,24 +38,23 @@ def _spread_or_read(pattern: Any, *_: Any) -> str:
 
 STAGES: dict[str, list[tuple[Any, str]]] = {
     LIST: [(structures, "attach_neighbours")],
-    "geometry": [(layers, "build_geometry"), (context, "split")],
+    "layout": [(layout.Plan, "__call__")],
+    "geometry": [(layers, "geometry_of_batch"), (geometry.Geometry, "displacements")],
     "radial features": [
         (layers, "local_neighbourhood"),
         (near.GaussianDistanceBasis, "forward"),
-        (near.LocalRPE, "on_edges"),
-        (near.LocalRPE, "on_self"),
+        (near.LocalRPE, "on_entries"),
     ],
-    "choice of the method": [(context.FourierPositions, "contractions")],
-    "f̂ on pairs": [(context, "_pair_basis"), (layer, "on_pairs")],
-    "mesh: grid": [(mesh.MeshMethod, "operator")],
-    "lattice: waves": [(lattice.LatticeMethod, "operator")],
+    "f̂ on pairs": [(field, "sum_over_pairs")],
+    "mesh: grid": [(mesh.Mesh, "operator")],
+    "waves": [(field, "on_waves")],
     "mesh: waves": [(mesh_operator, "along_first"), (mesh_operator, "along_others"), (mesh_operator, "exchange")],
     "mesh: filters": [(mesh_operator.Band, "filters"), (mesh_operator.MeshOperator, "_convolve")],
     "mesh: order of the atoms": [(mesh_operator.MeshOperator, "__call__")],
-    "lattice: sums": [(PositionFeatures, "__call__")],
-    "local part on the neighbour list": [(layer.FourierAttention, "_on_edges")],
-    "local and far part on pairs": [(layer.FourierAttention, "_on_pairs")],
-    "projections": [(layer.FourierAttention, "_content"), (layer.FourierAttention, "forward")],
+    "sums over waves": [(waves.OnWaves, "__call__")],
+    "sums over pairs": [(pairs.OnPairs, "__call__")],
+    "near sums": [(layer.FourierAttention, "_near_sum")],
+    "projections": [(layer, "together"), (layer.FourierAttention, "_content"), (layer.FourierAttention, "forward")],
 }
 """What is timed under which name; the sums over the mesh's entries are told apart in :func:`_spread_or_read`."""
 

@@ -8,10 +8,11 @@ from ase.build import add_adsorbate, fcc111, molecule
 from torch_geometric.data import Batch, Data
 
 from molflt.data.ase_io import from_atoms
-from molflt.data.batching import collate
+from molflt.data.batching import StructureCollater, collate
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.reading import Reading
+from molflt.model.energy_model import EnergyModel
 from scripts.benchmarks.measuring import ROOT
 
 DENSITY = 0.1
@@ -104,3 +105,10 @@ def make(kind: str, size: int) -> list[Data]:
 def batch_with_neighbours(structures: list[Data], cutoff: float, all_pairs_if_isolated: bool = False) -> Batch:
     """One batch; the structures get their neighbour lists."""
     return collate([attach_neighbours(data, cutoff, all_pairs_if_isolated) for data in structures])
+
+
+def batch_for(model: EnergyModel, structures: list[Data]) -> Batch:
+    """One batch with what a model asks for."""
+    return StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated, model.plan())(
+        structures
+    )

@@ -7,13 +7,15 @@ python -m scripts.benchmarks.estimator --out docs/figures        # the fourth, e
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from molflt.attention.geometry import build_geometry
+from molflt.attention.geometry import geometry_of_batch
+from molflt.attention.layout import Plan
 from molflt.literature.concat import ConcatAttention, ConcatContext
 from molflt.literature.kernels import build_kernel
 from scripts import results
@@ -89,16 +91,16 @@ def concatenated_attention(positions: Tensor) -> Tensor:
     random = torch.Generator().manual_seed(0)
     kernel = build_kernel("posrf-orf", n + 2 * R, 1, N_FEATURES, 0, random)
     layer = ConcatAttention(n, 1, len(gaussians), kernel, 0.0).double()
-    geometry = build_geometry(
-        positions,
-        torch.full((n,), 6),
-        torch.zeros(n, dtype=torch.long),
-        torch.zeros(1, 3, 3),
-        torch.zeros(1, 3, dtype=torch.bool),
-        torch.zeros(2, 0, dtype=torch.long),
-        torch.zeros(0, 3),
-        torch.float64,
+    atoms = SimpleNamespace(
+        positions=positions,
+        atomic_numbers=torch.full((n,), 6),
+        batch=torch.zeros(n, dtype=torch.long),
+        cell=torch.zeros(1, 3, 3),
+        pbc=torch.zeros(1, 3, dtype=torch.bool),
+        edge_index=torch.zeros(2, 0, dtype=torch.long),
+        cell_offsets=torch.zeros(0, 3),
     )
+    geometry = geometry_of_batch(atoms, Plan(1.0)(atoms), torch.float64)
     method = sampled_method(R, ESTIMATORS["own density (paper)"], seed=0)
     identity = torch.eye(n, dtype=torch.float64)
     with torch.no_grad():

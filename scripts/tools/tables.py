@@ -1,9 +1,9 @@
 """Write every table of the pages under docs, and of some others, from its CSV.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
-``acetylacetone``, ``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW``, ``loader``,
-``method_choice VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below
-docs, without its ending. Such a CSV is printed as it is, without the columns that say how a row was measured. With
+``acetylacetone``, ``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW``, ``loader`` or
+``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below docs, without its ending.
+Such a CSV is printed as it is, without the columns that say how a row was measured. With
 ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each value of some
 columns, one column for each value of another.
 
@@ -26,7 +26,6 @@ from scripts.benchmarks import (
     adsorb_guesses,
     compare_attention,
     loader,
-    method_choice,
     speed_report,
 )
 from scripts.tools.fg import ship
@@ -39,7 +38,6 @@ LAYOUTS: dict[str, Callable[..., str]] = {
     "divisions": accuracy.divisions,
     "fg": ship.table,
     "loader": loader.table,
-    "method_choice": method_choice.table,
     "speed": speed_report.table,
 }
 ELSEWHERE = ("README.md", "data/fg/README.md", "molflt/pretrained/fg.md")

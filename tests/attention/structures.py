@@ -7,7 +7,8 @@ import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
 
-from molflt.attention.geometry import Geometry, build_geometry
+from molflt.attention.geometry import Geometry, geometry_of_batch
+from molflt.attention.layout import Plan
 from molflt.data.ase_io import from_atoms
 from molflt.data.batching import StructureCollater
 
@@ -66,12 +67,15 @@ def batch_of(atoms: list[Atoms], cutoff: float = 6.0, all_pairs: bool = False):
 
 
 def geometry_of(
-    atoms: list[Atoms], cutoff: float = 6.0, dtype=torch.float64, all_pairs: bool = False, n_max: int | None = None
+    atoms: list[Atoms],
+    cutoff: float = 6.0,
+    dtype=torch.float64,
+    all_pairs: bool = False,
+    n_max: int | None = None,
+    plan: Plan | None = None,
 ) -> Geometry:
     b = batch_of(atoms, cutoff, all_pairs)
-    return build_geometry(
-        b.positions, b.atomic_numbers, b.batch, b.cell, b.pbc, b.edge_index, b.cell_offsets, dtype, n_max
-    )
+    return geometry_of_batch(b, (Plan(cutoff) if plan is None else plan)(b, n_max), dtype)
 
 
 def random_rotation(seed: int) -> np.ndarray:

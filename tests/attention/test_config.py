@@ -68,9 +68,6 @@ def test_configurations_are_read_without_torch() -> None:
         ({"kernel": "posrf-orf", "far_rank": 1, "redraw_every": 5}, "redraw_every acts only with far_rank=m"),
         ({"mechanism": "kernelised", "n_landmarks": 5}, "n_landmarks acts only with kernel=lara"),
         ({"frequencies": "exact", "tolerance": 1e-5}, "tolerance acts only with a method other than exact"),
-        # Contraction orders that no structure has.
-        ({"order": "linear", "frequencies": "exact"}, "frequencies=exact has no linear form"),
-        ({"order": "linear", "frequencies": "quadrature"}, "frequencies=quadrature has no linear form"),
     ],
     ids=str,
 )
@@ -84,7 +81,7 @@ def test_what_is_refused(settings: Any, message: str) -> None:
     [
         {"n_features": 64},
         {"far_rank": "m", "n_features": 32, "redraw_every": 5},
-        {"spectrum": "both", "order": "linear"},
+        {"spectrum": "both"},
         {"frequencies": "exact"},
     ],
     ids=str,

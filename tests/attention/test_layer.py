@@ -1,4 +1,4 @@
-"""The attention of DESIGN §3 against its formula written out with loops, and its two contraction orders."""
+"""The attention of DESIGN §3 against its formula written out with loops, and in every way of the far field."""
 
 import math
 
@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from molflt.attention.far.method import PositionFeatures
-from molflt.errors import InputError
+from molflt.attention.far.waves import OnWaves
 from tests.attention.layers import (
     CUTOFF,
     DIM,
     HEADS,
     Layer,
     check_batch_mates_change_nothing,
-    check_orders_agree,
+    check_ways_agree,
     images,
     local_sum,
     prepare,
@@ -24,11 +23,6 @@ from tests.attention.structures import STRUCTURES
 
 ISOLATED = ["molecule", "benzene", "linear", "atom"]
 PERIODIC = ["slab", "slab_open", "wire", "triclinic", "tiny_cell"]
-METHODS = {
-    "lattice": ({"frequencies": "lattice"}, PERIODIC + ISOLATED),
-    "mesh": ({"frequencies": "mesh", "tolerance": 5e-3}, ["slab_open", "triclinic", "molecule"]),
-    "lattice, waves": ({"frequencies": "lattice", "spectrum": "sampled"}, ["slab", "triclinic", "molecule"]),
-}
 
 
 @pytest.mark.parametrize("far_rank", [0, 1, "m", None])
@@ -75,51 +69,35 @@ def test_the_layer_is_its_formula(name, far_rank):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-CASES = [
-    *((method, 0, 12) for method in METHODS),
-    *((method, "m", None) for method in METHODS),
-    *(("lattice", *rest) for rest in ((0, None), (1, 6), ("m", 6))),
-]
+@pytest.mark.parametrize(("far_rank", "far_dim"), [(0, 12), (0, None), (1, 6), ("m", None), ("m", 6)])
+def test_ways_agree(far_rank, far_dim):
+    keys = {"far_rank": far_rank, "far_dim": far_dim, "spectrum": "both"}
+    check_ways_agree([*PERIODIC, *ISOLATED], ("pairs", "waves", "auto"), **keys)
 
 
-@pytest.mark.parametrize(("method", "far_rank", "far_dim"), CASES)
-def test_orders_agree(method, far_rank, far_dim, monkeypatch):
-    keys, names = METHODS[method]
-    # Several strips, the last of them shorter.
-    monkeypatch.setattr("molflt.attention.far.method.STRIP", 7)
-    check_orders_agree(names, ("linear", "mixed"), **keys, far_rank=far_rank, far_dim=far_dim)
+@pytest.mark.parametrize("far_rank", [0, "m"])
+def test_the_mesh_agrees_to_its_tolerance(far_rank):
+    layer, atoms = Layer(far_rank=far_rank, tolerance=1e-4), [STRUCTURES[n]() for n in ("slab_open", "triclinic")]
+    expected, _ = layer(atoms, "pairs")
+    found, _ = layer(atoms, "mesh")
+    assert 1e-9 < float((found - expected).abs().max()) < 1e-3 * float(expected.abs().max())
 
 
-def test_orders_agree_on_strips_of_exact_pairs(monkeypatch):
-    monkeypatch.setattr("molflt.attention.far.exact.STRIP", 7)
-    check_orders_agree([*PERIODIC, *ISOLATED], ("mixed",), frequencies="exact")
-
-
-def test_orders_agree_without_a_far_field():
-    check_orders_agree(PERIODIC + ISOLATED, mechanism="local")
-
-
-def test_a_feature_dropped_shows():
+def test_a_wave_dropped_shows():
     """Power: the agreement is not that of two zeros."""
-    layer = Layer(frequencies="lattice")
-    atoms = [STRUCTURES["tiny_cell"]()]
-    expected, _ = layer(atoms, "quadratic")
-    complete = PositionFeatures.__call__
+    layer, atoms = Layer(), [STRUCTURES["tiny_cell"]()]
+    expected, _ = layer(atoms, "waves")
+    complete = OnWaves.__call__
 
     def incomplete(self, weights, values):
-        return complete(PositionFeatures(self.features[:, 1:], self.coefficients[1:]), weights, values)
+        return complete(OnWaves(self.places, self.features[..., 1:], self.coefficients[..., 1:]), weights, values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PositionFeatures, "__call__", incomplete)
-        found, _ = layer(atoms, "linear")
+        patch.setattr(OnWaves, "__call__", incomplete)
+        found, _ = layer(atoms, "waves")
     assert float((found - expected).abs().max()) > 1e-4 * float(expected.abs().max())
 
 
-def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing(monkeypatch):
-    check_batch_mates_change_nothing(Layer(frequencies="lattice", tolerance=5e-3), monkeypatch)
-
-
-@pytest.mark.parametrize("method", ["exact", "quadrature"])
-def test_an_order_that_is_not_there_is_refused(method):
-    with pytest.raises(InputError, match="no linear form"):
-        Layer(frequencies=method)([STRUCTURES["molecule"]()], "linear")
+@pytest.mark.parametrize("keys", [{}, {"far_rank": "m"}, {"mechanism": "local"}], ids=str)
+def test_batch_mates_change_nothing(keys):
+    check_batch_mates_change_nothing(Layer(**keys))

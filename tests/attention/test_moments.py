@@ -42,8 +42,8 @@ def states(n):
 
 def moments_of(atoms, radial, shift=0.0):
     geometry = geometry_of(atoms, CUTOFF)
-    geometry.edge_displacements = geometry.edge_displacements + shift
-    return NeighbourMoments(geometry, local_neighbourhood(geometry, radial, CUTOFF))
+    geometry.near_displacements = geometry.near_displacements + shift
+    return NeighbourMoments(local_neighbourhood(geometry, radial, CUTOFF))
 
 
 def by_triples(atoms, layer, radial, x):
@@ -115,7 +115,7 @@ def test_a_large_neighbourhood_is_taken_in_parts(grad, layer, radial, monkeypatc
 def test_first_and_second_derivatives(layer, radial):
     """By finite differences, through the states and the weights of the filters."""
     moments = moments_of([STRUCTURES["molecule"]()], radial)
-    x = states(moments.geometry.n_atoms).requires_grad_()
+    x = states(moments.neighbourhood.pattern.n_rows).requires_grad_()
 
     def function(x, weight):
         return torch.func.functional_call(layer, {"filters.weight": weight}, (x, moments))

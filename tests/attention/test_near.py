@@ -1,6 +1,7 @@
 """The local RPE: as smooth at the cutoff as it says, aware of types, and summed over images."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from ase.neighborlist import neighbor_list
 
 from molflt.attention import near
-from molflt.attention.geometry import build_geometry
+from molflt.attention.geometry import geometry_of_batch
+from molflt.attention.layout import Plan
 from molflt.attention.near import GaussianDistanceBasis, LocalRPE, local_neighbourhood
 from molflt.attention.smooth import envelope, taper
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
@@ -73,16 +75,17 @@ def pair_weight(distance: torch.Tensor, z=(6, 8)) -> torch.Tensor:
     """exp(b)·env of two atoms at a distance, as the model forms it: () Å → (2, 2), [receiver, sender], first head."""
     radial, rpe = learnt()
     direction = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
-    geometry = build_geometry(
+    batch = SimpleNamespace(
         positions=torch.stack([torch.zeros_like(direction), distance * direction]),
         atomic_numbers=torch.tensor(z),
-        structure=torch.zeros(2, dtype=torch.long),
+        batch=torch.zeros(2, dtype=torch.long),
         cell=torch.zeros(1, 3, 3),
         pbc=torch.zeros(1, 3, dtype=torch.bool),
         edge_index=torch.tensor([[0, 1], [1, 0]]),
         cell_offsets=torch.zeros(2, 3),
-        dtype=torch.float64,
     )
+    # Just beyond the cutoff they are neighbours, too.
+    geometry = geometry_of_batch(batch, Plan(CUTOFF + 1)(batch), torch.float64)
     return rpe(geometry, local_neighbourhood(geometry, radial, CUTOFF))[0, 0]
 
 

@@ -13,9 +13,7 @@ import pytest
 from ase import Atoms
 from ase.build import bulk, fcc111
 
-from molflt.attention.far.choice import AutomaticMethod
-from molflt.attention.far.exact import ExactMethod
-from molflt.attention.far.lattice import LatticeMethod
+from molflt.attention.far.ways import FarPlan
 from molflt.calculator.ase_calculator import HeldMethod, MolFLTCalculator
 from tests.attention.structures import STRUCTURES
 
@@ -59,8 +57,8 @@ def roughness(calc: MolFLTCalculator, atoms: Atoms, change, span: float, n_steps
 
 
 @contextmanager
-def _not_held(self, model, batch):
-    yield
+def _not_held(self, batch):
+    yield self._model
 
 
 FLT, BOTH, MESH = {}, {"spectrum": "both"}, {"frequencies": "mesh"}
@@ -85,12 +83,11 @@ def test_what_is_held_would_jump(random_model, monkeypatch, held):
     }
     attention, *along = path[held]
 
-    def by_height(self, geometry, b):
-        heights = geometry.atoms_of(b)[:, 2]
-        return [LatticeMethod(9e-3) if float(heights[-1] - heights[0]) < 2.2 else ExactMethod()]
+    def by_height(self, positions, cell, pbc):
+        return self.way or ("waves" if positions[-1, 2] - positions[0, 2] < 2.2 else "pairs")
 
     if held == "method":
-        monkeypatch.setattr(AutomaticMethod, "candidates", by_height)
+        monkeypatch.setattr(FarPlan, "way_of", by_height)
     assert roughness(MolFLTCalculator(random_model(attention)), *along) < BOUND
     monkeypatch.setattr(HeldMethod, "applied", _not_held)
     assert roughness(MolFLTCalculator(random_model(attention)), *along) > 5 * BOUND
@@ -121,8 +118,8 @@ def test_a_cell_that_grows_gets_a_finer_grid(random_model):
 def test_the_model_is_left_as_it_was(random_model):
     loaded = random_model()
     calc = MolFLTCalculator(loaded)
-    own = calc.model.members[0].model.positions.method
+    own = calc.model.members[0].model.positions.method.mesh
     atoms = slab()
     atoms.calc = calc
     atoms.get_forces()
-    assert calc.model.members[0].model.positions.method is own
+    assert calc.model.members[0].model.positions.method.mesh is own

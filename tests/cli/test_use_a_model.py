@@ -88,7 +88,7 @@ def test_evaluate_by_another_method(molflt: Run, model_path: Path, tiny_data: Pa
         return content
 
     as_trained = found()
-    for method in ("exact", "quadrature", "lattice"):
+    for method in ("exact", "mesh", "lattice"):
         content = found("--frequencies", method)
         assert content["energy_mae"] == pytest.approx(as_trained["energy_mae"], rel=1e-2)
         assert all(how.startswith(method) for how in content["far_field"])

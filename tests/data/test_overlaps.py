@@ -40,7 +40,7 @@ def worst(atoms: Atoms) -> float:
 @pytest.mark.parametrize("few", [0, 256])
 def test_the_verdict_of_all_images(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skewed cells, tiny ones, any boundaries, atoms in any image; by all pairs and by a neighbour search."""
-    monkeypatch.setattr(contacts, "_FEW", few)
+    monkeypatch.setattr(overlaps, "_FEW", few)
     random, refused = np.random.default_rng(0), 0
     for trial in range(120):
         size = random.choice([2.5, 5.0, 9.0])

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from molflt.model.model_file import OLDEST_SCHEMA, SCHEMA_VERSION, load_models, read_metadata
 from molflt.prediction.members import pretrained_models
 from molflt.training.presets import PRESETS
+from tests.golden import derivatives
 from tests.golden.values import (
     FOLDER,
     LARGE,
@@ -64,3 +66,18 @@ def test_every_shipped_model_has_numbers_and_the_present_schema():
     assert SHIPPED.keys() == pretrained_models().keys()
     for path in pretrained_models().values():
         assert read_metadata(path).schema_version == SCHEMA_VERSION
+
+
+DERIVATIVES = dict(np.load(derivatives.FILE))
+
+
+@pytest.mark.parametrize("name", [*derivatives.MODELS, *pretrained_models()])
+def test_every_kind_of_attention_gives_the_derivatives_that_it_gave(name):
+    """To the tolerance of the far field: a method or an order of summation may change, and nothing else."""
+    shipped = name in pretrained_models()
+    found = derivatives.shipped_values_of(name) if shipped else derivatives.values_of(name)
+    assert found.keys() == {key for key in DERIVATIVES if key.partition("/")[0] == name}
+    for key, values in found.items():
+        bound = 3e-4 if "/large" in key else 2e-7
+        scale = np.abs(DERIVATIVES[key]).max(axis=0, keepdims=True)
+        np.testing.assert_array_less(np.abs(values - DERIVATIVES[key]) / scale, bound, err_msg=key)

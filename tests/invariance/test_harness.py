@@ -37,7 +37,6 @@ ATTENTIONS: dict[str, Any] = {
     "flt": {},
     "both": {"spectrum": "both"},
     "rank one": {"far_rank": 1},
-    "quadrature": {"frequencies": "quadrature"},
     "lattice": {"frequencies": "lattice"},
     "mesh": {"frequencies": "mesh", "tolerance": 1e-3},
     "no far field": {"mechanism": "local"},
@@ -74,7 +73,7 @@ def verdicts(results: list[Result], name: str) -> set[str]:
 
 
 FEW = ("molecule", "linear", "slab_open", "triclinic")
-ALSO_SLOW = ("rank one", "quadrature", "lattice")
+ALSO_SLOW = ("rank one", "lattice")
 
 
 @pytest.mark.parametrize(

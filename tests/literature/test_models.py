@@ -85,7 +85,6 @@ def test_energies_of_separate_structures_add_up() -> None:
 UNDAMPED = {
     "averaged": {},
     "random": {"directions": "random"},
-    "random, linear": {"directions": "random", "order": "linear"},
 }
 
 
@@ -94,7 +93,7 @@ def test_forces_of_the_undamped_estimator(keys: dict[str, Any]) -> None:
     attention = {"mechanism": "undamped", "n_frequencies": 8, **NARROW, **keys}
     model = make_model(attention, cutoff=4.0, pair_types=False)
     random = keys.get("directions") == "random"
-    for name in ("molecule", "linear" if "order" in keys else "triclinic"):
+    for name in ("molecule", "triclinic"):
         check_forces(model, STRUCTURES[name](), torque=None if random else 1e-10)
     check_hessian_vector_product(model, STRUCTURES["molecule"]())
 
@@ -154,7 +153,6 @@ def test_keys_that_do_nothing_are_not_written(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"means": True}, "means acts only with directions=random"),
-        ({"order": "linear"}, "averaged directions have no linear form"),
         ({"frequencies": "mesh"}, "frequencies is no key of mechanism=undamped, but of fourier"),
     ],
     ids=str,

@@ -85,8 +85,8 @@ def test_on_atoms_the_mask_is_local_plus_fourier(name):
     found = layer.eval()(x, geometry, layer.prepare(geometry, context))
     q, k = layer.query_key(x)
     v = layer.value(x).view(geometry.n_atoms, HEADS, -1)
-    near = layer.local_rpe(geometry, context.parts[0].neighbourhood)[:, 0].permute(1, 2, 0)
-    far = context.parts[0].far_basis[:, 0].permute(1, 2, 0) @ layer.rpe_weights
+    near = layer.local_rpe(geometry, context.neighbourhood)[:, 0].permute(1, 2, 0)
+    far = context.fields[0].matrix(layer.rpe_weights)[:, 0].permute(1, 2, 0)
     weight = torch.einsum("ihc,jhc->ijh", q, k).exp()
     out = torch.einsum("ijh,jhc->ihc", (near + far) * weight, v) / (near * weight).sum(dim=1)[..., None]
     torch.testing.assert_close(found, layer.output(out.flatten(1)), rtol=1e-9, atol=1e-10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
@@ -22,10 +23,12 @@ def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) 
     assert (found.intended is None) == (found.spectrum is None) == (spectrum == "free")
     data = attach_neighbours(from_smiles("CCO"), 4.0, False)
     geometry = model.geometry(collate([data]))
-    basis = model.positions.method.pair_basis(geometry, model.positions.rpe())[0]
-    distance = geometry.pair_displacements[0].norm(dim=-1).detach().numpy()
+    (group,) = geometry.layout.far.groups
+    field = model.positions.method.field(group, geometry, model.positions.rpe())
+    distance = torch.cdist(geometry.positions, geometry.positions).numpy()
     for layer in range(3):
-        f = (basis @ model.encoder.layers[layer].attention.rpe_weights).detach().numpy()
+        weights = model.encoder.layers[layer].attention.rpe_weights
+        f = field.matrix(weights)[:, 0].movedim(0, -1).detach().numpy()
         for head in range(2):
             shown = np.interp(distance, found.distances, found.values[layer, head])
             np.testing.assert_allclose(shown, f[..., head], atol=5e-3 * np.abs(f).max())

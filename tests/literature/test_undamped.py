@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from scipy.stats import chi
 
-from molflt.attention.far.costs import LayerSizes
-from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.errors import InputError
+from molflt.attention.far.waves import OnWaves
+from molflt.attention.layout import Plan
 from molflt.literature.undamped import UndampedMethod
-from tests.attention.far.oracles import in_another_cell, written_in_another_image
-from tests.attention.layers import Layer, check_batch_mates_change_nothing, check_orders_agree
+from tests.attention.far.oracles import basis_on_pairs, geometry_for, in_another_cell, written_in_another_image
+from tests.attention.layers import Layer, check_batch_mates_change_nothing
 from tests.attention.structures import STRUCTURES, geometry_of, rotated
 
 WEIGHTS = torch.tensor([0.8, -0.5, 0.6], dtype=torch.float64)
@@ -31,11 +31,21 @@ def sampled(rpe: GaussianRPE, seed: int, **options) -> UndampedMethod:
     return UndampedMethod(rpe, seed=seed, **chosen).double()
 
 
+def estimated(method: UndampedMethod, atoms: Atoms, rpe: GaussianRPE) -> torch.Tensor:
+    """(n, n, n_weights): the estimate of every basis function on all pairs."""
+    with torch.no_grad():
+        plan = Plan(6.0, far=method.plan(rpe(), dense=False))
+    geometry = geometry_of([atoms], plan=plan)
+    (group,) = geometry.layout.far.groups
+    each = torch.eye(method.n_weights(rpe.n_basis), dtype=torch.float64)
+    return method.field(group, geometry, rpe()).matrix(each)[:, 0].movedim(0, -1)
+
+
 def wide_rpe() -> GaussianRPE:
     return GaussianRPE(3, 1.5, 4.0).double()
 
 
-def masks(n_frequencies: int, n_draws: int, geometry, change=None, **options) -> torch.Tensor:
+def masks(n_frequencies: int, n_draws: int, atoms: Atoms, change=None, **options) -> torch.Tensor:
     """(n_draws, n, n) estimated masks."""
     rpe, found = wide_rpe(), []
     with torch.no_grad():
@@ -43,12 +53,13 @@ def masks(n_frequencies: int, n_draws: int, geometry, change=None, **options) ->
             method = sampled(rpe, seed, n_frequencies=n_frequencies, **options)
             if change is not None:
                 change(method)
-            found.append(method.pair_basis(geometry, rpe())[0] @ WEIGHTS)
+            found.append(estimated(method, atoms, rpe) @ WEIGHTS)
     return torch.stack(found)
 
 
-def exact_mask(geometry) -> torch.Tensor:
-    return (ExactMethod().pair_basis(geometry, wide_rpe()())[0] @ WEIGHTS).detach()
+def exact_mask(atoms: Atoms) -> torch.Tensor:
+    rpe = wide_rpe()
+    return (basis_on_pairs(geometry_for([atoms], rpe, "exact"), rpe, "exact") @ WEIGHTS).detach()
 
 
 def wide_scales(method: UndampedMethod) -> None:
@@ -92,10 +103,10 @@ MEANS = {"directions": "random", "means": True}
 )
 def test_unbiased_over_draws(options, change, biased):
     """Mean over many draws within some standard errors of the closed form (FLT Theorem 4.1)."""
-    geometry = geometry_of([STRUCTURES["molecule"]()])
-    values = masks(64, 300, geometry, change, **options)
+    atoms = STRUCTURES["molecule"]()
+    values = masks(64, 300, atoms, change, **options)
     error = (values.std(dim=0) / math.sqrt(len(values))).clamp(min=1e-12)
-    worst = float(((values.mean(dim=0) - exact_mask(geometry)).abs() / error).max())
+    worst = float(((values.mean(dim=0) - exact_mask(atoms)).abs() / error).max())
     assert worst > 8 if biased else worst < 4.5
 
 
@@ -110,9 +121,9 @@ def test_unbiased_over_draws(options, change, biased):
 )
 def test_errors_fall_as_the_root_of_the_number_of_frequencies(options, slope):
     """Independent radii with the balance heuristic have a finite variance and the slope −1/2."""
-    geometry, counts = geometry_of([STRUCTURES["benzene"]()]), [16, 64, 256]
-    exact = exact_mask(geometry)
-    errors = [float((masks(r, 40, geometry, **options) - exact).norm(dim=(1, 2)).median()) for r in counts]
+    atoms, counts = STRUCTURES["benzene"](), [16, 64, 256]
+    exact = exact_mask(atoms)
+    errors = [float((masks(r, 40, atoms, **options) - exact).norm(dim=(1, 2)).median()) for r in counts]
     assert slope[0] < np.polyfit(np.log(counts), np.log(errors), 1)[0] < slope[1]
 
 
@@ -142,12 +153,12 @@ def importance_bound(rpe: GaussianRPE, method: UndampedMethod) -> float:
 @pytest.mark.parametrize("directions", ["random", "averaged"])
 def test_variance_bound(directions):
     """Theorem A.3, Eq. 11: Var ≤ (c² − f²)/r. Draws from every proposal in turn only help."""
-    rpe, geometry, r = wide_rpe(), geometry_of([STRUCTURES["molecule"]()]), 32
+    rpe, atoms, r = wide_rpe(), STRUCTURES["molecule"](), 32
     c = importance_bound(rpe, sampled(rpe, 0, n_frequencies=r))
-    bound = (c**2 - exact_mask(geometry) ** 2) / r
-    assert bool((masks(r, 300, geometry, directions=directions).var(dim=0) <= bound).all())
+    bound = (c**2 - exact_mask(atoms) ** 2) / r
+    assert bool((masks(r, 300, atoms, directions=directions).var(dim=0) <= bound).all())
     # Power: the same frequencies with their own densities break it.
-    own = masks(r, 300, geometry, directions=directions, proposal="own").var(dim=0)
+    own = masks(r, 300, atoms, directions=directions, proposal="own").var(dim=0)
     assert bool((own > 4 * bound).any())
 
 
@@ -194,8 +205,8 @@ def test_averaged_directions_are_exactly_invariant_and_random_ones_are_not(name)
     change = {}
     for directions in ("averaged", "random"):
         method = sampled(rpe, 0, directions=directions, n_frequencies=16)
-        before = method.pair_basis(geometry_of([atoms]), rpe())
-        after = method.pair_basis(geometry_of([rotated(atoms, 5)]), rpe())
+        before = estimated(method, atoms, rpe)
+        after = estimated(method, rotated(atoms, 5), rpe)
         change[directions] = ((before - after).norm() / before.norm()).item()
     assert change["averaged"] < 1e-12
     assert change["random"] > 1e-2
@@ -206,10 +217,10 @@ def test_averaged_directions_are_exactly_invariant_and_random_ones_are_not(name)
 def test_periodic_estimator_does_not_see_which_image_was_written_down(name, directions):
     rpe, atoms = wide_rpe(), STRUCTURES[name]()
     method = sampled(rpe, 0, directions=directions)
-    before = method.pair_basis(geometry_of([atoms]), rpe())
+    before = estimated(method, atoms, rpe)
     moved = written_in_another_image(atoms, seed=1)
     for changed in (moved, in_another_cell(moved)):
-        after = method.pair_basis(geometry_of([changed]), rpe())
+        after = estimated(method, changed, rpe)
         assert ((before - after).abs().max() / before.abs().max()).item() < 1e-12
 
 
@@ -222,27 +233,26 @@ def test_stratified_radii_are_the_quantiles_of_chi_three():
 
 
 def test_free_spectrum_has_one_weight_per_frequency():
-    rpe, geometry = wide_rpe(), geometry_of([STRUCTURES["molecule"]()])
+    rpe, atoms = wide_rpe(), STRUCTURES["molecule"]()
     method = sampled(rpe, 0, spectrum="free", n_frequencies=12)
     assert method.n_weights(rpe.n_basis) == 12
-    basis = method.pair_basis(geometry, rpe())[0]
+    basis = estimated(method, atoms, rpe)
     kappa = 2 * math.pi * method.frequencies().norm(dim=1)
-    distance = geometry.pair_displacements[0].norm(dim=-1)
+    distance = torch.from_numpy(atoms.get_all_distances())
     expected = torch.from_numpy(np.sinc((kappa * distance[..., None] / math.pi).detach().numpy()))
     torch.testing.assert_close(basis, expected)
 
 
 def test_scales_are_positive_and_bounded_and_they_and_the_means_learn():
-    rpe, geometry = wide_rpe(), geometry_of([STRUCTURES["molecule"]()])
+    rpe = wide_rpe()
     method = sampled(rpe, 0, **MEANS)
     assert bool((method.scales > 0).all())
     assert method.scales.max().item() <= method.scale_high
-    method.pair_basis(geometry, rpe()).square().sum().backward()
+    estimated(method, STRUCTURES["molecule"](), rpe).square().sum().backward()
     assert bool((method.raw_scales.grad != 0).all())
     assert float(method.free_means.grad.abs().max()) > 0
 
 
-ISOLATED = ["molecule", "benzene", "linear", "atom"]
 LINEAR = {
     "random": {"directions": "random"},
     "free": {"directions": "random", "spectrum": "free"},
@@ -250,31 +260,23 @@ LINEAR = {
 
 
 @pytest.mark.parametrize("keys", LINEAR.values(), ids=LINEAR)
-@pytest.mark.parametrize(("far_rank", "far_dim"), [(0, 12), ("m", None)])
-def test_both_orders_agree(keys, far_rank, far_dim):
-    check_orders_agree(ISOLATED, mechanism="undamped", **keys, far_rank=far_rank, far_dim=far_dim)
+def test_features_are_the_estimator_on_pairs(keys):
+    """Of isolated structures with random directions, which have both."""
+    rpe = wide_rpe()
+    method = sampled(rpe, 0, **keys)
+    plan = Plan(6.0, far=method.plan(rpe(), dense=False))
+    geometry = geometry_of([STRUCTURES["benzene"](), STRUCTURES["molecule"]()], plan=plan)
+    (group,) = geometry.layout.far.groups
+    xi, coefficients = method.frequencies(), method.coefficients(rpe())
+    delta = geometry.pad(geometry.positions)[:, :, None] - geometry.pad(geometry.positions)[:, None]
+    expected = torch.cos(2 * math.pi * delta @ xi.T) @ coefficients
+    field = method.field(group, geometry, rpe())
+    assert isinstance(field, OnWaves)
+    found = field.matrix(torch.eye(expected.shape[-1], dtype=torch.float64)).movedim(0, -1)
+    there = geometry.pair_mask
+    torch.testing.assert_close(found[there], expected[there])
 
 
-@pytest.mark.parametrize("keys", LINEAR.values(), ids=str)
-def test_the_counted_work_is_that_of_the_features(keys):
-    """Two products with the features in each application: N · features · channels each."""
-    shared = Layer(mechanism="undamped", **keys).shared
-    geometry, basis = geometry_of([STRUCTURES["molecule"]()]), shared.rpe()
-    features = shared.method.operator(geometry, 0, basis).features
-    sizes = LayerSizes(n_applications=6, n_heads=4, dim=32, far_dim=8, rank=1, n_layers=3)
-    work = shared.method.operator_work(geometry, 0, basis, sizes)
-    assert work.feature_products == pytest.approx(2 * 6 * features.numel() * 8, rel=1e-12)
-    slab = geometry_of([STRUCTURES["slab"]()])
-    assert shared.method.operator(slab, 0, basis) is None
-    assert shared.method.operator_work(slab, 0, basis, sizes) is None
-
-
-@pytest.mark.parametrize(("keys", "name"), [({}, "molecule"), ({"directions": "random"}, "slab")])
-def test_an_order_that_is_not_there_is_refused(keys, name):
-    """Where the configuration alone cannot tell."""
-    with pytest.raises(InputError, match="no linear form"):
-        Layer(mechanism="undamped", **keys)([STRUCTURES[name]()], "linear")
-
-
-def test_the_order_is_chosen_per_structure_and_batch_mates_change_nothing(monkeypatch):
-    check_batch_mates_change_nothing(Layer(mechanism="undamped", directions="random"), monkeypatch)
+@pytest.mark.parametrize("keys", [{}, *LINEAR.values()], ids=str)
+def test_batch_mates_change_nothing(keys):
+    check_batch_mates_change_nothing(Layer(mechanism="undamped", **keys))

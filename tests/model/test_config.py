@@ -23,7 +23,7 @@ from tests.attention.structures import STRUCTURES, batch_of
 from tests.training.runs import written
 
 OTHER_VALUES: dict[str, list[Any]] = {
-    "frequencies": ["quadrature"], "tolerance": [9e-3], "order": ["linear", "quadratic"], "far_rank": [1, "m"],
+    "frequencies": ["lattice"], "tolerance": [9e-3], "far_rank": [1, "m"],
     "far_dim": [4], "moment_channels": [3], "vector_channels": [2], "n_basis": [5], "sigma_min": [1.1],
     "sigma_max": [5.0], "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
     "proposal": ["own"], "means": [True], "spectrum": ["free", "sampled"], "periodic_radius": [5.0],

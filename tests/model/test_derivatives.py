@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from molflt.calculator.ase_calculator import HeldMeshMethod
+from molflt.calculator.ase_calculator import HeldMesh
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from tests.attention.structures import STRUCTURES, batch_of, random_rotation, rotated
@@ -18,26 +18,21 @@ METHODS = {
     "exact, rank one": {"frequencies": "exact", "far_rank": 1, **WIDTHS},
     "exact, rank m": {"frequencies": "exact", "far_rank": "m", "n_features": 8, **WIDTHS},
     "lattice": {"frequencies": "lattice", **WIDTHS},
-    "lattice, linear": {"frequencies": "lattice", "order": "linear", **WIDTHS},
     "mesh": {"frequencies": "mesh", "tolerance": 1e-3, **WIDTHS},
     "exact, both": {"frequencies": "exact", "spectrum": "both", **WIDTHS},
     "lattice, both": {"frequencies": "lattice", "spectrum": "both", **WIDTHS},
     "exact, vectors": {"frequencies": "exact", "vector_channels": 4, **WIDTHS},
-    "lattice, linear, vectors": {"frequencies": "lattice", "order": "linear", "vector_channels": 4, **WIDTHS},
+    "lattice, vectors": {"frequencies": "lattice", "vector_channels": 4, **WIDTHS},
     "softmax": {"mechanism": "softmax", "dense_cutoff": 5.0},
 }
-ISOLATED_ONLY = {
-    "quadrature": {"frequencies": "quadrature", **WIDTHS},
-}
 CASES = [(m, n) for m in METHODS for n in ("molecule", "triclinic")] + [("exact", "slab"), ("mesh", "slab")]
-CASES += [(m, n) for m in ISOLATED_ONLY for n in ("molecule", "linear")]
 
 
 def make_model(method: str) -> EnergyModel:
     """The mesh keeps its grid, as it does in the calculator: where the grid lies is chosen, not differentiated."""
-    model = make({**METHODS, **ISOLATED_ONLY}[method], cutoff=4.0, pair_types=False)
+    model = make(METHODS[method], cutoff=4.0, pair_types=False)
     if method == "mesh":
-        model.positions.method = HeldMeshMethod(METHODS["mesh"]["tolerance"])
+        model.positions.method.mesh = HeldMesh(METHODS["mesh"]["tolerance"])
     return model
 
 
@@ -49,7 +44,7 @@ def test_forces_are_central_differences_and_balance(method, name):
     check_forces(make_model(method), STRUCTURES[name](), at_rest, torque)
 
 
-@pytest.mark.parametrize("method", [m for m in [*METHODS, *ISOLATED_ONLY] if m != "softmax"])
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "softmax"])
 def test_second_derivatives(method):
     check_hessian_vector_product(make_model(method), STRUCTURES["molecule"]())
 

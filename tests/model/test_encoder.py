@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from molflt.attention import layer, near
-from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.mesh import Mesh
 from molflt.attention.layer import FourierAttention
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.ase_io import from_atoms
@@ -27,8 +27,8 @@ def batch() -> Any:
     return StructureCollater(4.0)([from_atoms(STRUCTURES[name](), name) for name in ("slab", "molecule", "atom")])
 
 
-@pytest.mark.parametrize("order", ["quadratic", "linear"])
-def test_positions_are_prepared_once_however_many_recycles(monkeypatch, order):
+@pytest.mark.parametrize("frequencies", ["auto", "mesh"])
+def test_positions_are_prepared_once_however_many_recycles(monkeypatch, frequencies):
     """Radial basis, what a layer makes of it and the mesh are counted; applications of the layers are not fewer."""
     calls: dict[str, int] = {}
 
@@ -42,15 +42,14 @@ def test_positions_are_prepared_once_however_many_recycles(monkeypatch, order):
         monkeypatch.setattr(owner, name, call)
 
     counted(GaussianDistanceBasis, "forward")
-    counted(FourierAttention, "_prepare")
-    counted(FourierAttention, "_attend")
-    counted(MeshMethod, "operator")
-    counted(MeshMethod, "blocks")
+    counted(FourierAttention, "prepare")
+    counted(FourierAttention, "_attended")
+    counted(Mesh, "operator")
     found = []
     for n_recycles in (1, 4):
         calls.clear()
-        model(n_recycles, frequencies="mesh", order=order)(batch())
-        found.append((calls.pop("_attend"), dict(calls)))
+        model(n_recycles, frequencies=frequencies)(batch())
+        found.append((calls.pop("_attended"), dict(calls)))
     (once, prepared), (often, again) = found
     assert again == prepared
     assert often == 4 * once
@@ -80,17 +79,17 @@ def test_checkpointed_recycles_give_the_same_gradients_and_keep_less():
 
 def test_a_neighbourhood_in_parts_is_the_whole(monkeypatch):
     """Small limits on what is held at once: the same energies and gradients, and nothing of size edges × radial."""
-    expected = model(2, order="linear", frequencies="mesh")
+    expected = model(2, frequencies="mesh")
     energy = expected(batch()).energy
     energy.sum().backward()
     monkeypatch.setattr(near, "_VALUES_AT_ONCE", 64)
     with torch.no_grad():
-        kept = model(2, order="linear", frequencies="mesh")(batch()).energy
+        kept = model(2, frequencies="mesh")(batch()).energy
         torch.testing.assert_close(kept, energy.detach(), rtol=1e-12, atol=1e-12)
     monkeypatch.setattr(near, "_VALUES_KEPT", 64)
     monkeypatch.setattr(near, "_VALUES_KEPT_FOR_GRADIENT", 64)
-    monkeypatch.setattr(layer, "_EDGE_FACTORS_KEPT", 32)
-    parts = model(2, order="linear", frequencies="mesh")
+    monkeypatch.setattr(layer, "_ENTRY_FACTORS_KEPT", 32)
+    parts = model(2, frequencies="mesh")
     found = parts(batch()).energy
     found.sum().backward()
     torch.testing.assert_close(found, energy, rtol=1e-12, atol=1e-12)
@@ -102,7 +101,7 @@ def test_a_neighbourhood_in_parts_is_the_whole(monkeypatch):
 
 
 def test_edges_in_any_order_give_the_same():
-    one, structures = model(1, order="linear", frequencies="mesh"), batch()
+    one, structures = model(1, frequencies="mesh"), batch()
     expected = one(structures).energy
     order = torch.randperm(structures.edge_index.shape[1], generator=torch.Generator().manual_seed(0))
     structures.edge_index = structures.edge_index[:, order]

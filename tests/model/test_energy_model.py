@@ -29,7 +29,6 @@ ATTENTIONS = {
     "both": {"spectrum": "both"},
     "rank one": {"far_rank": 1},
     "rank m": {"far_rank": "m"},
-    "quadrature": {"frequencies": "quadrature", "tolerance": 1e-5, **NARROW},
     "lattice": {"frequencies": "lattice", **NARROW},
     "local": "local",
     "vectors": {"vector_channels": 4, "spectrum": "both"},
@@ -54,9 +53,9 @@ def test_so_do_they_in_single_precision(attention):
 
 @every_attention
 def test_invariant_to_rotation_reflection_translation_and_image(attention):
-    """Lattice and quadrature hold to their ε where an axis does not repeat or nodes follow the diameter."""
+    """Waves hold to their ε where an axis does not repeat."""
     model = make_model(attention)
-    to_tolerance = attention in (ATTENTIONS["lattice"], ATTENTIONS["quadrature"])
+    to_tolerance = attention == ATTENTIONS["lattice"]
     assert change_when_moved(model) < (10 * model.config.attention.tolerance if to_tolerance else 1e-10)
 
 
@@ -90,7 +89,6 @@ def test_a_supercell_is_a_multiple(attention):
 
 SEPARABLE = {
     "exact": ({"frequencies": "exact"}, 1e-12),
-    "quadrature": ({"frequencies": "quadrature", "tolerance": 1e-6}, 1e-6),
     "lattice": ({"frequencies": "lattice", "tolerance": 1e-5}, 1e-5),
     "mesh": ({"frequencies": "mesh", "tolerance": 1e-4}, 1e-4),
     "exact, rank m": ({"frequencies": "exact", "far_rank": "m"}, 1e-12),

@@ -320,7 +320,7 @@ def test_loading_never_unpickles(model_path: Path, monkeypatch: pytest.MonkeyPat
     read_metadata(model_path)
 
 
-@pytest.mark.parametrize("frequencies", ["auto", "exact", "lattice", "quadrature", "mesh"])
+@pytest.mark.parametrize("frequencies", ["auto", "exact", "lattice", "mesh"])
 def test_methods_agree_on_a_trained_model(
     frequencies: Any, model_path: Path, val_set: StructureDataset, tiny_data: Path
 ) -> None:

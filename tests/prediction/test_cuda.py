@@ -35,7 +35,7 @@ PRESETS = (
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{name: (presets()[name], {}) for name in PRESETS if name in presets()},
     "vectors": ({"vector_channels": 4}, {}),
-    "mesh": ({"frequencies": "mesh", "order": "linear", "vector_channels": 4}, {}),
+    "mesh": ({"frequencies": "mesh", "vector_channels": 4}, {}),
     "charges": ({}, {"charges": 2}),
     "recycles": ({"moment_channels": 0}, {"n_recycles": 1}),
 }

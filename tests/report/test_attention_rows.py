@@ -21,7 +21,7 @@ CASES: dict[str, Any] = {
     "rank one": {"far_rank": 1},
     "vectors": {"vector_channels": 4},
     "lattice": {"frequencies": "lattice", "sigma_min": 2.0, "sigma_max": 4.0},
-    "linear order": {"frequencies": "mesh", "order": "linear", "sigma_max": 4.0},
+    "mesh": {"frequencies": "mesh", "sigma_max": 4.0},
 }
 if "randomised" in mechanisms():
     CASES["biased randomised"] = {"mechanism": "randomised", "sampling": "biased"}
@@ -74,10 +74,10 @@ def test_the_matrix_times_the_values_is_the_output(case: str, name: str) -> None
 
 
 @pytest.mark.parametrize("far_rank", [0, "m"])
-@pytest.mark.parametrize("order", ["quadratic", "linear"])
-def test_of_channels_without_far_field_the_matrix_is_another(order: str, far_rank: Any) -> None:
+@pytest.mark.parametrize("frequencies", ["auto", "mesh"])
+def test_of_channels_without_far_field_the_matrix_is_another(frequencies: str, far_rank: Any) -> None:
     """The far field carries one channel of a head: of that the matrix holds, of the next it does not."""
-    options = {"far_rank": far_rank, "frequencies": "mesh", "sigma_max": 4.0, "order": order}
+    options = {"far_rank": far_rank, "frequencies": frequencies, "sigma_max": 4.0}
     model = make_model({**options, "far_dim": 4})
     atoms = STRUCTURES["molecule"]()
     (call, *_), (seen, *_) = calls_of(model, atoms), record(model, atoms)

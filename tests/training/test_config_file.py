@@ -94,7 +94,7 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
         ("model.attention={frequencies: exact, order: linear}", "has no linear form"),
         ("model.attention=fltt", "did you mean flt? choose one of flt, molflt, "),
-        ("model.attention.frequencies=exakt", "'auto', 'exact', 'quadrature', 'lattice' or 'mesh', not 'exakt'"),
+        ("model.attention.frequencies=exakt", "'auto', 'exact', 'lattice' or 'mesh', not 'exakt'"),
         ("model.attention={mechanism: kernelised, kernel: posrf}", "unknown kernel 'posrf'"),
         ("model.attention={mechanism: kernelised, kernel: lara, redraw_every: 5}", "redraw_every acts only with"),
         (

@@ -17,7 +17,6 @@ from torch.nn import functional
 from molflt.attention.geometry import Geometry
 from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.near import GaussianDistanceBasis, LocalRPE, Neighbourhood, neighbourhood_of
-from molflt.attention.smooth import envelope
 
 
 @dataclass
@@ -40,6 +39,8 @@ class SoftmaxPositions(SharedPositions):
         pair_types: of the radial basis.
     """
 
+    wide = True
+
     def __init__(self, n_rbf: int, cutoff: float, pair_types: bool) -> None:
         super().__init__()
         self.cutoff = cutoff
@@ -47,14 +48,12 @@ class SoftmaxPositions(SharedPositions):
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> SoftmaxContext:
         """See :class:`SharedPositions`. The geometry must hold all pairs of isolated structures as edges."""
-        distances = geometry.edge_distances
-        device = distances.device
-        periodic = torch.tensor([geometry.is_periodic(b) for b in range(geometry.n_structures)], device=device)
-        fade = torch.where(
-            periodic[geometry.structure[geometry.edge_index[0]]], envelope(distances, self.cutoff), 1.0
-        )
-        every = torch.arange(distances.shape[0], device=device)
-        return SoftmaxContext(neighbourhood_of(geometry, every, distances, fade, self.radial))
+        entries = geometry.layout.wide
+        assert entries is not None
+        isolated = ~geometry.pbc.any(dim=1)
+        unending = isolated.index_select(0, geometry.structure.index_select(0, entries.receiver))
+        displacements = geometry.displacements(entries)
+        return SoftmaxContext(neighbourhood_of(geometry, entries, displacements, self.radial, self.cutoff, unending))
 
 
 class SoftmaxAttention(AttentionLayer[SoftmaxContext, Tensor]):

@@ -13,20 +13,19 @@ and the mean is left out: only neutral sums are physical, and a charged cell is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from molflt.attention.far.choice import MESH_FROM, AutomaticMethod, choose_contraction
-from molflt.attention.far.costs import LayerSizes, costs
-from molflt.attention.far.exact import squared_distances
-from molflt.attention.far.members import GaussianBasis
-from molflt.attention.far.method import FrequencyMethod
-from molflt.attention.geometry import Geometry
+from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
+from molflt.attention.far.mesh import Mesh
+from molflt.attention.far.pairs import squared_distances
+from molflt.attention.far.waves import on_waves
+from molflt.attention.far.ways import DIAMETERS, MARGIN, Group, LadderPlan, n_rungs
+from molflt.attention.geometry import Geometry, Structure
 from molflt.attention.smooth import taper
-from molflt.errors import InputError
+from molflt.attention.sparse import of_columns, sum_of_entries
 
 COULOMB = 14.3996
 """k_e = e²/(4πε₀), eV Å."""
@@ -42,45 +41,68 @@ AT_ZERO = WEIGHT / FINEST / (1 - math.sqrt(0.5))
 """b(0) of the whole ladder, 1/Å."""
 
 
-class CoulombMethods(AutomaticMethod):
-    """How the ladder may be summed: on pairs or a mesh in the open, on the lattice or a mesh in a crystal."""
-
-    def candidates(self, geometry: Geometry, b: int) -> Sequence[FrequencyMethod]:
-        """See :class:`FrequencyMethod`. A sum over images would have to reach many cells."""
-        found = super().candidates(geometry, b)
-        return [method for method in found if not (method is self.exact and geometry.is_periodic(b))]
+PLAN = LadderPlan(FINEST, MARGIN * TAPER * cutoff_factor(TOLERANCE / 4) / (2 * math.pi * FINEST))
+"""How batches of a model with charges are laid out."""
 
 
-def potentials(geometry: Geometry, charges: Tensor, method: FrequencyMethod | None = None) -> Tensor:
+def potentials(geometry: Geometry, charges: Tensor) -> Tensor:
     """φ_i = k_e Σ_j q_j b(r_ij) over all other atoms and, in a crystal, all images of all atoms.
 
-    Everything is computed in float64, small open structures together, on pairs. The energy is ½ Σ_i q_i φ_i.
+    Everything is computed in float64. The energy is ½ Σ_i q_i φ_i.
 
     Args:
-        geometry: the batch.
+        geometry: the batch, whose plan is for charges.
         charges: q, (n_atoms, n_channels) in units of e; the channels do not act on each other.
-        method: the only one to use; None: the one that should take the least time for each structure.
 
     Returns:
         (n_atoms, n_channels) V, float64.
-
-    Raises:
-        InputError: a structure repeats along one or two axes only.
     """
-    geometry, charges = replace(geometry, dtype=torch.float64), charges.to(torch.float64)
-    found: dict[int, Tensor] = {}
-    # Structures summed together have the same rungs, so that none depends on what else is in the batch.
-    small: dict[int, list[int]] = {}
-    for b, q in enumerate(charges.split(geometry.sizes)):
-        if method is None and not geometry.is_periodic(b) and geometry.sizes[b] <= MESH_FROM:
-            small.setdefault(len(ladder(geometry, b)), []).append(b)
+    layout, charges = geometry.layout.of_charges, charges.to(torch.float64)
+    assert layout is not None
+    found = []
+    for group, positions, q in zip(
+        layout.groups, layout.distribute(geometry.positions), layout.distribute(charges), strict=True
+    ):
+        if group.way == "mesh":
+            assert group.rungs is not None
+            alone = zip(map(geometry.of_structure, group.structures), q.split(group.sizes), group.rungs, strict=True)
+            found.append(torch.cat([_on_mesh(*one) for one in alone]))
         else:
-            found[b] = _of_structure(geometry, b, q, CoulombMethods(TOLERANCE) if method is None else method)
-    padded = geometry.pad(charges) if small else charges
-    for structures in small.values():
-        fields = _on_padded_pairs(geometry, structures, padded[structures])
-        found |= {b: field[: geometry.sizes[b]] for b, field in zip(structures, fields, strict=True)}
-    return COULOMB * torch.cat([found[b] for b in range(geometry.n_structures)])
+            cell = geometry.cell.index_select(0, group.index)
+            padded = (group.places.pad(positions), group.places.pad(q), cell)
+            found.append(group.places.pack((_on_pairs if group.way == "pairs" else _on_waves)(group, *padded)))
+    return COULOMB * (layout.collect(found) - AT_ZERO * charges)
+
+
+def _on_pairs(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) -> Tensor:
+    """Σ_j q_j b(r_ij) of open structures, (n_structures, n_max, n_channels) 1/Å."""
+    basis, _, weights, widest = _of_group(group)
+    near = torch.einsum("st,tsij->sij", weights, basis.on_pairs(squared_distances(positions, torch.float64)))
+    # Where there is no atom, the charge is zero.
+    wider = _wider(positions, charges, charges.sum(dim=1, keepdim=True), widest[:, None, None])
+    return near @ charges + wider
+
+
+def _on_waves(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) -> Tensor:
+    """The same in crystals, a charged one with a uniform background."""
+    basis, widths, weights, _ = _of_group(group)
+    waves = on_waves(group, positions, cell, basis, TOLERANCE, PLAN.longest, 0.0)
+    coefficients = (weights[:, None] @ waves.coefficients).squeeze(1)
+    field = waves.features @ (coefficients[..., None] * (waves.features.transpose(1, 2) @ charges))
+    mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum(dim=1) / torch.linalg.det(cell).abs()
+    return field - mean[:, None, None] * charges.sum(dim=1, keepdim=True)
+
+
+def _on_mesh(structure: Structure, charges: Tensor, rungs: Tensor) -> Tensor:
+    """The same of one large structure, (n, n_channels) 1/Å."""
+    widths = _widths(int(rungs.sum()), charges.device)
+    weights = WEIGHT / widths
+    operator = Mesh(TOLERANCE).operator(replace(structure, dtype=torch.float64), GaussianBasis(widths, n_atoms=1))
+    field, total = operator(weights[:, None], charges[:, None, :])[:, 0], charges.sum(dim=0)
+    if structure.is_periodic:
+        mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum() / torch.linalg.det(structure.cell).abs()
+        return field - mean * total
+    return field + _wider(structure.positions, charges, total, widths[-1])
 
 
 def potentials_of_neighbours(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:
@@ -94,77 +116,33 @@ def potentials_of_neighbours(geometry: Geometry, charges: Tensor, cutoff: float)
     Returns:
         (n_atoms, n_channels) V, float64.
     """
-    receiver, sender = geometry.edge_index
-    distances = geometry.edge_distances.to(torch.float64)
-    widths = _rungs(_WIDER_THAN * cutoff, distances.device)
-    squared = distances.square()
-    constant, quadratic = _remainder(float(widths[-1]))
-    of_pairs = _sum_of_rungs(widths, squared) + constant - quadratic * squared
-    weights = COULOMB * taper(distances, 0.5 * cutoff, cutoff) * of_pairs
-    return torch.zeros_like(charges).index_add(0, receiver, weights[:, None] * charges[sender])
+    entries = geometry.layout.near
+    squared = geometry.near_displacements.to(torch.float64).square().sum(dim=1)
+    # A distance has no derivative at zero, where every atom is from itself.
+    distances = squared.clamp(min=1e-24).sqrt()
+    widths = _widths(n_rungs(DIAMETERS * cutoff / FINEST), squared.device)
+    constant, quadratic = _remainder(widths[-1])
+    near = torch.tensordot(WEIGHT / widths, GaussianBasis(widths, n_atoms=1).on_pairs(squared), dims=1)
+    of_pairs = near + constant - quadratic * squared
+    weights = COULOMB * taper(distances, 0.5 * cutoff, cutoff) * entries.others * of_pairs
+    return sum_of_entries(entries.pattern, weights[:, None] * of_columns(entries.pattern, charges))
 
 
-def _on_padded_pairs(geometry: Geometry, structures: list[int], charges: Tensor) -> Tensor:
-    """Σ_j q_j b(r_ij) of open structures with the same rungs, (n_structures, n_max, n_channels) 1/Å."""
-    n = max(geometry.sizes[b] for b in structures)
-    positions, charges = geometry.padded_positions[structures][:, :n], charges[:, :n]
-    widths = ladder(geometry, structures[0])
-    ladders = _sum_of_rungs(widths, squared_distances(positions, positions, torch.float64))
-    # Where there is no atom, the charge is zero.
-    wider = _wider(positions, charges, charges.sum(dim=1, keepdim=True), float(widths[-1]))
-    return ladders @ charges + wider - AT_ZERO * charges
-
-
-def _of_structure(geometry: Geometry, b: int, charges: Tensor, method: FrequencyMethod) -> Tensor:
-    """Σ_j q_j b(r_ij) of one structure, (n, n_channels) 1/Å."""
-    n_periodic = sum(geometry.pbc[b])
-    if n_periodic in (1, 2):
-        raise InputError(
-            f"a structure that is periodic along {n_periodic} of three axes, and a model with charges, whose 1/r "
-            "has no sum there; make it periodic along all three, with vacuum where it does not repeat"
-        )
-    widths = ladder(geometry, b)
-    # The guard of n_t is for weights that are learnt: with one atom it is not there.
-    basis = GaussianBasis(widths, n_atoms=1)
-    sizes = LayerSizes(1, 1, 0, far_dim=charges.shape[1], rank=1, n_layers=1)
-    # An energy alone and one with its gradient are summed alike, or they would differ by the methods' tolerance.
-    rates = costs().of(torch.get_num_threads(), False)
-    chosen = choose_contraction(method, "auto", sizes, geometry, b, 0, basis, rates)
-    assert chosen.method is not None
-    operator = chosen.method.operator(geometry, b, basis) if chosen.order == "linear" else None
-    if operator is None:
-        operator = chosen.method.pairs_operator(geometry, b, basis)
-    weights = WEIGHT / widths
-    field = operator(weights[:, None], charges[:, None, :])[:, 0]
-    total = charges.sum(dim=0)
-    if n_periodic == 3:
-        mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum() / torch.linalg.det(geometry.cell[b]).abs()
-        return field - mean * total - AT_ZERO * charges
-    return field + _wider(geometry.atoms_of(b), charges, total, float(widths[-1])) - AT_ZERO * charges
-
-
-def ladder(geometry: Geometry, b: int) -> Tensor:
-    """The widths of the rungs that are summed for structure ``b``, (n_rungs,) Å, float64."""
-    r = geometry.atoms_of(b).detach()
-    if geometry.is_periodic(b):
-        widest = _NOTHING_BUT_MEAN * _longest_wave(geometry.cell[b].detach())
-    else:
-        widest = _WIDER_THAN * float((r.amax(dim=0) - r.amin(dim=0)).norm())
-    return _rungs(widest, r.device)
-
-
-def _rungs(widest: float, device: torch.device) -> Tensor:
-    """The widths of the rungs up to ``widest``, (n_rungs,) Å, float64."""
-    n = 1 + math.ceil(2 * math.log2(max(widest / FINEST, 2.0)))
+def _widths(n: int, device: torch.device) -> Tensor:
+    """σ_t of the first rungs, (n,) Å, float64."""
     return FINEST * 2 ** (0.5 * torch.arange(n, dtype=torch.float64, device=device))
 
 
-def _sum_of_rungs(widths: Tensor, squared: Tensor) -> Tensor:
-    """Σ_t w_t exp(−r²/2σ_t²) of squared distances (...) Å² over the rungs given, (...) 1/Å."""
-    return torch.tensordot(WEIGHT / widths, GaussianBasis(widths, n_atoms=1).on_pairs(squared), dims=1)
+def _of_group(group: Group) -> tuple[GaussianBasis, Tensor, Tensor, Tensor]:
+    """The rungs of a group and their widths, (n_rungs,) Å; of each structure their weights, and the widest, Å."""
+    assert group.rungs is not None
+    widths = _widths(group.rungs.shape[1], group.rungs.device)
+    widest = FINEST * 2 ** (0.5 * (group.rungs.sum(dim=1) - 1))
+    # The guard of n_t is for weights that are learnt: with one atom it is not there.
+    return GaussianBasis(widths, n_atoms=1), widths, group.rungs * (WEIGHT / widths), widest
 
 
-def _remainder(widest: float) -> tuple[float, float]:
+def _remainder(widest: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_t w_t, 1/Å, and Σ_t w_t/2σ_t², 1/Å³, over all rungs wider than ``widest``: they are w_t (1 − r²/2σ_t²).
 
     The next term is (r/σ)⁴/8 w_t, some 1e-7 of the first.
@@ -174,24 +152,10 @@ def _remainder(widest: float) -> tuple[float, float]:
     return first * step / (1 - step), first / (2 * widest**2) * step**3 / (1 - step**3)
 
 
-def _wider(positions: Tensor, charges: Tensor, total: Tensor, widest: float) -> Tensor:
+def _wider(positions: Tensor, charges: Tensor, total: Tensor, widest: Tensor) -> Tensor:
     """Σ_j q_j Σ_t w_t (1 − r_ij²/2σ_t²) over all rungs wider than ``widest``, (n, n_channels) 1/Å."""
     constant, quadratic = _remainder(widest)
     squared = positions.square().sum(dim=-1, keepdim=True)
     distances = squared * total + (squared * charges).sum(dim=-2, keepdim=True)
     distances = distances - 2 * positions @ (positions.transpose(-2, -1) @ charges)
     return constant * total - quadratic * distances
-
-
-def _longest_wave(cell: Tensor) -> float:
-    """1/|ξ| of the shortest vector of the reciprocal lattice of ``cell`` (3, 3) Å."""
-    few = torch.arange(-3, 4, dtype=cell.dtype, device=cell.device)
-    xi = torch.cartesian_prod(few, few, few) @ torch.linalg.inv(cell).transpose(0, 1)
-    length = xi.norm(dim=1)
-    return 1 / float(length[length > 0].min())
-
-
-_WIDER_THAN = 16
-"""Diameters of an open structure up to which rungs are summed."""
-_NOTHING_BUT_MEAN = 1.4
-"""exp(−2π²x²) is 1e-17: what the longest wave of a lattice has left of a Gaussian x times as wide."""

@@ -8,6 +8,7 @@ a width of 1/ρ. Because it is damped it has an image sum, a sum over the recipr
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from scipy.special import gammaincinv
 from torch import Tensor, nn
 
 from molflt.attention.config import MARGIN, SpectrumName
-from molflt.attention.far.on_pairs import members_on_pairs
+from molflt.attention.far.pairs import members_on_pairs
 from molflt.attention.smooth import gaussian, sinc_of_square
 
 DAMPING = 2.5
@@ -61,6 +62,7 @@ class GaussianRPE(nn.Module):
         self.n_atoms = n_atoms
         n_waves = {"gaussians": 0, "sampled": n_basis, "both": n_basis // 2}[spectrum]
         n_gaussians = n_basis - n_waves
+        self.n_waves = n_waves
         # Widths stay within bounds by construction; cost and guard of every numerical method follow from them.
         self.sigma_low = sigma_min / MARGIN
         self.sigma_high = sigma_max * MARGIN
@@ -96,7 +98,7 @@ class GaussianRPE(nn.Module):
         """The members at the present widths, computed once per batch."""
         widths = self.widths
         kappa = None if self.epsilon is None else DAMPING * self.epsilon / widths
-        return GaussianBasis(widths, self.n_atoms, kappa)
+        return GaussianBasis(widths, self.n_atoms, kappa, self.n_waves)
 
 
 class GaussianBasis:
@@ -106,12 +108,13 @@ class GaussianBasis:
         widths: ρ_t, (n_basis,) Å.
         n_atoms: see :class:`GaussianRPE`.
         kappa: κ_t, (n_basis,) rad/Å; None where all are zero.
+        n_waves: how many of the last members may be waves.
         amplitudes: n_t, (n_basis,): the amplitude of f that a weight of one gives.
-        widest: the largest ρ_t as a number, Å.
-        n_waves: how many members are waves.
     """
 
-    def __init__(self, widths: Tensor, n_atoms: float | None = None, kappa: Tensor | None = None) -> None:
+    def __init__(
+        self, widths: Tensor, n_atoms: float | None = None, kappa: Tensor | None = None, n_waves: int | None = None
+    ) -> None:
         self.widths = widths
         self.n_atoms = n_atoms
         self.kappa = kappa
@@ -122,9 +125,8 @@ class GaussianBasis:
         if n_atoms is not None:
             others = others * (n_atoms - 1) / (others + (n_atoms - 1))
         self.amplitudes = 1 / (1 + others)
-        self.widest = float(widths.detach().max())
+        self.n_waves = (0 if kappa is None else len(widths)) if n_waves is None else n_waves
         self._ends: dict[float, np.ndarray] = {}
-        self.n_waves = 0 if kappa is None else int((kappa > 0).sum())
 
     def __len__(self) -> int:
         return int(self.widths.shape[0])
@@ -133,10 +135,15 @@ class GaussianBasis:
         """The members of the given indices."""
         return GaussianBasis(self.widths[chosen], self.n_atoms, None if self.kappa is None else self.kappa[chosen])
 
+    @cached_property
+    def widest(self) -> float:
+        """The largest ρ_t as a number, Å."""
+        return float(self.widths.detach().max())
+
     def double(self) -> GaussianBasis:
         """The same members in float64 on the CPU."""
         kappa = None if self.kappa is None else self.kappa.double().cpu()
-        return GaussianBasis(self.widths.double().cpu(), self.n_atoms, kappa)
+        return GaussianBasis(self.widths.double().cpu(), self.n_atoms, kappa, self.n_waves)
 
     def values(self, squared_distances: Tensor) -> Tensor:
         """n_t sinc(κ_t r) exp(−r²/2ρ_t²): r² (...) Å² → (..., n_basis)."""
@@ -147,20 +154,29 @@ class GaussianBasis:
     def on_pairs(self, squared_distances: Tensor) -> Tensor:
         """The same as :meth:`values`, the members first: r² (...) Å² → (n_basis, ...)."""
         turns = None if self.kappa is None else self.kappa**2
-        return members_on_pairs(squared_distances, self.amplitudes, 1 / (2 * self.widths**2), turns)
+        decays = 1 / (2 * self.widths**2)
+        return members_on_pairs(squared_distances, self.amplitudes, decays, turns, self.n_waves)
 
-    def spectra(self, xi: Tensor) -> Tensor:
+    def spectra(self, xi: Tensor, members_first: bool = False) -> Tensor:
         """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³, nowhere negative.
 
         With k = 2π|ξ| it is n (2πρ²)^{3/2} exp(−ρ²(k − κ)²/2) (1 − e^{−2ρ²kκ})/(2ρ²kκ).
+
+        Args:
+            xi: |ξ|, 1/Å.
+            members_first: whether ``xi`` is (..., 1, n) and the result (..., n_basis, n).
         """
-        variance = self.widths**2
-        volume = self.amplitudes * (2 * math.pi * variance) ** 1.5
-        if self.kappa is None:
-            return volume * torch.exp(-2 * math.pi**2 * variance * xi[..., None] ** 2)
-        k = 2 * math.pi * xi[..., None]
-        shell = torch.exp(-0.5 * variance * (k - self.kappa) ** 2)
-        return volume * shell * _mean_decay(2 * variance * k * self.kappa)
+        widths, amplitudes, kappa = self.widths, self.amplitudes, self.kappa
+        if members_first:
+            widths, amplitudes = widths[:, None], amplitudes[:, None]
+            kappa = None if kappa is None else kappa[:, None]
+        else:
+            xi = xi[..., None]
+        variance = widths**2
+        volume, k = amplitudes * (2 * math.pi * variance) ** 1.5, (2 * math.pi) * xi
+        if kappa is None:
+            return volume * torch.exp(-0.5 * variance * k**2)
+        return volume * torch.exp(-0.5 * variance * (k - kappa) ** 2) * _mean_decay(2 * variance * kappa * k)
 
     @property
     def reach(self) -> float:

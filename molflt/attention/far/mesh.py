@@ -8,21 +8,19 @@ replace the FFT.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from molflt.attention.far.costs import LayerSizes, Work
-from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.grid import assign, optimal_influence, trigonometric_matrix, wave_numbers
-from molflt.attention.far.images import far_apart, open_frame, padded_cell, periodic_vectors
+from molflt.attention.far.images import far_apart, open_frame, padded_cell
 from molflt.attention.far.members import TAPER, GaussianBasis
-from molflt.attention.far.mesh_operator import Axes, Band, MeshOperator, PiecesOperator, channels_at_once
-from molflt.attention.far.method import FarOperator, FrequencyMethod
-from molflt.attention.geometry import Geometry, subset_of_atoms
+from molflt.attention.far.mesh_operator import Axes, Band, MeshOperator, PiecesOperator, StructureOperator
+from molflt.attention.far.pairs import OnPairs, squared_distances
+from molflt.attention.geometry import Structure
+from molflt.attention.places import places_of
 from molflt.attention.smooth import taper
 from molflt.attention.sparse import SparsePattern
 from molflt.errors import InputError
@@ -30,54 +28,6 @@ from molflt.errors import InputError
 NODES = 6
 """Grid points per axis that an atom is spread over. With more the grid can be coarser, but spreading grows with their
 cube; with this number spreading and waves cost about the same."""
-
-
-@dataclass(frozen=True)
-class GridShape:
-    """What the work on a grid follows from.
-
-    Attributes:
-        n_planes: along each axis, how many planes atoms are spread over.
-        n_waves: of every band along each axis.
-        n_members: of every band.
-        n_parts: of each spectrum, 1 or, with exchange, 4 (see :func:`_spectra`).
-    """
-
-    n_planes: list[int]
-    n_waves: list[list[int]]
-    n_members: list[int]
-    n_parts: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether it would fit into the memory of a usual machine."""
-        _, y, z = self.n_planes
-        on_the_way = [n for u, v, w in self.n_waves for n in (u * v * w, u * y * z, u * v * z)]
-        return max(math.prod(self.n_planes), *on_the_way) <= _MOST_POINTS
-
-    def work(self, n_atoms: int, sizes: LayerSizes) -> Work:
-        """Preparation, and what all layers do."""
-        channels, repeats = sizes.n_channels, sizes.n_applications
-        x, y, z = self.n_planes
-        step = channels_at_once(self.n_planes, self.n_waves)
-        of_head = max(1, channels // sizes.n_heads)
-        heads_at_once = min(sizes.n_heads, max(1, step // of_head))
-        passes = repeats * math.ceil(sizes.n_heads / heads_at_once) * math.ceil(of_head / step)
-        waves = [math.prod(of_band) for of_band in self.n_waves]
-        members = self.n_parts * sum(n * k for n, k in zip(waves, self.n_members, strict=True))
-        return Work(
-            mesh_bands=len(waves),
-            mesh_entries=n_atoms * NODES**3,
-            mesh_spectra=members,
-            grid_passes=passes,
-            grid_bands=passes * len(waves),
-            grid_spread=2 * repeats * channels * n_atoms * NODES**3,
-            grid_points=repeats * channels * x * y * z,
-            grid_first=2 * repeats * channels * x * y * z * sum(u for u, _, _ in self.n_waves),
-            grid_others=2 * repeats * channels * sum(u * z * v * (y + w) for u, v, w in self.n_waves),
-            grid_values=repeats * channels * self.n_parts * sum(waves),
-            grid_filters=repeats * sizes.n_heads * members,
-        )
 
 
 @dataclass(frozen=True)
@@ -94,14 +44,14 @@ class Grid:
     n_periodic: tuple[int, ...]
     spacing: float
 
-    def steps(self, geometry: Geometry, b: int) -> Tensor:
+    def steps(self, structure: Structure) -> Tensor:
         """(3, 3) Å: from one plane to the next, the periodic vectors first."""
-        periodic = periodic_vectors(geometry, b)
+        periodic = structure.periodic_vectors
         counts = torch.tensor(self.n_periodic, dtype=periodic.dtype, device=periodic.device)
         return torch.cat([periodic / counts[:, None], self.spacing * self.frame])
 
 
-class MeshMethod(FrequencyMethod):
+class Mesh:
     """f by a particle mesh, for any boundary conditions, in O(N^{4/3}) at fixed density with a small factor.
 
     In open directions the grid lies along the principal axes of the structure and has a fixed spacing, so that it
@@ -113,36 +63,29 @@ class MeshMethod(FrequencyMethod):
         tolerance: ε, relative to Σ_t |w_t n_t|.
     """
 
-    name = "mesh"
-
     def __init__(self, tolerance: float) -> None:
-        super().__init__()
         self.tolerance = tolerance
 
-    def operator(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator | PiecesOperator:
-        """See :class:`FrequencyMethod`.
+    def operator(self, structure: Structure, basis: GaussianBasis) -> MeshOperator | PiecesOperator:
+        """f̂ of one structure.
 
         Raises:
             InputError: the grid would not fit into the memory of a usual machine.
         """
-        pieces = far_apart(geometry, b, basis.reach)
+        pieces = far_apart(structure, basis.reach)
         if len(pieces) == 1:
-            return self._mesh(geometry, b, basis)
-        operators: list[tuple[Tensor, FarOperator]] = []
+            return self._mesh(structure, basis)
+        operators: list[tuple[Tensor, StructureOperator]] = []
         for atoms in pieces:
-            piece = subset_of_atoms(geometry, b, atoms)
+            piece = structure.some(atoms)
             few = len(atoms) <= _FEW
-            operators.append(
-                (atoms, ExactMethod().pairs_operator(piece, 0, basis) if few else self._mesh(piece, 0, basis))
-            )
+            operators.append((atoms, _on_pairs(piece, basis) if few else self._mesh(piece, basis)))
         return PiecesOperator(operators)
 
-    def _mesh(self, geometry: Geometry, b: int, basis: GaussianBasis) -> MeshOperator:
-        grid = self.grid(geometry, b, basis)
-        if not self._shape(grid, geometry, b, basis).fits:
-            raise too_large(geometry, b)
-        steps = grid.steps(geometry, b)
-        points = geometry.atoms_of(b) @ torch.linalg.inv(steps)
+    def _mesh(self, structure: Structure, basis: GaussianBasis) -> MeshOperator:
+        grid = self.grid(structure, basis)
+        steps = grid.steps(structure)
+        points = structure.positions @ torch.linalg.inv(steps)
         order = _by_place(points.detach())
         nodes, weights = assign(points[order], NODES)
         planes, columns = [], []
@@ -156,10 +99,11 @@ class MeshMethod(FrequencyMethod):
         # A cell of a million atoms has 216 million entries.
         x, y, z = (column.to(torch.int32) for column in columns)
         n_planes = (len(planes[0]), len(planes[1]), len(planes[2]))
+        bands = [self._band(grid, planes, structure, basis, chosen) for chosen in self._bands(structure, basis)]
         place = (x[:, :, None] * n_planes[1] + y[:, None, :])[..., None] * n_planes[2] + z[:, None, None, :]
-        weights = weights.to(geometry.dtype)
+        weights = weights.to(structure.dtype)
         product = weights[:, 0, :, None, None] * weights[:, 1, None, :, None] * weights[:, 2, None, None, :]
-        starts = torch.arange(geometry.sizes[b] + 1, device=steps.device) * NODES**3
+        starts = torch.arange(len(structure) + 1, device=steps.device) * NODES**3
         gather = SparsePattern(starts, place.flatten(), math.prod(n_planes))
         flat = product.flatten()
         return MeshOperator(
@@ -169,53 +113,56 @@ class MeshMethod(FrequencyMethod):
             flat,
             flat.index_select(0, gather.transposed[1]),
             n_planes,
-            [self._band(grid, planes, geometry, b, basis, chosen) for chosen in self._bands(geometry, b, basis)],
+            bands,
         )
 
-    def grid(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Grid:
-        """Where the grid of structure ``b`` lies."""
+    def grid(self, structure: Structure, basis: GaussianBasis) -> Grid:
+        """Where the grid of a structure lies."""
         spacing = self.spacing(basis)
-        lengths = periodic_vectors(geometry, b).detach().norm(dim=1).tolist()
+        lengths = structure.periodic_vectors.detach().norm(dim=1).tolist()
         n_periodic = tuple(max(NODES, math.ceil(length / spacing)) for length in lengths)
-        frame = open_frame(geometry, b) if len(lengths) < 3 else geometry.positions.new_zeros(0, 3)
+        frame = open_frame(structure) if len(lengths) < 3 else structure.positions.new_zeros(0, 3)
         return Grid(frame, n_periodic, spacing)
 
     def spacing(self, basis: GaussianBasis) -> float:
         """How far apart grid planes may be, Å."""
         return _spacing_in_widths(self.tolerance) * float(basis.equal_widths().min())
 
-    def _bands(self, geometry: Geometry, b: int, basis: GaussianBasis) -> list[Tensor]:
+    def _bands(self, structure: Structure, basis: GaussianBasis) -> list[Tensor]:
         """Indices of the members that share their waves, band after band.
 
         In open directions the widest member decides how far apart images have to be, and so how close waves are,
         and the finest how many there are. With a band for every octave, each member has what it needs and not much
         more.
         """
-        if all(geometry.pbc[b]):
+        if all(structure.pbc):
             return [torch.arange(len(basis), device=basis.widths.device)]
         widths = basis.equal_widths()
         octave = torch.log2(widths / widths.min()).floor()
         return [torch.nonzero(octave == k).squeeze(1) for k in octave.unique()]
 
     def _band(
-        self, grid: Grid, planes: list[Tensor], geometry: Geometry, b: int, basis: GaussianBasis, chosen: Tensor
+        self, grid: Grid, planes: list[Tensor], structure: Structure, basis: GaussianBasis, chosen: Tensor
     ) -> Band:
         members = basis.some(chosen)
-        cell = self._cell(grid, geometry, b, members)
+        cell = self._cell(grid, structure, members)
         turns = self._turns(grid, cell)
         n_waves = self._n_waves(members, cell, turns)
+        (u, v, w), (nx, ny, nz) = (2 * k + 1 for k in n_waves), map(len, planes)
+        if max(nx * ny * nz, u * ny * nz, u * v * nz, u * v * w) > _MOST_POINTS:
+            raise too_large(structure)
         x, y, z = (
-            trigonometric_matrix(some, turn, k).to(geometry.dtype)
+            trigonometric_matrix(some, turn, k).to(structure.dtype)
             for some, turn, k in zip(planes, turns, n_waves, strict=True)
         )
         cutoffs = members.cutoffs(self.tolerance)
-        spectra = _spectra(cell, turns, n_waves, members, cutoffs, _may_shear(geometry))
-        return Band(chosen, (x, y, z), {axes: part.to(geometry.dtype) for axes, part in spectra.items()})
+        spectra = _spectra(cell, turns, n_waves, members, cutoffs, _may_shear(structure))
+        return Band(chosen, (x, y, z), {axes: part.to(structure.dtype) for axes, part in spectra.items()})
 
-    def _cell(self, grid: Grid, geometry: Geometry, b: int, basis: GaussianBasis) -> Tensor:
+    def _cell(self, grid: Grid, structure: Structure, basis: GaussianBasis) -> Tensor:
         """(3, 3) Å: the period of the waves along each step of the grid."""
         # Several images of an atom are equally near in a padded box, and each adds its share.
-        return padded_cell(geometry, b, basis, self.tolerance / 10, grid.frame)
+        return padded_cell(structure, basis, self.tolerance / 10, grid.frame)
 
     @staticmethod
     def _turns(grid: Grid, cell: Tensor) -> list[Tensor]:
@@ -230,51 +177,10 @@ class MeshMethod(FrequencyMethod):
         most = [math.ceil(1 / (2 * float(turn.detach()))) - 1 for turn in turns]
         return [min(int(r), m) for r, m in zip(reach.tolist(), most, strict=True)]
 
-    def blocks(self, geometry: Geometry, structures: Sequence[int], basis: GaussianBasis) -> Tensor:
-        """See :class:`FrequencyMethod`. It applies the operator to unit vectors, for comparison and not for use."""
-        found = []
-        for b in structures:
-            rows = torch.arange(geometry.sizes[b], device=geometry.positions.device)
-            found.append(self._columns(geometry, b, basis, rows))
-        return geometry.pad_blocks(found)
-
-    def pair_work(self, geometry: Geometry, b: int, basis: GaussianBasis) -> Work | None:
-        """See :class:`FrequencyMethod`: one application to every unit vector and member."""
-        n_members = len(basis)
-        on_units = LayerSizes(1, n_members, 0, far_dim=geometry.sizes[b] * n_members, rank=1, n_layers=1)
-        return self.operator_work(geometry, b, basis, on_units)
-
-    def operator_work(self, geometry: Geometry, b: int, basis: GaussianBasis, sizes: LayerSizes) -> Work | None:
-        """See :class:`FrequencyMethod`. There is no operator where the grid would be too large."""
-        total, pieces = Work(mesh_calls=1), far_apart(geometry, b, basis.reach)
-        for atoms in pieces:
-            piece, k = (geometry, b) if len(pieces) == 1 else (subset_of_atoms(geometry, b, atoms), 0)
-            if len(pieces) > 1 and len(atoms) <= _FEW:
-                n_pairs = len(atoms) ** 2
-                mixed = sizes.n_applications * n_pairs * (len(basis) * sizes.n_heads + sizes.n_channels)
-                total += ExactMethod().pair_work(piece, 0, basis) + Work(pair_mixed=mixed)
-                continue
-            shape = self._shape(self.grid(piece, k, basis), piece, k, basis)
-            if not shape.fits:
-                return None
-            total += shape.work(piece.sizes[k], sizes)
-        return total
-
-    def _shape(self, grid: Grid, geometry: Geometry, b: int, basis: GaussianBasis) -> GridShape:
-        n_waves, n_members, exchanged = [], [], _may_shear(geometry)
-        with torch.no_grad():
-            for chosen in self._bands(geometry, b, basis):
-                members = basis.some(chosen)
-                cell = self._cell(grid, geometry, b, members)
-                n_waves.append([2 * k + 1 for k in self._n_waves(members, cell, self._turns(grid, cell))])
-                n_members.append(len(members))
-                exchanged = exchanged or not _is_orthogonal(torch.linalg.inv(cell).transpose(0, 1))
-            return GridShape(self.n_planes(grid, geometry, b), n_waves, n_members, 4 if exchanged else 1)
-
     @staticmethod
-    def n_planes(grid: Grid, geometry: Geometry, b: int) -> list[int]:
+    def n_planes(grid: Grid, structure: Structure) -> list[int]:
         """Along each axis, how many planes of the grid atoms are spread over, or a few more."""
-        nodes = (geometry.atoms_of(b).detach() @ torch.linalg.inv(grid.steps(geometry, b))).floor().long()
+        nodes = (structure.positions.detach() @ torch.linalg.inv(grid.steps(structure))).floor().long()
         found = []
         for axis in range(3):
             # An atom alone takes NODES planes; neighbours share theirs.
@@ -285,20 +191,18 @@ class MeshMethod(FrequencyMethod):
             for axis, n in enumerate(found)
         ]
 
-    def _columns(self, geometry: Geometry, b: int, basis: GaussianBasis, senders: Tensor) -> Tensor:
-        """(n, len(senders), n_basis): f̂ between every atom and the senders."""
-        unit = torch.zeros(geometry.sizes[b], len(senders), dtype=geometry.dtype, device=senders.device)
-        unit[senders, torch.arange(len(senders), device=senders.device)] = 1.0
-        each = torch.eye(len(basis), dtype=geometry.dtype, device=senders.device)
-        values = unit[:, None, :].expand(-1, len(basis), -1)
-        return self.operator(geometry, b, basis)(each, values).transpose(1, 2)
+
+def _on_pairs(piece: Structure, basis: GaussianBasis) -> OnPairs:
+    """f̂ of a few atoms."""
+    squared = squared_distances(piece.positions, piece.dtype)
+    return OnPairs(places_of([len(piece)]), basis.on_pairs(squared)[:, None])
 
 
-def too_large(geometry: Geometry, b: int) -> InputError:
-    """What is raised where :meth:`MeshMethod.operator_work` returns None."""
+def too_large(structure: Structure) -> InputError:
+    """What is raised where a grid would not fit into the memory of a usual machine."""
     return InputError(
-        f"a structure of {geometry.sizes[b]:,} atoms needs a mesh of more than {_MOST_POINTS:,} points; use "
-        "frequencies=auto, or look for atoms that are far from all others"
+        f"a structure of {len(structure):,} atoms needs a mesh of more than {_MOST_POINTS:,} points; "
+        "look for atoms that are far from all others"
     )
 
 
@@ -314,9 +218,9 @@ def _spacing_in_widths(tolerance: float) -> float:
     return _SPACING_AT_ONE * tolerance**_SPACING_POWER
 
 
-def _may_shear(geometry: Geometry) -> bool:
+def _may_shear(structure: Structure) -> bool:
     """Whether a derivative with respect to the lattice is wanted. Artificial cell vectors stay orthogonal to it."""
-    return torch.is_grad_enabled() and geometry.cell.requires_grad
+    return torch.is_grad_enabled() and structure.cell.requires_grad
 
 
 def _is_orthogonal(vectors: Tensor) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from molflt.attention.far.grid import along_first, along_others, exchange
-from molflt.attention.far.method import FarOperator
-from molflt.attention.geometry import select_rows
+from molflt.attention.places import select_rows
 from molflt.attention.sparse import SparsePattern, weighted_sum
+
+StructureOperator = Callable[[Tensor, Tensor], Tensor]
+"""Σ_j f̂_h(Δ_ij) v_jh of one structure: weights (n_weights, n_heads), values (n, n_heads, c) → (n, n_heads, c)."""
 
 Axes = tuple[int, int] | tuple[()]
 """The axes along which a part of a spectrum exchanges cosines and sines."""
@@ -41,7 +43,7 @@ class Band:
 
 @dataclass
 class MeshOperator:
-    """f̂ of one structure on its grid; a :class:`FarOperator`.
+    """f̂ of one structure on its grid; a :class:`StructureOperator`.
 
     All bands share the spreading on the grid and the reading off.
 
@@ -65,7 +67,7 @@ class MeshOperator:
     bands: list[Band]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """See :class:`FarOperator`. A bounded number of channels is carried at a time."""
+        """See :class:`StructureOperator`. A bounded number of channels is carried at a time."""
         _, n_heads, n_channels = values.shape
         step = channels_at_once(self.n_planes, [[len(m) for m in band.matrices] for band in self.bands])
         values = select_rows(values, self.order)
@@ -107,20 +109,48 @@ def channels_at_once(n_planes: Sequence[int], waves: Sequence[Sequence[int]]) ->
 
 @dataclass
 class PiecesOperator:
-    """Pieces of a structure that are too far apart to feel each other; a :class:`FarOperator`.
+    """Pieces of a structure that are too far apart to feel each other; a :class:`StructureOperator`.
 
     Attributes:
         pieces: indices of the atoms of each piece, and its operator: a mesh, or one on the pairs of a few atoms.
     """
 
-    pieces: list[tuple[Tensor, FarOperator]]
+    pieces: list[tuple[Tensor, StructureOperator]]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """See :class:`FarOperator`."""
+        """See :class:`StructureOperator`."""
         found = [operator(weights, values[atoms]) for atoms, operator in self.pieces]
         return torch.zeros_like(values).index_copy(
             0, torch.cat([atoms for atoms, _ in self.pieces]), torch.cat(found)
         )
+
+
+@dataclass
+class OnMesh:
+    """f̂ of a group of structures, one after another; a :class:`~molflt.attention.far.field.FarField`.
+
+    Attributes:
+        sizes: atoms of each structure.
+        operators: of each structure.
+    """
+
+    sizes: tuple[int, ...]
+    operators: list[StructureOperator]
+
+    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
+        """See :class:`FarField`."""
+        blocks = values.split(self.sizes)
+        found = [operator(weights, block) for operator, block in zip(self.operators, blocks, strict=True)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def matrix(self, weights: Tensor) -> Tensor:
+        """See :class:`FarField`. It applies the operator to unit vectors, for comparison and not for use."""
+        n, n_heads = max(self.sizes), weights.shape[1]
+        found = weights.new_zeros((n_heads, len(self.sizes), n, n))
+        for k, (size, operator) in enumerate(zip(self.sizes, self.operators, strict=True)):
+            unit = torch.eye(size, dtype=weights.dtype, device=weights.device)[:, None].expand(-1, n_heads, -1)
+            found[:, k, :size, :size] = operator(weights, unit).permute(1, 0, 2)
+        return found
 
 
 _MESH_VALUES_AT_ONCE, _CHANNELS_AT_LEAST, _CHANNELS_AT_MOST = 1 << 22, 16, 128

@@ -6,19 +6,22 @@ Luo et al. 2021, arXiv 2106.12566.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from molflt.attention.config import OrderKind
 from molflt.attention.kernels.kernel import Kernel, normalised, stable_features
 from molflt.errors import InputError
 from molflt.literature.sequence.toeplitz import CHANNELS_AT_ONCE, future, toeplitz_matrix, toeplitz_product
 
 _PRODUCTS_PER_TRANSFORM = 7.0
 """How many multiply-adds of a matrix product take as long as an FFT per number and log₂ of its length: measured."""
+
+
+OrderKind = Literal["auto", "quadratic", "linear"]
 
 
 def log_linear_attention(

@@ -9,12 +9,42 @@ import numpy as np
 import torch
 from ase import Atoms
 
+from molflt.attention.far.field import ExactMethod
 from molflt.attention.far.members import GaussianRPE
+from molflt.attention.geometry import Geometry
+from molflt.attention.layout import Plan
+from tests.attention.structures import geometry_of
 
 
 def small_rpe() -> GaussianRPE:
     """Two Gaussians and two damped waves."""
     return GaussianRPE(4, 1.5, 4.0, spectrum="both").double()
+
+
+def geometry_for(
+    atoms: list[Atoms],
+    rpe: GaussianRPE,
+    frequencies: str,
+    tolerance: float = 1e-4,
+    dtype: torch.dtype = torch.float64,
+) -> Geometry:
+    """Structures laid out for one way of summing the far field."""
+    with torch.no_grad():
+        plan = ExactMethod(frequencies, tolerance).plan(rpe(), dense=False)
+    return geometry_of(atoms, dtype=dtype, plan=Plan(6.0, far=plan))
+
+
+def basis_on_pairs(geometry: Geometry, rpe: GaussianRPE, frequencies: str, tolerance: float = 1e-4) -> torch.Tensor:
+    """(n, n, n_basis): every member of f between all atoms of one structure, in one way."""
+    method, basis = ExactMethod(frequencies, tolerance), rpe()
+    (group,) = geometry.layout.far.groups
+    each = torch.eye(len(basis), dtype=geometry.dtype)
+    return method.field(group, geometry, basis).matrix(each)[:, 0].movedim(0, -1)
+
+
+def pair_basis(atoms: Atoms, rpe: GaussianRPE, frequencies: str, tolerance: float = 1e-4) -> torch.Tensor:
+    """The same, of the structure as it is."""
+    return basis_on_pairs(geometry_for([atoms], rpe, frequencies, tolerance), rpe, frequencies, tolerance)
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor, rpe: GaussianRPE) -> float:

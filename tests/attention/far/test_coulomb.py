@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,23 +11,21 @@ from ase import Atoms
 from ase.build import bulk
 from torch import Tensor
 
-from molflt.attention.far.coulomb import COULOMB, potentials, potentials_of_neighbours
-from molflt.attention.far.exact import ExactMethod
-from molflt.attention.far.lattice import LatticeMethod
-from molflt.attention.far.mesh import MeshMethod
-from molflt.attention.far.method import FrequencyMethod
-from molflt.attention.geometry import Geometry, geometry_of_batch
+from molflt.attention.far.coulomb import COULOMB, PLAN, potentials, potentials_of_neighbours
+from molflt.attention.far.ways import Way
+from molflt.attention.geometry import Geometry
+from molflt.attention.layout import Plan
 from molflt.errors import InputError
-from tests.attention.structures import batch_of
+from tests.attention.structures import geometry_of
 
 
-def geometry(*atoms: Atoms, dtype: torch.dtype = torch.float64) -> Geometry:
-    return geometry_of_batch(batch_of(list(atoms), 1.0, False), dtype)
+def geometry(*atoms: Atoms, dtype=torch.float64, way: Way | None = None, reach: float = 1.0) -> Geometry:
+    return geometry_of(list(atoms), reach, dtype, plan=Plan(reach, charges=replace(PLAN, way=way)))
 
 
-def energy(atoms: Atoms, charges: Tensor, method: FrequencyMethod | None = None) -> float:
+def energy(atoms: Atoms, charges: Tensor) -> float:
     """½ Σ q_i φ_i, eV."""
-    return 0.5 * float((charges * potentials(geometry(atoms), charges, method)).sum())
+    return 0.5 * float((charges * potentials(geometry(atoms), charges)).sum())
 
 
 def cloud(n: int, side: float, neutral: bool = True) -> tuple[Atoms, Tensor]:
@@ -48,8 +48,7 @@ def test_what_neighbours_have_of_each_other_is_that_of_pairs() -> None:
     cutoff, charges = 4.0, torch.tensor([[1.0], [0.0]], dtype=torch.float64)
 
     def of_neighbours(atoms: Atoms) -> float:
-        found = geometry_of_batch(batch_of([atoms], 4.5, False), torch.float64)
-        return float(potentials_of_neighbours(found, charges, cutoff)[1])
+        return float(potentials_of_neighbours(geometry(atoms, reach=4.5), charges, cutoff)[1])
 
     def pair(distance: float) -> Atoms:
         return Atoms("H2", [[0, 0, 0], [0, 0, distance]])
@@ -70,7 +69,7 @@ def test_what_neighbours_have_of_each_other_is_that_of_pairs() -> None:
 def test_madelung_constants(crystal: str, lattice: float, per_distance: float, constant: float) -> None:
     ions = bulk("NaCl", crystal, a=lattice)
     charges = torch.tensor([[1.0], [-1.0]])
-    found = -energy(ions, charges, LatticeMethod(1e-8)) * lattice * per_distance / COULOMB
+    found = -energy(ions, charges) * lattice * per_distance / COULOMB
     # Steps of √2 miss the transform of 1/r, wave by wave, by up to 1e-5 of it.
     assert found == pytest.approx(constant, rel=2e-5)
     assert energy(ions * (2, 1, 3), charges.repeat(6, 1)) == pytest.approx(6 * energy(ions, charges), rel=1e-9)
@@ -82,14 +81,14 @@ def test_madelung_constants(crystal: str, lattice: float, per_distance: float, c
 def test_all_methods_agree() -> None:
     """On pairs, on the mesh, and in a box so large that images are far; also for a charged structure."""
     atoms, charges = cloud(60, 12.0, neutral=False)
-    on_pairs = potentials(geometry(atoms), charges, ExactMethod())
-    on_mesh = potentials(geometry(atoms), charges, MeshMethod(1e-5))
+    on_pairs = potentials(geometry(atoms, way="pairs"), charges)
+    on_mesh = potentials(geometry(atoms, way="mesh"), charges)
     assert float((on_mesh - on_pairs).abs().max()) < 1e-5 * float(on_pairs.abs().max())
     crystal, charges = cloud(60, 12.0)
     crystal.set_cell([[13, 0, 0], [2, 12, 0], [0, -3, 14]])
     crystal.pbc = True
-    on_lattice = potentials(geometry(crystal), charges, LatticeMethod(1e-5))
-    on_mesh = potentials(geometry(crystal), charges, MeshMethod(1e-5))
+    on_lattice = potentials(geometry(crystal, way="waves"), charges)
+    on_mesh = potentials(geometry(crystal, way="mesh"), charges)
     assert float((on_mesh - on_lattice).abs().max()) < 1e-5 * float(on_lattice.abs().max())
     # The images of a neutral cloud are dipoles, whose energy falls as the volume.
     apart = []
@@ -117,7 +116,7 @@ def test_company_changes_nothing_and_channels_do_not_meet() -> None:
     (first, q), (second, other) = cloud(6, 6.0), cloud(10, 8.0, neutral=False)
     together = potentials(geometry(first, second), torch.cat([q, other]))
     alone = torch.cat([potentials(geometry(first), q), potentials(geometry(second), other)])
-    assert torch.equal(together, alone)
+    torch.testing.assert_close(together, alone, rtol=1e-13, atol=1e-13)
     both = potentials(geometry(first), torch.cat([q, 2 * q], dim=1))
     torch.testing.assert_close(both[:, 1], 2 * both[:, 0])
 

@@ -7,10 +7,16 @@ from ase import Atoms
 
 from molflt.attention.far import mesh as mesh_module
 from molflt.attention.far import mesh_operator
-from molflt.attention.far.exact import ExactMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.mesh import MeshMethod
-from tests.attention.far.oracles import relative_error, small_rpe, written_in_another_image
+from molflt.attention.far.mesh import Mesh
+from tests.attention.far.oracles import (
+    basis_on_pairs,
+    geometry_for,
+    pair_basis,
+    relative_error,
+    small_rpe,
+    written_in_another_image,
+)
 from tests.attention.structures import STRUCTURES, geometry_of, rotated
 
 NAMES = ["slab", "slab_open", "wire", "triclinic", "tiny_cell", "molecule", "atom"]
@@ -25,72 +31,71 @@ def box(n: int) -> Atoms:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_the_exact_sum_to_its_tolerance(name):
-    rpe, geometry = small_rpe(), geometry_of([STRUCTURES[name]()])
-    exact = ExactMethod().pair_basis(geometry, rpe())
+    rpe, atoms = small_rpe(), STRUCTURES[name]()
+    exact = pair_basis(atoms, rpe, "exact")
     for tolerance in (1e-3, 1e-4):
-        assert relative_error(MeshMethod(tolerance).pair_basis(geometry, rpe()), exact, rpe) < tolerance
+        assert relative_error(pair_basis(atoms, rpe, "mesh", tolerance), exact, rpe) < tolerance
 
 
 @pytest.mark.parametrize("periodic", [True, False])
 def test_larger_structures(periodic):
     atoms = box(60)
     atoms.pbc = periodic
-    rpe, method, geometry = small_rpe(), MeshMethod(1e-4), geometry_of([atoms])
-    worst = relative_error(method.pair_basis(geometry, rpe()), ExactMethod().pair_basis(geometry, rpe()), rpe)
-    assert worst < 1e-4
+    rpe = small_rpe()
+    assert relative_error(pair_basis(atoms, rpe, "mesh"), pair_basis(atoms, rpe, "exact"), rpe) < 1e-4
 
 
 @pytest.mark.parametrize("tolerance", [9e-3, 1e-4, 1e-8])
 def test_no_wave_is_an_alias_of_another(tolerance):
     """From plane to plane of the grid, every wave turns by less than a half."""
-    method, basis = MeshMethod(tolerance), small_rpe()()
+    method, basis = Mesh(tolerance), small_rpe()()
     for name in NAMES:
-        geometry = geometry_of([STRUCTURES[name]()])
-        grid = method.grid(geometry, 0, basis)
-        turns = method._turns(grid, method._cell(grid, geometry, 0, basis))
-        waves = method._n_waves(basis, method._cell(grid, geometry, 0, basis), turns)
+        structure = geometry_of([STRUCTURES[name]()]).of_structure(0)
+        grid = method.grid(structure, basis)
+        turns = method._turns(grid, method._cell(grid, structure, basis))
+        waves = method._n_waves(basis, method._cell(grid, structure, basis), turns)
         assert all(k >= 1 and k * float(turn) < 0.5 for k, turn in zip(waves, turns, strict=True))
 
 
 def test_the_error_falls_with_the_power_of_the_assignment(monkeypatch):
     """Spacing halved: the error of order NODES falls by about 2^NODES; a rule too coarse misses its tolerance."""
-    rpe, geometry, errors = small_rpe(), geometry_of([STRUCTURES["molecule"]()]), []
-    exact = ExactMethod().pair_basis(geometry, rpe())
+    rpe, atoms, errors = small_rpe(), STRUCTURES["molecule"](), []
+    exact = pair_basis(atoms, rpe, "exact")
     for ratio in (0.8, 0.4):
         monkeypatch.setattr(mesh_module, "_spacing_in_widths", lambda tolerance, ratio=ratio: ratio)
-        errors.append(relative_error(MeshMethod(1e-8).pair_basis(geometry, rpe()), exact, rpe))
+        errors.append(relative_error(pair_basis(atoms, rpe, "mesh", 1e-8), exact, rpe))
     assert errors[0] > 20 * errors[1]
     assert errors[0] > 1e-3
 
 
 def test_the_assignment_function_is_divided_out(monkeypatch):
     """Power: without the filter's correction the mesh smears f visibly."""
-    rpe, geometry = small_rpe(), geometry_of([STRUCTURES["slab"]()])
-    exact = ExactMethod().pair_basis(geometry, rpe())
+    rpe, atoms = small_rpe(), STRUCTURES["slab"]()
+    exact = pair_basis(atoms, rpe, "exact")
     monkeypatch.setattr(mesh_module, "optimal_influence", lambda turns, order: torch.ones_like(turns))
-    assert relative_error(MeshMethod(1e-4).pair_basis(geometry, rpe()), exact, rpe) > 1e-2
+    assert relative_error(pair_basis(atoms, rpe, "mesh"), exact, rpe) > 1e-2
 
 
 @pytest.mark.parametrize("name", ["slab", "triclinic", "molecule"])
 def test_turned_wrapped_and_reordered(name):
     """Rotation and wrapping to ε, order of the atoms to rounding."""
-    rpe, method, atoms = small_rpe(), MeshMethod(1e-4), STRUCTURES[name]()
-    expected = method.pair_basis(geometry_of([atoms]), rpe())
+    rpe, atoms = small_rpe(), STRUCTURES[name]()
+    expected = pair_basis(atoms, rpe, "mesh")
     for changed in (rotated(atoms, 1), written_in_another_image(atoms)):
-        assert relative_error(method.pair_basis(geometry_of([changed]), rpe()), expected, rpe) < 2e-4
+        assert relative_error(pair_basis(changed, rpe, "mesh"), expected, rpe) < 2e-4
     order = np.random.default_rng(0).permutation(len(atoms))
-    shuffled = method.pair_basis(geometry_of([atoms[order]]), rpe())
-    assert relative_error(shuffled, expected[:, order][:, :, order], rpe) < 1e-12
+    shuffled = pair_basis(atoms[order], rpe, "mesh")
+    assert relative_error(shuffled, expected[order][:, order], rpe) < 1e-12
 
 
 def test_channels_at_a_time_change_nothing(monkeypatch):
-    rpe, method, geometry = small_rpe(), MeshMethod(1e-3), geometry_of([STRUCTURES["slab"]()])
+    rpe, method, structure = small_rpe(), Mesh(1e-3), geometry_of([STRUCTURES["slab"]()]).of_structure(0)
     values = torch.randn(13, 3, 5, dtype=torch.float64)
     weights = torch.randn(4, 3, dtype=torch.float64)
-    together = method.operator(geometry, 0, rpe())(weights, values)
+    together = method.operator(structure, rpe())(weights, values)
     monkeypatch.setattr(mesh_operator, "_MESH_VALUES_AT_ONCE", 1)
     monkeypatch.setattr(mesh_operator, "_CHANNELS_AT_LEAST", 2)
-    apart = method.operator(geometry, 0, rpe())(weights, values)
+    apart = method.operator(structure, rpe())(weights, values)
     torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-13)
 
 
@@ -102,25 +107,25 @@ def test_gradients(name):
     weights = torch.randn(4, 2, generator=generator, dtype=torch.float64)
     values, probe = torch.randn(2, len(atoms), 2, 3, generator=generator, dtype=torch.float64)
 
-    def gradients(apply) -> list[torch.Tensor]:
-        rpe, geometry = small_rpe(), geometry_of([atoms])
+    def gradients(frequencies: str) -> list[torch.Tensor]:
+        rpe = small_rpe()
+        geometry = geometry_for([atoms], rpe, frequencies, 1e-5)
         geometry.positions = geometry.positions.detach().requires_grad_()
         leaves = [weights.clone().requires_grad_(), values.clone().requires_grad_()]
-        out = apply(geometry, rpe(), *leaves)
+        out = torch.einsum("ijt,th,jhc->ihc", basis_on_pairs(geometry, rpe, frequencies, 1e-5), *leaves)
         return list(torch.autograd.grad((out * probe).sum(), [*leaves, geometry.positions, rpe.raw_widths]))
 
-    def exact(geometry, basis, w, v):
-        return torch.einsum("ijt,th,jhc->ihc", ExactMethod().pair_basis(geometry, basis)[0], w, v)
-
-    found = gradients(lambda geometry, basis, w, v: MeshMethod(1e-5).operator(geometry, 0, basis)(w, v))
-    for one, other in zip(found, gradients(exact), strict=True):
+    found = gradients("mesh")
+    for one, other in zip(found, gradients("exact"), strict=True):
         assert bool(torch.isfinite(one).all())
         assert float((one - other).abs().max()) < 1e-3 * max(0.1, float(other.abs().max()))
 
 
 def test_half_of_the_digits_in_single_precision():
     rpe = GaussianRPE(4, 1.5, 4.0)
-    geometry = geometry_of([STRUCTURES["slab"]()], dtype=torch.float32)
-    found = MeshMethod(1e-4).pair_basis(geometry, rpe())
+    found, exact = (
+        basis_on_pairs(geometry_for([STRUCTURES["slab"]()], rpe, way, dtype=torch.float32), rpe, way)
+        for way in ("mesh", "exact")
+    )
     assert found.dtype == torch.float32
-    assert relative_error(found, ExactMethod().pair_basis(geometry, rpe()), rpe) < 1e-4
+    assert relative_error(found, exact, rpe) < 1e-4

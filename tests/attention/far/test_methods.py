@@ -1,80 +1,71 @@
-"""The interchangeable methods against each other and against a direct sum over images."""
+"""The ways of summing the far field against each other and against a direct sum over images."""
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 
-from molflt.attention.far import images
 from molflt.attention.far import members as members_module
-from molflt.attention.far.exact import ExactMethod
-from molflt.attention.far.lattice import LatticeMethod
-from molflt.attention.far.quadrature import QuadratureMethod
+from molflt.attention.far.ways import FarPlan, Group, half_lattice, images
 from molflt.errors import InputError
 from tests.attention.far.oracles import (
+    basis_on_pairs,
     direct_sum,
+    geometry_for,
     in_another_cell,
+    pair_basis,
     relative_error,
     small_rpe,
     written_in_another_image,
 )
-from tests.attention.structures import STRUCTURES, geometry_of, rotated
+from tests.attention.layers import water
+from tests.attention.structures import STRUCTURES, rotated
 
 PERIODIC = ["slab", "slab_open", "wire", "triclinic", "tiny_cell"]
-both_methods = pytest.mark.parametrize("method", [QuadratureMethod, LatticeMethod])
 
 
 @pytest.mark.parametrize("name", [*PERIODIC, "molecule", "atom"])
 def test_exact_is_the_direct_sum_over_images(name):
     atoms, rpe = STRUCTURES[name](), small_rpe()
-    found = ExactMethod().pair_basis(geometry_of([atoms]), rpe())[0].detach().numpy()
+    found = pair_basis(atoms, rpe, "exact").detach().numpy()
     reach = 16 if name == "tiny_cell" else 14
     np.testing.assert_allclose(found, direct_sum(atoms, rpe, reach), rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", list(STRUCTURES))
-@both_methods
-def test_methods_agree_with_exact_to_their_tolerance(method, name, monkeypatch):
-    geometry, rpe = geometry_of([STRUCTURES[name]()]), small_rpe()
-    exact = ExactMethod().pair_basis(geometry, rpe())
+def test_waves_agree_with_pairs_to_their_tolerance(name, monkeypatch):
+    atoms, rpe = STRUCTURES[name](), small_rpe()
+    exact = pair_basis(atoms, rpe, "exact")
     for tolerance in (1e-4, 1e-8):
-        assert relative_error(method(tolerance).pair_basis(geometry, rpe()), exact, rpe) < tolerance
+        assert relative_error(pair_basis(atoms, rpe, "lattice", tolerance), exact, rpe) < tolerance
     if name in ("slab", "slab_open", "molecule"):
         # Power: with the spectrum cut too early they do not.
         monkeypatch.setattr(members_module, "cutoff_factor", lambda tolerance: 1.0)
-        assert relative_error(method(1e-8).pair_basis(geometry, rpe()), exact, rpe) > 1e-3
+        assert relative_error(pair_basis(atoms, rpe, "lattice", 1e-8), exact, rpe) > 1e-3
 
 
 @pytest.mark.parametrize("name", [*PERIODIC, "molecule"])
 def test_lattice_is_invariant_under_rotation_wrapping_and_change_of_cell(name):
-    atoms, rpe, method = STRUCTURES[name](), small_rpe(), LatticeMethod(1e-6)
-    expected = method.pair_basis(geometry_of([atoms]), rpe())
+    atoms, rpe = STRUCTURES[name](), small_rpe()
+    expected = pair_basis(atoms, rpe, "lattice", 1e-6)
     full = all(atoms.pbc)
     # An axis without periodicity has an artificial vector, and then only the tolerance holds.
     bound = 1e-12 if full else 1e-6
     changed = [rotated(atoms, 1), *([written_in_another_image(atoms), in_another_cell(atoms)] if full else [])]
     for other in changed:
-        assert relative_error(method.pair_basis(geometry_of([other]), rpe()), expected, rpe) < bound
+        assert relative_error(pair_basis(other, rpe, "lattice", 1e-6), expected, rpe) < bound
 
 
-@both_methods
-def test_no_step_where_the_number_of_nodes_jumps(method):
-    """Stretching a structure makes nodes enter the sum; f must not notice (DESIGN §3, smoothness)."""
-    rpe = small_rpe()
-    atoms = STRUCTURES["molecule" if method is QuadratureMethod else "triclinic"]()
+def test_no_step_where_the_number_of_waves_jumps():
+    """Stretching a structure makes waves enter the sum; f must not notice (DESIGN §3, smoothness)."""
+    rpe, atoms = small_rpe(), STRUCTURES["triclinic"]()
 
     def value_and_count(stretch: float) -> tuple[torch.Tensor, int]:
         moved = atoms.copy()
-        moved.set_cell(np.asarray(atoms.cell) * stretch, scale_atoms=False)
-        moved.positions = atoms.positions * stretch
-        geometry = geometry_of([moved])
-        m = method(1e-6)
-        if method is QuadratureMethod:
-            diameter = 2 * geometry.positions.norm(dim=-1).max()
-            count = len(m.nodes(rpe(), diameter, 1e-6)[0])
-        else:
-            count = m.reciprocal_integers(geometry.cell, rpe())[0].shape[1]
-        return m.pair_basis(geometry, rpe()), count
+        moved.set_cell(np.asarray(atoms.cell) * stretch, scale_atoms=True)
+        geometry = geometry_for([moved], rpe, "lattice", 1e-6)
+        (group,) = geometry.layout.far.groups
+        return basis_on_pairs(geometry, rpe, "lattice", 1e-6), group.integers.shape[1]
 
     low, high = 1.0, 1.5
     assert value_and_count(low)[1] != value_and_count(high)[1]
@@ -88,59 +79,78 @@ def test_no_step_where_the_number_of_nodes_jumps(method):
 
 @pytest.mark.parametrize("name", ["molecule", "slab", "slab_open", "tiny_cell", "atom", "linear"])
 def test_gradients_are_those_of_the_exact_sum(name):
-    """Positions and widths: no NaN at coinciding points, and the same derivative by every method."""
+    """Positions and widths: no NaN at coinciding points, and the same derivative in every way."""
     atoms = STRUCTURES[name]()
 
-    def gradients(method) -> list[torch.Tensor]:
-        rpe, geometry = small_rpe(), geometry_of([atoms])
+    def gradients(frequencies: str) -> list[torch.Tensor]:
+        rpe = small_rpe()
+        geometry = geometry_for([atoms], rpe, frequencies, 1e-8)
         geometry.positions = geometry.positions.detach().requires_grad_()
-        basis = method.pair_basis(geometry, rpe())
+        basis = basis_on_pairs(geometry, rpe, frequencies, 1e-8)
         weights = torch.linspace(-1, 1, basis.numel(), dtype=torch.float64).view_as(basis)
         return list(torch.autograd.grad((basis * weights).sum(), [geometry.positions, rpe.raw_widths]))
 
-    exact = gradients(ExactMethod())
+    exact = gradients("exact")
     assert all(bool(torch.isfinite(g).all()) for g in exact)
-    for method in (QuadratureMethod(1e-8), LatticeMethod(1e-8)):
-        torch.testing.assert_close(gradients(method), exact, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradients("lattice"), exact, rtol=1e-6, atol=1e-6)
 
 
-def test_quadrature_converges_exponentially():
-    """The logarithm of the error falls at least linearly with the number of nodes, down to 1e-10."""
-    rpe, geometry = small_rpe(), geometry_of([STRUCTURES["benzene"]()])
-    head = torch.tensor([0.8, -0.5, 0.6, 0.3], dtype=torch.float64)
-    exact = ExactMethod().pair_basis(geometry, rpe())[0].detach() @ head
-    diameter, distance = 2 * geometry.positions.norm(dim=1).max(), geometry.pair_displacements[0].norm(dim=-1)
-    counts, errors, coarse = [], [], []
-    for tolerance in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
-        method = QuadratureMethod(tolerance)
-        xi, weights = method.nodes(rpe(), diameter, tolerance)
-        counts.append(len(xi))
-        errors.append(float((method.pair_basis(geometry, rpe())[0].detach() @ head - exact).abs().max()))
-        every_other = torch.sinc(2 * xi[1::2] * distance[..., None]) @ (2 * weights[1::2] @ head)
-        coarse.append(float((every_other - exact).abs().max().detach()))
-    assert errors[-1] < 1e-10
-    assert counts[-1] < 6 * counts[0]
-    assert (np.diff(np.log(errors)) / np.diff(counts) < -0.2).all()
-    # Power: nodes that reach as far but are twice as far apart do not converge.
-    assert not (np.diff(np.log(coarse)) / np.diff(counts) < -0.2).all()
-    assert coarse[-1] > 1e-6
+def test_images_are_those_within_reach_wherever_atoms_are_written_down():
+    for name in PERIODIC:
+        atoms = written_in_another_image(STRUCTURES[name]())
+        i, j, offsets = images(atoms.positions, np.asarray(atoms.cell), atoms.pbc, 9.0)
+        found = np.linalg.norm(atoms.positions[i] - atoms.positions[j] - offsets @ np.asarray(atoms.cell), axis=1)
+        assert found.max() <= 9.0
+        assert len({(*pair, *n) for *pair, n in zip(i, j, map(tuple, offsets), strict=True)}) == len(i)
+        many = atoms.positions[:, None] - atoms.positions[None]
+        grid = np.stack(np.meshgrid(*[np.arange(-25, 26) if p else [0] for p in atoms.pbc], indexing="ij"), -1)
+        translations = grid.reshape(-1, 3) @ np.asarray(atoms.cell)
+        assert len(i) == sum(int((np.linalg.norm(many + t, axis=-1) <= 9.0).sum()) for t in translations)
 
 
-def test_atoms_far_above_a_surface_need_no_more_images(monkeypatch):
+def test_atoms_far_above_a_surface_need_no_more_images():
     atoms, rpe = STRUCTURES["slab_open"](), small_rpe()
     normal = np.cross(atoms.cell[0], atoms.cell[1])
-    near = ExactMethod().pair_basis(geometry_of([atoms]), rpe())[0]
+    near = pair_basis(atoms, rpe, "exact")
     atoms.append("O")
     atoms.positions[-1] += 3000 * normal / np.linalg.norm(normal)
-    counts, shifts = [], images.image_shifts
-    monkeypatch.setattr(images, "image_shifts", lambda *a: counts.append(len(found := shifts(*a))) or found)
-    far = ExactMethod().pair_basis(geometry_of([atoms]), rpe())[0]
+    far = pair_basis(atoms, rpe, "exact")
     torch.testing.assert_close(far[:-1, :-1], near, rtol=1e-11, atol=1e-13)
     assert not far[-1, :-1].any()
-    assert counts[0] < 10_000
 
 
 def test_too_many_waves_are_refused_before_they_are_made():
-    geometry = geometry_of([Atoms("O2", [[0, 0, 0], [9e4, 9e4, 9e4]])])
     with pytest.raises(InputError, match=r"lattice waves; use frequencies=auto"):
-        LatticeMethod(1e-4).pair_basis(geometry, small_rpe()())
+        geometry_for([Atoms("O2", [[0, 0, 0], [9e4, 9e4, 9e4]])], small_rpe(), "lattice")
+    assert len(half_lattice(np.eye(3) * 5, 0.21)) == 1 + 3
+
+
+def groups_of(atoms: list[Atoms], **keys) -> tuple[Group, ...]:
+    plan = FarPlan(**{"way": None, "longest": 0.4, "reach": 100.0, "padding": 60.0, **keys})
+    structures = zip(*((a.positions, np.asarray(a.cell), a.pbc) for a in atoms), strict=True)
+    positions, cells, pbc = structures
+    return plan.groups(positions, np.array(cells), np.array(pbc))
+
+
+def test_the_rule_by_size_and_axes():
+    """Small: pairs in the open and along an axis, waves in a crystal, pairs where images are few; large: a mesh."""
+    in_a_box = STRUCTURES["molecule"]()
+    in_a_box.set_cell([45.0] * 3)
+    in_a_box.pbc = True
+    crystal = STRUCTURES["triclinic"]()
+    large = water(400)
+    large_cell = water(400)
+    large_cell.set_cell([30, 30, 60])
+    large_cell.pbc = True
+    expected = [
+        (STRUCTURES["molecule"](), "pairs"), (STRUCTURES["wire"](), "pairs"), (STRUCTURES["slab"](), "waves"),
+        (STRUCTURES["slab_open"](), "waves"), (crystal, "waves"), (in_a_box, "pairs"), (crystal * (4, 4, 4), "waves"),
+        (large, "mesh"), (large_cell, "mesh"),
+    ]  # fmt: skip
+    for atoms, way in expected:
+        (group,) = groups_of([atoms])
+        assert group.way == way
+    together = groups_of([atoms for atoms, _ in expected])
+    assert {b: group.way for group in together for b in group.structures} == dict(enumerate(w for _, w in expected))
+    assert [g.way for g in groups_of([large, large_cell], dense=True)] == ["pairs", "waves"]
+    assert {g.way for g in groups_of([atoms for atoms, _ in expected], way="waves")} == {"waves"}

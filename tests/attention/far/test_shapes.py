@@ -9,7 +9,7 @@ from ase import Atoms
 
 from molflt.attention.far import mesh as mesh_module
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.mesh import MeshMethod
+from molflt.attention.far.mesh import Mesh
 from tests.attention.structures import geometry_of, rotated
 
 TOLERANCE, DENSITY = 1e-4, 0.1
@@ -54,17 +54,16 @@ def members() -> GaussianRPE:
 
 def meshes_and_error(positions: np.ndarray, n_senders: int = 4) -> tuple[list[mesh_module.MeshOperator], float]:
     """The meshes, and the largest error on the pairs of all atoms with some, relative to each member's amplitude."""
-    geometry, basis, method = (
-        geometry_of([Atoms(f"O{len(positions)}", positions)]),
-        members()(),
-        MeshMethod(TOLERANCE),
-    )
+    structure, basis = geometry_of([Atoms(f"O{len(positions)}", positions)]).of_structure(0), members()()
     with torch.no_grad():
         senders = torch.linspace(0, len(positions) - 1, n_senders).round().long()
-        found = method._columns(geometry, 0, basis, senders)
+        operator = Mesh(TOLERANCE).operator(structure, basis)
+        unit = torch.zeros(len(positions), len(senders), dtype=torch.float64)
+        unit[senders, torch.arange(len(senders))] = 1.0
+        each = torch.eye(len(basis), dtype=torch.float64)
+        found = operator(each, unit[:, None].expand(-1, len(basis), -1)).transpose(1, 2)
         squared = torch.from_numpy(((positions[:, None] - positions[senders][None]) ** 2).sum(-1))
         error = (found - basis.values(squared)).abs() / basis.amplitudes
-        operator = method.operator(geometry, 0, basis)
     pieces = (
         [piece for _, piece in operator.pieces] if isinstance(operator, mesh_module.PiecesOperator) else [operator]
     )
@@ -89,11 +88,11 @@ def test_the_test_of_shapes_has_power(broken, monkeypatch):
     elif broken == "image too near":
         padded = mesh_module.padded_cell
         monkeypatch.setattr(
-            mesh_module, "padded_cell", lambda g, b, basis, tolerance, frame: padded(g, b, basis, 0.5, frame)
+            mesh_module, "padded_cell", lambda s, basis, tolerance, frame: padded(s, basis, 0.5, frame)
         )
     else:
-        few = MeshMethod._n_waves
-        monkeypatch.setattr(MeshMethod, "_n_waves", lambda *arguments: [2 * k // 3 for k in few(*arguments)])
+        few = Mesh._n_waves
+        monkeypatch.setattr(Mesh, "_n_waves", lambda *arguments: [2 * k // 3 for k in few(*arguments)])
     assert meshes_and_error(cloud(300))[1] > TOLERANCE
 
 
@@ -106,7 +105,7 @@ def test_turning_moving_and_mirroring_an_open_structure_change_rounding_only(sha
 
     def applied(changed: Atoms) -> torch.Tensor:
         with torch.no_grad():
-            return MeshMethod(1e-3).operator(geometry_of([changed]), 0, members()())(weights, values)
+            return Mesh(1e-3).operator(geometry_of([changed]).of_structure(0), members()())(weights, values)
 
     mirrored, moved = atoms.copy(), atoms.copy()
     mirrored.positions[:, 0] *= -1
@@ -124,9 +123,9 @@ def test_no_step_where_planes_or_waves_are_added(what):
     weights = torch.tensor([[1.0], [-1.0], [0.5], [1.0]], dtype=torch.float64)
 
     def field_and_size(stretch: float) -> tuple[torch.Tensor, tuple[int, ...]]:
-        geometry = geometry_of([Atoms(f"O{len(positions)}", positions * stretch)])
+        structure = geometry_of([Atoms(f"O{len(positions)}", positions * stretch)]).of_structure(0)
         with torch.no_grad():
-            operator = MeshMethod(1e-3).operator(geometry, 0, rpe())
+            operator = Mesh(1e-3).operator(structure, rpe())
             waves = tuple(len(matrix) for band in operator.bands for matrix in band.matrices)
             return operator(weights, values), operator.n_planes if what == "planes" else waves
 

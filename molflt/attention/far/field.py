@@ -1,0 +1,114 @@
+"""How f̂ is had: the interface of a far field, and the numerical methods that compute f itself to a tolerance."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
+from molflt.attention.far.mesh import Mesh
+from molflt.attention.far.mesh_operator import OnMesh
+from molflt.attention.far.pairs import OnPairs, squared_norm, sum_over_pairs
+from molflt.attention.far.waves import on_waves
+from molflt.attention.far.ways import MARGIN, FarPlan, Group, Way
+from molflt.attention.geometry import Geometry
+from molflt.choices import MethodName
+
+
+class FarField(Protocol):
+    """f̂_h(Δ_ij) of a group of structures."""
+
+    def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Σ_j f̂_h(Δ_ij) v_jh.
+
+        Args:
+            weights: (n_weights, n_heads), the weight of each basis function of f̂.
+            values: (n_atoms, n_heads, n_channels) of the group's atoms.
+
+        Returns:
+            (n_atoms, n_heads, n_channels).
+        """
+        ...
+
+    def matrix(self, weights: Tensor) -> Tensor:
+        """(n_heads, n_structures, n_max, n_max) f̂_h on all pairs, whatever where there is none."""
+        ...
+
+
+class FarMethod(nn.Module):
+    """Turns positions into f̂."""
+
+    def n_weights(self, n_basis: int) -> int:
+        """How many basis functions f̂ has for T members, that is, how many weights each layer and head has."""
+        return n_basis
+
+    def plan(self, basis: GaussianBasis, dense: bool) -> FarPlan:
+        """What batches have to be prepared for; ``dense``: whether layers need f̂ as a matrix."""
+        raise NotImplementedError
+
+    def field(self, group: Group, geometry: Geometry, basis: GaussianBasis) -> FarField | OnMesh:
+        """f̂ of a group of structures of a batch."""
+        raise NotImplementedError
+
+    def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
+        """The terms of an estimator f̂ = Σ_k a_k sinc(2π|ξ_k||Δ|), with directions averaged.
+
+        Returns:
+            |ξ_k| (r,) 1/Å and a_k for each weight (r, n_weights); None where f itself is computed.
+        """
+        return None
+
+
+WAYS: dict[MethodName, Way | None] = {"auto": None, "exact": "pairs", "lattice": "waves", "mesh": "mesh"}
+
+
+class ExactMethod(FarMethod):
+    """f itself, in the way that each structure goes, or in one that is forced.
+
+    Args:
+        frequencies: the name of the way.
+        tolerance: ε of waves and mesh, relative to Σ_t |w_t n_t|.
+    """
+
+    def __init__(self, frequencies: MethodName, tolerance: float) -> None:
+        super().__init__()
+        self.way = WAYS[frequencies]
+        self.tolerance = tolerance
+        self.mesh = Mesh(tolerance)
+
+    def plan(self, basis: GaussianBasis, dense: bool) -> FarPlan:
+        """See :class:`FarMethod`."""
+        widest = basis.widest
+        return FarPlan(
+            self.way,
+            0.0 if self.way == "pairs" else MARGIN * TAPER * basis.band_limit(self.tolerance),
+            MARGIN * basis.reach,
+            MARGIN * cutoff_factor(self.tolerance / 10) * widest,
+            dense,
+        )
+
+    def field(self, group: Group, geometry: Geometry, basis: GaussianBasis) -> FarField | OnMesh:
+        """See :class:`FarMethod`."""
+        if group.way == "mesh":
+            structures = [geometry.of_structure(b) for b in group.structures]
+            return OnMesh(group.sizes, [self.mesh.operator(one, basis) for one in structures])
+        positions, cell = of_group(group, geometry)
+        if group.way == "waves":
+            plan = geometry.layout.plan.far
+            assert plan is not None
+            return on_waves(group, positions, cell, basis, self.tolerance, plan.longest, plan.padding)
+        dtype = geometry.dtype
+        values = sum_over_pairs(
+            group, positions, cell, lambda delta: basis.on_pairs(squared_norm(delta, dtype)), len(basis)
+        )
+        return OnPairs(group.places, values)
+
+
+def of_group(group: Group, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Positions (n_structures, n_max, 3) and cells (n_structures, 3, 3) Å, float64, of a group in a batch."""
+    far = geometry.layout.far
+    assert far is not None
+    k = next(k for k, one in enumerate(far.groups) if one is group)
+    cell = geometry.cell if far.order is None and len(far.groups) == 1 else geometry.cell.index_select(0, group.index)
+    return group.places.pad(far.distribute(geometry.positions)[k]), cell

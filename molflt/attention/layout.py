@@ -1,0 +1,215 @@
+"""Everything discrete about a batch, decided on the host before a device is asked: who is whose neighbour, and where.
+
+A :class:`Plan` holds the plain numbers of a model that these decisions need. Workers of a loader make a
+:class:`Layout` of every batch with it; a model makes one itself for a batch that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from molflt.attention.far.ways import FarPlan, Groups, LadderPlan, grouped
+from molflt.attention.places import Movable, Places, places_of
+from molflt.attention.sparse import SparsePattern
+
+
+@dataclass(frozen=True)
+class Entries(Movable):
+    """The neighbours of every atom and the atom itself, by receiver, sender and translation.
+
+    Attributes:
+        receiver, sender: (n_entries,) int64.
+        offsets: (n_entries, 3) int32, lattice translation of the sender's image; None where all are zero.
+        row_starts: (n_atoms + 1,) int32.
+        reverse: (n_entries,) the entry in which receiver and sender are exchanged; an atom's own is its own.
+        others: (n_entries,) 0 for an atom itself, 1 for its neighbours; float64.
+        slot: (n_entries,) the place of every entry in (n_atoms, width).
+        sender_of_slot: (n_atoms · width,) the atom itself where there is no entry.
+        reverse_of_slot: (n_atoms · width,) the place of the reverse; its own where there is no entry.
+        width: places of an atom: the most entries that one has.
+    """
+
+    receiver: Tensor
+    sender: Tensor
+    offsets: Tensor | None
+    row_starts: Tensor
+    reverse: Tensor
+    others: Tensor
+    slot: Tensor
+    sender_of_slot: Tensor
+    reverse_of_slot: Tensor
+    width: int
+
+    @cached_property
+    def pattern(self) -> SparsePattern:
+        """Receivers as rows, senders as columns."""
+        pattern = SparsePattern(self.row_starts, self.sender, len(self.row_starts) - 1, self.reverse)
+        pattern.rows = self.receiver
+        return pattern
+
+
+def entries_of(edge_index: np.ndarray, offsets: np.ndarray, n_atoms: int) -> Entries:
+    """Entries of a symmetric neighbour list.
+
+    Args:
+        edge_index: (2, n_edges): (i, j), atom j sends to atom i.
+        offsets: (n_edges, 3) lattice translation of the sender's image.
+        n_atoms: number of atoms.
+
+    Raises:
+        ValueError: an edge is there in one direction only.
+    """
+    atoms = np.arange(n_atoms)
+    receiver = np.concatenate([edge_index[0], atoms])
+    sender = np.concatenate([edge_index[1], atoms])
+    shifts = np.concatenate([offsets, np.zeros((n_atoms, 3), dtype=offsets.dtype)]).astype(np.int64)
+    forwards, backwards = _keys(receiver, sender, shifts, n_atoms), _keys(sender, receiver, -shifts, n_atoms)
+    order = np.argsort(forwards)
+    receiver, sender, shifts = receiver[order], sender[order], shifts[order]
+    forwards, backwards = forwards[order], backwards[order]
+    # Of two lists of the same keys, the one in order: its places are the ranks of the other.
+    ranks = np.argsort(backwards)
+    if not np.array_equal(backwards[ranks], forwards):
+        raise ValueError("a neighbour list must hold every edge in both directions, and none twice")
+    reverse = ranks
+    counts = np.bincount(receiver, minlength=n_atoms)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    width = int(counts.max(initial=0))
+    slot = np.arange(len(receiver)) + np.repeat(atoms * width - starts[:-1], counts)
+    sender_of_slot, reverse_of_slot = np.repeat(atoms, width), np.arange(n_atoms * width)
+    sender_of_slot[slot], reverse_of_slot[slot] = sender, slot[reverse]
+    itself = (receiver == sender) & ~shifts.any(axis=1)
+    return Entries(
+        receiver=torch.from_numpy(receiver),
+        sender=torch.from_numpy(sender),
+        offsets=torch.from_numpy(shifts.astype(np.int32)) if shifts.any() else None,
+        row_starts=torch.from_numpy(starts.astype(np.int32)),
+        reverse=torch.from_numpy(reverse),
+        others=torch.from_numpy(1.0 - itself),
+        slot=torch.from_numpy(slot),
+        sender_of_slot=torch.from_numpy(sender_of_slot),
+        reverse_of_slot=torch.from_numpy(reverse_of_slot),
+        width=width,
+    )
+
+
+def _keys(i: np.ndarray, j: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.ndarray:
+    """One number for each edge, ascending with receiver, sender and translation."""
+    reach = int(np.abs(shifts).max(initial=0))
+    width = 2 * reach + 1
+    if max(n_atoms, 1) ** 2 * width**3 >= 1 << 62:
+        # Ranks of the translations take their place: there are fewer of them.
+        _, ranks = np.unique(np.concatenate([shifts, -shifts]), axis=0, return_inverse=True)
+        ranks = ranks.reshape(-1)[: len(shifts)]
+        return np.asarray((i * n_atoms + j) * (2 * len(shifts) + 1) + ranks)
+    numbers = i * n_atoms + j
+    if reach:
+        for axis in range(3):
+            numbers = numbers * width + (shifts[:, axis] + reach)
+    return np.asarray(numbers)
+
+
+@dataclass(frozen=True)
+class Layout(Movable):
+    """What is discrete about a batch.
+
+    Attributes:
+        plan: with which it was made.
+        sizes: how many atoms each structure has.
+        pbc: which lattice vectors of each structure are periodic.
+        structure: (n_atoms,) the index of the structure of each atom, ascending.
+        starts: (n_structures + 1,) int32, where each structure's atoms begin.
+        places: padded to the largest structure.
+        counts: (n_structures,) float64, the sizes.
+        near: neighbours within the local cutoff.
+        wide: all that are in the neighbour list, where attention asks for more; else None.
+        far: structures whose far field is computed together; None without a far field.
+        of_charges: the same of 1/r; None without charges.
+    """
+
+    plan: Plan
+    sizes: tuple[int, ...]
+    pbc: tuple[tuple[bool, bool, bool], ...]
+    structure: Tensor
+    starts: Tensor
+    places: Places
+    counts: Tensor
+    near: Entries
+    wide: Entries | None
+    far: Groups | None
+    of_charges: Groups | None
+
+    @cached_property
+    def atoms_of_structures(self) -> SparsePattern:
+        """Structures as rows, their atoms as entries."""
+        pattern = SparsePattern(self.starts, self.structure, len(self.sizes))
+        pattern.rows = self.structure
+        return pattern
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a model by which batches are laid out.
+
+    Attributes:
+        cutoff: Å, of the near part.
+        wide: whether attention looks at the whole neighbour list.
+        far: of the far field; None without one.
+        charges: of 1/r; None without charges.
+    """
+
+    cutoff: float
+    wide: bool = False
+    far: FarPlan | None = None
+    charges: LadderPlan | None = None
+
+    @staticmethod
+    def covering(plans: Sequence[Plan]) -> Plan:
+        """The one by which a batch is laid out for several models of one kind, those of an ensemble."""
+        first, far = plans[0], [plan.far for plan in plans if plan.far is not None]
+        return replace(first, far=FarPlan.covering(far)) if far else first
+
+    def __call__(self, batch: Any, n_max: int | None = None) -> Layout:
+        """The layout of a batch of structures with their neighbour list (see ``molflt.vocabulary``)."""
+        positions, cells = (_on_host(t).astype(np.float64) for t in (batch.positions, batch.cell))
+        pbc, structure = _on_host(batch.pbc), _on_host(batch.batch)
+        edge_index, offsets = _on_host(batch.edge_index), _on_host(batch.cell_offsets)
+        sizes = np.bincount(structure, minlength=len(cells))
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        near = wide = entries_of(edge_index, offsets, len(positions)) if self.wide else None
+        i, j = edge_index
+        delta = positions[i] - positions[j]
+        if offsets.any():
+            delta -= np.einsum("ek,ekl->el", offsets.astype(np.float64), cells[structure[i]])
+        # What is just outside may be just inside once displacements are rounded.
+        inside = np.einsum("ek,ek->e", delta, delta) < (self.cutoff * (1 + 1e-6)) ** 2
+        if near is None or not inside.all():
+            near = entries_of(edge_index[:, inside], offsets[inside], len(positions))
+        parts, groups = np.split(positions, starts[1:-1]), []
+        for plan in (self.far, self.charges):
+            groups.append(None if plan is None else grouped(plan.groups(parts, cells, pbc), starts))
+        return Layout(
+            plan=self,
+            sizes=tuple(sizes.tolist()),
+            pbc=tuple((bool(x), bool(y), bool(z)) for x, y, z in pbc),
+            structure=torch.from_numpy(structure),
+            starts=torch.from_numpy(starts.astype(np.int32)),
+            places=places_of(sizes.tolist(), n_max),
+            counts=torch.from_numpy(sizes.astype(np.float64)),
+            near=near,
+            wide=wide,
+            far=groups[0],
+            of_charges=groups[1],
+        )
+
+
+def _on_host(tensor: Tensor) -> np.ndarray:
+    found: np.ndarray = tensor.detach().cpu().numpy()
+    return found

@@ -1,0 +1,116 @@
+"""Places for atoms in padded layouts, and dataclasses of tensors that go to a device as one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Movable:
+    """A dataclass that goes to a device with all its tensors, as a batch of PyTorch Geometric does."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The same on another device."""
+        return self._mapped(lambda tensor: tensor.to(*args, **kwargs))
+
+    def pin_memory(self, *args: Any) -> Self:
+        """The same in memory from which it can be copied while something else is computed."""
+        return self._mapped(lambda tensor: tensor.pin_memory(*args))
+
+    def _mapped(self, change: Any) -> Self:
+        def mapped(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(value)
+            if isinstance(value, Movable):
+                return value._mapped(change)
+            return tuple(mapped(one) for one in value) if isinstance(value, tuple) else value
+
+        assert dataclasses.is_dataclass(self)
+        return dataclasses.replace(self, **{f.name: mapped(getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True)
+class Places(Movable):
+    """Structures with as many places for each as the largest has atoms, or more.
+
+    Attributes:
+        n_structures, n_max: of the padded layout, (n_structures, n_max).
+        slot: (n_atoms,) the place of each atom, ascending.
+    """
+
+    n_structures: int
+    n_max: int
+    slot: Tensor
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are no empty places, so that the padded layout is the packed one."""
+        return self.n_structures * self.n_max == len(self.slot)
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """(n_atoms, ...) → (n_structures, n_max, ...), zeros where there is no atom."""
+        if self.is_full:
+            return packed.reshape(self.n_structures, self.n_max, *packed.shape[1:])
+        flat: Tensor = _Pad.apply(packed, self.slot, self.n_structures * self.n_max)
+        return flat.view(self.n_structures, self.n_max, *packed.shape[1:])
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """(n_structures, n_max, ...) → (n_atoms, ...)."""
+        flat = padded.reshape(self.n_structures * self.n_max, *padded.shape[2:])
+        return flat if self.is_full else select_rows(flat, self.slot)
+
+
+def places_of(sizes: Sequence[int], n_max: int | None = None) -> Places:
+    """Places for structures of some sizes.
+
+    Raises:
+        ValueError: ``n_max`` is smaller than the largest structure.
+    """
+    largest = max(sizes, default=0)
+    width = largest if n_max is None else n_max
+    if width < largest:
+        raise ValueError(f"n_max={width} cannot hold a structure of {largest} atoms")
+    slot = np.concatenate([k * width + np.arange(size) for k, size in enumerate(sizes)] or [np.zeros(0, dtype=int)])
+    return Places(len(sizes), width, torch.from_numpy(slot.astype(np.int64)))
+
+
+def select_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """``rows[index]`` for an index without repetitions. Its derivative is a copy, where that of indexing is a sum."""
+    selected: Tensor = _Pack.apply(rows, index)
+    return selected
+
+
+def place_rows(rows: Tensor, slot: Tensor, n_slots: int) -> Tensor:
+    """Each row at a place of its own, (n, ...) → (n_slots, ...), zeros elsewhere: undoes :func:`select_rows`."""
+    placed: Tensor = _Pad.apply(rows, slot, n_slots)
+    return placed
+
+
+class _Pad(torch.autograd.Function):
+    """Each row to a place of its own. Its derivative is :class:`_Pack`, and the reverse: nothing has to be added."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, slot: Tensor, n_slots: int) -> Tensor:
+        ctx.slot = slot
+        return rows.new_zeros((n_slots, *rows.shape[1:])).index_copy_(0, slot, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Pack.apply(gradient, ctx.slot), None, None
+
+
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, places: Tensor, slot: Tensor) -> Tensor:
+        ctx.slot, ctx.n_slots = slot, len(places)
+        return places.index_select(0, slot)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Pad.apply(gradient, ctx.slot, ctx.n_slots), None
