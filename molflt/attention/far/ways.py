@@ -154,14 +154,16 @@ class FarPlan:
         for kind in sorted(set(kinds), key=lambda kind: (WAYS.index(kind[0]), kind[1])):
             mine = [b for b, of_b in enumerate(kinds) if of_b == kind]
             way = kind[0]
-            for some in similar([len(positions[b]) for b in mine]) if way != "mesh" else [range(len(mine))]:
+            sizes = [len(positions[b]) for b in mine]
+            others = sizes if way == "pairs" else [abs(np.linalg.det(cells[b])) for b in mine]
+            for some in [range(len(mine))] if way == "mesh" else similar(sizes, others):
                 chosen = [mine[k] for k in some]
                 fields: dict[str, Any] = {}
                 if way != "mesh":
                     make = self._pairs if way == "pairs" else self._waves
                     fields |= make(chosen, positions, cells, pbc)
-                sizes = tuple(len(positions[b]) for b in chosen)
-                found.append(Group(way, tuple(chosen), torch.tensor(chosen), sizes, places_of(sizes), **fields))
+                atoms = tuple(sizes[k] for k in some)
+                found.append(Group(way, tuple(chosen), torch.tensor(chosen), atoms, places_of(atoms), **fields))
         return tuple(found)
 
     def way_of(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Way:
@@ -266,29 +268,30 @@ _NOTHING_BUT_MEAN = 1.4
 """exp(−2π²x²) is 1e-17: what the longest wave of a lattice has left of a Gaussian x times as wide."""
 
 
-def similar(sizes: Sequence[int]) -> list[list[int]]:
-    """Structures in one group or two, whichever needs much less padding.
+def similar(sizes: Sequence[int], others: Sequence[float]) -> list[list[int]]:
+    """Structures in one group, or in two where these need much less padding.
 
     Args:
         sizes: of structures.
+        others: what they are multiplied with: the sizes again, or volumes, to which numbers of waves are proportional.
 
     Returns:
         Ascending indices, group after group.
     """
-    order = sorted(range(len(sizes)), key=lambda k: sizes[k])
-    ordered = np.array([sizes[k] for k in order], dtype=np.float64)
-    squares = ordered**2
-    counts = np.arange(1, len(order))
-    together = len(order) * squares[-1]
-    apart = counts * squares[:-1] + (len(order) - counts) * squares[-1]
-    if len(apart) and together - (best := float(apart.min())) > max(GROUP_COST, together / 3):
-        cut = 1 + int(np.flatnonzero(apart == best)[0])
-        return [sorted(order[:cut]), sorted(order[cut:])]
-    return [sorted(order)]
+    table = np.array([sizes, others], dtype=np.float64)
+    order = np.argsort(table.prod(axis=0), kind="stable")
+    counts = np.arange(1, len(order) + 1)
+    # Of the first k, and of the last k.
+    low, high = (np.maximum.accumulate(table[:, o], axis=1).prod(axis=0) * counts for o in (order, order[::-1]))
+    apart = low[:-1] + high[-2::-1] if len(order) > 1 else np.zeros(0)
+    if len(apart) and apart.min() < WORTH_A_GROUP * high[-1]:
+        cut = 1 + int(np.argmin(apart))
+        return [sorted(order[:cut].tolist()), sorted(order[cut:].tolist())]
+    return [sorted(order.tolist())]
 
 
-GROUP_COST = 20_000
-"""Pairs of padding that one more group of structures costs as much as."""
+WORTH_A_GROUP = 0.75
+"""Share of the padded pairs, or atoms times waves, that must be left for a second group."""
 
 
 def _filled(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
