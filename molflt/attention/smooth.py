@@ -29,7 +29,7 @@ def taper(x: Tensor, start: float | Tensor, end: float | Tensor) -> Tensor:
     Whole shells of terms enter or leave a sum as a geometry changes; with this weight they do so at zero.
     """
     t = ((x - start) / (end - start)).clamp(0.0, 1.0)
-    return 1 - t**3 * (10 - 15 * t + 6 * t * t)
+    return 1 - t**3 * (10 - t * (15 - 6 * t))
 
 
 def smooth_max(lengths: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def _on_pairs(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) ->
 def _on_waves(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) -> Tensor:
     """The same in crystals, a charged one with a uniform background."""
     basis, widths, weights, _ = _of_group(group)
-    waves = on_waves(group, positions, cell, basis, TOLERANCE, PLAN.longest, 0.0)
+    (waves,) = on_waves([(group, positions, cell)], basis, TOLERANCE, PLAN.longest, 0.0)
     coefficients = (weights[:, None] @ waves.coefficients).squeeze(1)
     field = waves.features @ (coefficients[..., None] * (waves.features.transpose(1, 2) @ charges))
     mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum(dim=1) / torch.linalg.det(cell).abs()

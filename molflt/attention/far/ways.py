@@ -92,6 +92,11 @@ class Groups(Movable):
     order: Tensor | None
     back: Tensor | None
 
+    @property
+    def is_batch(self) -> bool:
+        """Whether one group is the batch as it is."""
+        return self.order is None and len(self.groups) == 1
+
     def distribute(self, values: Tensor) -> list[Tensor]:
         """(n_atoms, ...) → (n_group, ...) for every group."""
         ordered = values if self.order is None else select_rows(values, self.order)
@@ -273,7 +278,7 @@ def similar(sizes: Sequence[int], others: Sequence[float]) -> list[list[int]]:
 
     Args:
         sizes: of structures.
-        others: what they are multiplied with: the sizes again, or volumes, to which numbers of waves are proportional.
+        others: what they are multiplied with: the sizes again, or volumes, as which the numbers of waves grow.
 
     Returns:
         Ascending indices, group after group.
