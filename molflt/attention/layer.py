@@ -288,28 +288,26 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         layout, carried = geometry.layout.far, content.carried
         assert layout is not None
         c_q, c_k = content.c_q, content.c_k
-        if c_q is None or c_k is None:
-            found = [f(self.rpe_weights, v) for f, v in zip(fields, layout.distribute(carried), strict=True)]
-            return layout.collect(found)
-        if self.far_rank == 1:
-            scaled = layout.distribute(c_k * carried)
-            return c_q * layout.collect([f(self.rpe_weights, v) for f, v in zip(fields, scaled, strict=True)])
-        parts = zip(layout.groups, fields, *(layout.distribute(t) for t in (c_q, c_k, carried)), strict=True)
-        return layout.collect([self._with_content(*part) for part in parts])
+        if c_q is None or c_k is None or self.far_rank == 1:
+            padded = layout.pad(carried if c_k is None else c_k * carried)
+            found = layout.pack([far(self.rpe_weights, v) for far, v in zip(fields, padded, strict=True)])
+            return found if c_q is None else c_q * found
+        parts = zip(layout.groups, fields, *(layout.pad(t) for t in (c_q, c_k, carried)), strict=True)
+        return layout.pack([self._with_content(*part) for part in parts])
 
     def _with_content(self, group: Group, far: FarField, c_q: Tensor, c_k: Tensor, v: Tensor) -> Tensor:
-        """Σ_j f̂_h(Δ_ij) c_q_i · c_k_j v_j of a group of structures."""
+        """Σ_j f̂_h(Δ_ij) c_q_i · c_k_j v_j of a group of structures, (n_structures, n_max, n_heads, ...) each."""
         if group.way != "mesh":
-            q, k, values = (group.places.pad(t).permute(2, 0, 1, 3) for t in (c_q, c_k, v))
+            q, k, values = (t.permute(2, 0, 1, 3) for t in (c_q, c_k, v))
             out = (far.matrix(self.rpe_weights) * (q @ k.transpose(2, 3))) @ values
-            return group.places.pack(out.permute(1, 2, 0, 3))
+            return out.permute(1, 2, 0, 3)
         # On a mesh the content factor rides on the values.
         total = torch.zeros_like(v)
-        step = max(1, _CHANNELS_AT_ONCE // v[0].numel())
-        for some_q, some_k in zip(c_q.split(step, dim=2), c_k.split(step, dim=2), strict=True):
-            expanded = (some_k[..., :, None] * v[..., None, :]).flatten(2)
-            found = far(self.rpe_weights, expanded).unflatten(2, (some_q.shape[2], -1))
-            total = total + (some_q[..., :, None] * found).sum(dim=2)
+        step = max(1, _CHANNELS_AT_ONCE // v[0, 0].numel())
+        for some_q, some_k in zip(c_q.split(step, dim=3), c_k.split(step, dim=3), strict=True):
+            expanded = (some_k[..., :, None] * v[..., None, :]).flatten(3)
+            found = far(self.rpe_weights, expanded).unflatten(3, (some_q.shape[3], -1))
+            total = total + (some_q[..., :, None] * found).sum(dim=3)
         return total
 
 

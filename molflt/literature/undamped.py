@@ -129,9 +129,9 @@ class UndampedMethod(FarMethod):
             estimate = partial(self._estimate, xi, coefficients, group.images is not None, geometry.dtype)
             if group.images is None and self.directions == "random":
                 features = plane_waves(positions, xi).to(geometry.dtype)
-                found.append(OnWaves(group.places, features, coefficients.repeat(1, 2)[None]))
+                found.append(OnWaves(features, coefficients.repeat(1, 2)[None]))
             else:
-                found.append(OnPairs(group.places, sum_over_pairs(group, positions, cell, estimate, n)))
+                found.append(OnPairs(sum_over_pairs(group, positions, cell, estimate, n)))
         return found
 
     def _estimate(

@@ -24,10 +24,10 @@ class FarField(Protocol):
 
         Args:
             weights: (n_weights, n_heads), the weight of each basis function of f̂.
-            values: (n_atoms, n_heads, n_channels) of the group's atoms.
+            values: (n_structures, n_max, n_heads, n_channels), zero where there is no atom.
 
         Returns:
-            (n_atoms, n_heads, n_channels).
+            The same shape, whatever where there is no atom.
         """
         ...
 
@@ -107,7 +107,7 @@ class ExactMethod(FarMethod):
                 values = sum_over_pairs(
                     group, positions, cell, lambda delta: basis.on_pairs(squared_norm(delta, dtype)), len(basis)
                 )
-                found.append(OnPairs(group.places, values))
+                found.append(OnPairs(values))
         return found
 
 
@@ -116,7 +116,7 @@ def of_groups(geometry: Geometry) -> list[tuple[Group, Tensor, Tensor]]:
     far = geometry.layout.far
     assert far is not None
     found = []
-    for group, positions in zip(far.groups, far.distribute(geometry.positions), strict=True):
-        cell = geometry.cell if far.is_batch else geometry.cell.index_select(0, group.index)
-        found.append((group, group.places.pad(positions), cell))
+    for group, positions in zip(far.groups, far.pad(geometry.positions), strict=True):
+        cell = geometry.cell if len(far.groups) == 1 else geometry.cell.index_select(0, group.index)
+        found.append((group, positions, cell))
     return found

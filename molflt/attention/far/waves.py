@@ -11,7 +11,6 @@ from torch import Tensor
 
 from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.ways import Group
-from molflt.attention.places import Places
 from molflt.attention.smooth import smooth_max, taper
 
 
@@ -20,12 +19,10 @@ class OnWaves:
     """f̂_h(Δ_ij) = Σ_k φ_ik c_kh φ_jk of a group of structures; a :class:`~molflt.attention.far.field.FarField`.
 
     Attributes:
-        places: of the atoms.
         features: φ, (n_structures, n_max, n_features), whatever where there is no atom.
         coefficients: (n_structures or 1, n_weights, n_features), c of a head by its weights.
     """
 
-    places: Places
     features: Tensor
     coefficients: Tensor
 
@@ -36,11 +33,10 @@ class OnWaves:
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarField`: Q'(K'ᵀV), O(n · n_features)."""
-        padded = self.places.pad(values)
-        _, _, n_heads, n_channels = padded.shape
-        summed = (self.features.transpose(1, 2) @ padded.flatten(2)).unflatten(2, (n_heads, n_channels))
+        _, _, n_heads, n_channels = values.shape
+        summed = (self.features.transpose(1, 2) @ values.flatten(2)).unflatten(2, (n_heads, n_channels))
         scaled = summed * self._of_heads(weights).permute(1, 2, 0)[..., None]
-        return self.places.pack((self.features @ scaled.flatten(2)).unflatten(2, (n_heads, n_channels)))
+        return (self.features @ scaled.flatten(2)).unflatten(2, (n_heads, n_channels))
 
     def _of_heads(self, weights: Tensor) -> Tensor:
         """(n_weights, n_heads) → (n_heads, n_structures, n_features)."""
@@ -96,7 +92,7 @@ def on_waves(
     ):
         # The same for cosine and sine.
         each = part.unflatten(1, (len(group.sizes), 1, -1)).expand(-1, -1, 2, -1).flatten(2)
-        found.append(OnWaves(group.places, waves, each.transpose(0, 1)))
+        found.append(OnWaves(waves, each.transpose(0, 1)))
     return found
 
 
@@ -105,7 +101,7 @@ def _padded(group: Group, positions: Tensor, cell: Tensor, padding: float) -> Te
     directions = group.directions
     assert directions is not None
     heights = positions @ directions.transpose(1, 2)
-    there = group.places.pad(torch.ones_like(group.places.slot)).bool()[..., None]
-    above, below = (smooth_max(h.masked_fill(~there, -math.inf)) for h in (heights, -heights))
+    nowhere = ~group.there[..., None]
+    above, below = (smooth_max(h.masked_fill(nowhere, -math.inf)) for h in (heights, -heights))
     is_open = (directions != 0).any(dim=2, keepdim=True)
     return torch.where(is_open, (above + below + padding)[..., None] * directions, cell)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.places import Movable, Places, places_of, select_rows
+from molflt.attention.places import Movable, place_rows, select_rows
 from molflt.errors import InputError
 
 Way = Literal["pairs", "waves", "mesh"]
@@ -57,7 +57,8 @@ class Group(Movable):
         way: in which.
         structures, index: their indices in the batch, and these as (n_structures,) int64.
         sizes: how many atoms each has.
-        places: padded to the largest of them.
+        n_max: places for the atoms of each, as many as the largest has.
+        there: (n_structures, n_max) bool, which of them hold an atom.
         images: pairs of atoms and images within reach, where structures repeat.
         integers: (n_structures, n_waves, 3) coefficients of the reciprocal vectors, zero first; float64.
         multiplicity: of waves, (n_structures, n_waves), 0 where they only fill up.
@@ -70,7 +71,8 @@ class Group(Movable):
     structures: tuple[int, ...]
     index: Tensor
     sizes: tuple[int, ...]
-    places: Places
+    n_max: int
+    there: Tensor
     images: Images | None = None
     integers: Tensor | None = None
     multiplicity: Tensor | None = None
@@ -80,40 +82,43 @@ class Group(Movable):
 
 @dataclass(frozen=True)
 class Groups(Movable):
-    """The structures of a batch, group after group.
+    """The structures of a batch, group after group, padded.
 
     Attributes:
         groups: every structure is in one.
-        order: (n_atoms,) the atoms of the batch in that order; None where it is the batch's own.
-        back: (n_atoms,) that order undone.
+        slot: (n_atoms,) the place of each atom of the batch among those of all groups, one group after another.
+        is_batch: whether one group without empty places is the batch as it is.
     """
 
     groups: tuple[Group, ...]
-    order: Tensor | None
-    back: Tensor | None
+    slot: Tensor
+    is_batch: bool
 
-    @property
-    def is_batch(self) -> bool:
-        """Whether one group is the batch as it is."""
-        return self.order is None and len(self.groups) == 1
+    def pad(self, values: Tensor) -> list[Tensor]:
+        """(n_atoms, ...) → (n_structures, n_max, ...) of every group, zeros where there is no atom."""
+        shapes = [(len(group.sizes), group.n_max) for group in self.groups]
+        if self.is_batch:
+            return [values.reshape(*shapes[0], *values.shape[1:])]
+        n = [n_structures * n_max for n_structures, n_max in shapes]
+        parts = place_rows(values, self.slot, sum(n)).split(n)
+        return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def distribute(self, values: Tensor) -> list[Tensor]:
-        """(n_atoms, ...) → (n_group, ...) for every group."""
-        ordered = values if self.order is None else select_rows(values, self.order)
-        return [ordered] if len(self.groups) == 1 else list(ordered.split([sum(g.sizes) for g in self.groups]))
-
-    def collect(self, values: Sequence[Tensor]) -> Tensor:
-        """(n_group, ...) of every group → (n_atoms, ...)."""
-        together = values[0] if len(values) == 1 else torch.cat(list(values))
-        return together if self.back is None else select_rows(together, self.back)
+    def pack(self, padded: Sequence[Tensor]) -> Tensor:
+        """(n_structures, n_max, ...) of every group → (n_atoms, ...)."""
+        flat = [part.flatten(0, 1) for part in padded]
+        together = flat[0] if len(flat) == 1 else torch.cat(flat)
+        return together if self.is_batch else select_rows(together, self.slot)
 
 
 def grouped(groups: tuple[Group, ...], starts: np.ndarray) -> Groups:
-    """Groups with the order of the atoms; ``starts``: (n_structures + 1,) where the atoms of each begin."""
-    order = np.concatenate([np.arange(starts[b], starts[b + 1]) for group in groups for b in group.structures])
-    if np.array_equal(order, np.arange(len(order))):
-        return Groups(groups, None, None)
-    return Groups(groups, torch.from_numpy(order), torch.from_numpy(np.argsort(order)))
+    """Groups with the places of the atoms; ``starts``: (n_structures + 1,) where the atoms of each begin."""
+    slot, first = np.empty(starts[-1], dtype=np.int64), 0
+    for group in groups:
+        for b, size in zip(group.structures, group.sizes, strict=True):
+            slot[starts[b] : starts[b + 1]] = first + np.arange(size)
+            first += group.n_max
+    is_batch = len(groups) == 1 and first == starts[-1] and np.array_equal(slot, np.arange(first))
+    return Groups(groups, torch.from_numpy(slot), is_batch)
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,8 @@ class FarPlan:
                     make = self._pairs if way == "pairs" else self._waves
                     fields |= make(chosen, positions, cells, pbc)
                 atoms = tuple(sizes[k] for k in some)
-                found.append(Group(way, tuple(chosen), torch.tensor(chosen), atoms, places_of(atoms), **fields))
+                there = torch.arange(max(atoms)) < torch.tensor(atoms)[:, None]
+                found.append(Group(way, tuple(chosen), torch.tensor(chosen), atoms, max(atoms), there, **fields))
         return tuple(found)
 
     def way_of(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Way:
