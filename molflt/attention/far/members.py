@@ -90,7 +90,8 @@ class GaussianRPE(nn.Module):
         raw, epsilon = self.raw_widths, self.epsilon
         state = (raw.dtype, raw.device, None if epsilon is None else epsilon._version)
         if self._kept is None or self._kept[0] != state:
-            with torch.no_grad():
+            # They outlast a prediction that they may be made in, and serve training as well.
+            with torch.inference_mode(False), torch.no_grad():
                 low = torch.full_like(raw, self.sigma_low) if epsilon is None else self._low(epsilon)
                 turned = None if epsilon is None else DAMPING * epsilon
                 self._kept = state, (low, torch.log(self.sigma_high / low), turned)
