@@ -58,7 +58,6 @@ class FourierPositions(SharedPositions):
         fields: list[FarField] = []
         far = geometry.layout.far
         if self.rpe is not None and self.method is not None and far is not None:
-            basis = self.rpe()
-            fields = [self.method.field(group, geometry, basis) for group in far.groups]
+            fields = self.method.fields(geometry, self.rpe())
         moments = NeighbourMoments(neighbourhood) if self.moments else None
         return FourierContext(neighbourhood, fields, moments)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +55,17 @@ class _Content:
     """What a layer makes of the atoms' features; each (n_atoms, n_heads, ...).
 
     Attributes:
-        q, k, v: queries, keys, values: first those that the far field carries, vectors before scalars.
+        q, k: queries and keys.
+        carried, rest: values: those that the far field carries, vectors before scalars, and the others.
+        one: ones.
         c_q, c_k: the content factor is c(q_i, k_j) = c_q_i · c_k_j; None where it is one.
     """
 
     q: Tensor
     k: Tensor
-    v: Tensor
+    carried: Tensor
+    rest: Tensor
+    one: Tensor
     c_q: Tensor | None
     c_k: Tensor | None
 
@@ -95,13 +100,42 @@ class BoundedProjection(nn.Module):
 
     def of_length(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, 2 dim), of the projection → queries, keys (n_atoms, n_heads, head_dim)."""
-        unit = functional.normalize(projected.view(len(projected), 2, self.n_heads, -1), dim=-1)
+        unit = unit_vectors(projected.view(len(projected), 2, self.n_heads, -1))
         query, key = (unit * self.temperature.sqrt()[:, None]).unbind(dim=1)
         return query, key
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, dim) → queries, keys (n_atoms, n_heads, head_dim)."""
         return self.of_length(self.projection(x))
+
+
+def unit_vectors(x: Tensor) -> Tensor:
+    """x/|x| of (..., c), safe at zero, with derivatives of any order."""
+    unit: Tensor = _Unit.apply(x)[0]
+    return unit
+
+
+class _Unit(torch.autograd.Function):
+    """Unit vectors and lengths; the derivative takes less than half of the steps that those of the formula take."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-12)
+        unit = x / length
+        ctx.save_for_backward(unit, length)
+        return unit, length
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Tensor | None:
+        unit, length = ctx.saved_tensors
+        to_unit, to_length = gradients
+        found = None
+        if to_unit is not None:
+            found = (to_unit - unit * (unit * to_unit).sum(dim=-1, keepdim=True)) / length
+        if to_length is not None:
+            found = to_length * unit if found is None else found + to_length * unit
+        return found
 
 
 class Gate(nn.Module):
@@ -165,7 +199,8 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         self.stream = stream
         self.vector_channels = 0 if stream is None else stream.n_channels
         self._far_vectors = 0 if stream is None else COMPONENTS * stream.far_channels
-        self._carried = self._far_vectors + self.far_channels
+        self.one: Tensor
+        self.register_buffer("one", torch.ones(1, 1, 1), persistent=False)
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
         """See :class:`AttentionLayer`."""
@@ -173,8 +208,9 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         if self.moments is None or moments is None:
             projected = together(x, [self.query_key.projection, self.value, *self._gates])
             return self.output(self._attended(x, projected, None, geometry, prepared))
-        vectors = x[:, self.dim :]
-        x = x[:, : self.dim] if self.stream is not None else x
+        vectors = x
+        if self.stream is not None:
+            x, vectors = x.split([self.dim, COMPONENTS * self.vector_channels], dim=1)
         projected = together(x, [self.query_key.projection, self.value, *self._gates, self.moments.value])
         sums = self.moments.sums(projected.pop(), moments)
         if self.stream is None:
@@ -208,23 +244,21 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
 
         The values are those of vectors, if any, and those of the atoms' features.
         """
-        content = self._content(projected, vectors, geometry)
+        content, fields = self._content(projected, vectors, geometry), prepared.context.fields
         # Numerator and denominator in one pass: the values of the latter are ones.
-        v = content.v.transpose(0, 1)
-        total = self._near_sum(content, torch.cat([v, v.new_ones(*v.shape[:2], 1)], dim=2), prepared)
-        numerator, denominator = total.transpose(0, 1).split([v.shape[2], 1], dim=2)
-        if prepared.context.fields:
-            far = self._far_sum(content, geometry, prepared.context.fields)
-            carried, rest = numerator.tensor_split([far.shape[2]], dim=2)
-            numerator = torch.cat([carried + far, rest], dim=2)
-        return (numerator / denominator).flatten(1)
+        near = self._near_sum(content, torch.cat([content.carried, content.rest, content.one], dim=2), prepared)
+        widths = [content.carried.shape[2], content.rest.shape[2], 1]
+        carried, rest, denominator = near.transpose(0, 1).split(widths, dim=2)
+        if fields:
+            carried = carried + self._far_sum(content, geometry, fields)
+        return (torch.cat([carried, rest], dim=2) / denominator).flatten(1)
 
     def _content(self, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry) -> _Content:
         q, k = self.query_key.of_length(projected[0])
-        v = self.dropout(split_heads(projected[1], self.n_heads))
+        carried, rest = self.dropout(split_heads(projected[1], self.n_heads)).tensor_split([self.far_channels], dim=2)
         if vectors is not None:
-            far = self._far_vectors
-            v = torch.cat([vectors[..., :far], v, vectors[..., far:]], dim=2)
+            first, others = vectors.tensor_split([self._far_vectors], dim=2)
+            carried, rest = torch.cat([first, carried], dim=2), torch.cat([rest, others], dim=2)
         c_q = c_k = None
         if len(projected) > 2:
             c_q, c_k = (functional.softplus(gate)[..., None] for gate in projected[2:])
@@ -232,13 +266,14 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
             padded = [heads_first(geometry.pad(t)) for t in (q, k)]
             features = self.kernel(*padded, geometry.atom_mask[:, None, :, None])
             c_q, c_k = (geometry.pack(heads_first(phi.values())) for phi in features)
-        return _Content(q, k, v, c_q, c_k)
+        one = self.one.expand(len(q), self.n_heads, 1)
+        return _Content(q, k, carried, rest, one, c_q, c_k)
 
     def _near_sum(self, content: _Content, v: Tensor, prepared: Prepared) -> Tensor:
-        """Σ_j near_ij v_j over an atom and its neighbours: (n_heads, n_atoms, channels) → the same."""
+        """Σ_j near_ij v_j over an atom and its neighbours: (n_atoms, n_heads, channels) → the heads first."""
         around, local = prepared.context.neighbourhood, prepared.local
         pattern = around.pattern
-        q, k = (t.transpose(0, 1).contiguous() for t in (content.q, content.k))
+        q, k, v = (t.transpose(0, 1).contiguous() for t in (content.q, content.k, v))
         if local is not None:
             return weighted_sum(pattern, scalar_products(pattern, q, k).exp() * local, v)
         out = torch.empty_like(v)
@@ -250,37 +285,37 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
 
     def _far_sum(self, content: _Content, geometry: Geometry, fields: list[FarField]) -> Tensor:
         """Σ_j f̂_h(Δ_ij) c(q_i, k_j) v_j, (n_atoms, n_heads, channels)."""
-        layout, carried = geometry.layout.far, content.v[..., : self._carried]
+        layout, carried = geometry.layout.far, content.carried
         assert layout is not None
         c_q, c_k = content.c_q, content.c_k
-        if c_q is None or c_k is None:
-            found = [f(self.rpe_weights, v) for f, v in zip(fields, layout.distribute(carried), strict=True)]
-            return layout.collect(found)
-        if self.far_rank == 1:
-            scaled = layout.distribute(c_k * carried)
-            return c_q * layout.collect([f(self.rpe_weights, v) for f, v in zip(fields, scaled, strict=True)])
-        parts = zip(layout.groups, fields, *(layout.distribute(t) for t in (c_q, c_k, carried)), strict=True)
-        return layout.collect([self._with_content(*part) for part in parts])
+        if c_q is None or c_k is None or self.far_rank == 1:
+            padded = layout.pad(carried if c_k is None else c_k * carried)
+            found = layout.pack([far(self.rpe_weights, v) for far, v in zip(fields, padded, strict=True)])
+            return found if c_q is None else c_q * found
+        parts = zip(layout.groups, fields, *(layout.pad(t) for t in (c_q, c_k, carried)), strict=True)
+        return layout.pack([self._with_content(*part) for part in parts])
 
     def _with_content(self, group: Group, far: FarField, c_q: Tensor, c_k: Tensor, v: Tensor) -> Tensor:
-        """Σ_j f̂_h(Δ_ij) c_q_i · c_k_j v_j of a group of structures."""
+        """Σ_j f̂_h(Δ_ij) c_q_i · c_k_j v_j of a group of structures, (n_structures, n_max, n_heads, ...) each."""
         if group.way != "mesh":
-            q, k, values = (group.places.pad(t).permute(2, 0, 1, 3) for t in (c_q, c_k, v))
+            q, k, values = (t.permute(2, 0, 1, 3) for t in (c_q, c_k, v))
             out = (far.matrix(self.rpe_weights) * (q @ k.transpose(2, 3))) @ values
-            return group.places.pack(out.permute(1, 2, 0, 3))
+            return out.permute(1, 2, 0, 3)
         # On a mesh the content factor rides on the values.
         total = torch.zeros_like(v)
-        step = max(1, _CHANNELS_AT_ONCE // v[0].numel())
-        for some_q, some_k in zip(c_q.split(step, dim=2), c_k.split(step, dim=2), strict=True):
-            expanded = (some_k[..., :, None] * v[..., None, :]).flatten(2)
-            found = far(self.rpe_weights, expanded).unflatten(2, (some_q.shape[2], -1))
-            total = total + (some_q[..., :, None] * found).sum(dim=2)
+        step = max(1, _CHANNELS_AT_ONCE // v[0, 0].numel())
+        for some_q, some_k in zip(c_q.split(step, dim=3), c_k.split(step, dim=3), strict=True):
+            expanded = (some_k[..., :, None] * v[..., None, :]).flatten(3)
+            found = far(self.rpe_weights, expanded).unflatten(3, (some_q.shape[3], -1))
+            total = total + (some_q[..., :, None] * found).sum(dim=3)
         return total
 
 
 def together(x: Tensor, linears: Sequence[nn.Linear]) -> list[Tensor]:
     """What each of some linear maps makes of ``x``, by one product."""
-    bias = torch.cat([x.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
+    some = next(m.bias for m in linears if m.bias is not None)
+    none = torch.zeros_like(some[:1])
+    bias = torch.cat([none.expand(m.out_features) if m.bias is None else m.bias for m in linears])
     found = functional.linear(x, torch.cat([m.weight for m in linears]), bias)
     return list(found.split([m.out_features for m in linears], dim=1))
 

@@ -168,6 +168,11 @@ class LocalMoments(nn.Module):
         self.mix_first = nn.Linear(n_channels, n_channels, bias=False)
         self.mix_second = nn.Linear(n_channels, n_channels, bias=False)
         self.output = nn.Linear(3 * n_channels, dim)
+        # Sums over the components of each order.
+        self.orders: Tensor
+        orders = torch.zeros(3, 10)
+        orders[0, :1], orders[1, 1:4], orders[2, 4:] = 1.0, 1.0, 1.0
+        self.register_buffer("orders", orders, persistent=False)
 
     def forward(self, x: Tensor, moments: NeighbourMoments) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
@@ -180,8 +185,9 @@ class LocalMoments(nn.Module):
     def read(self, moments: Tensor) -> Tensor:
         """(n, 10, n_channels) → (n, dim): moments and their products, as the layer sees them."""
         zeroth, first, second = moments.split([1, 3, 6], dim=1)
-        products = (first * self.mix_first(first)).sum(dim=1), (second * self.mix_second(second)).sum(dim=1)
-        return self.output(torch.cat([zeroth.squeeze(1), *products], dim=1))
+        one = self.orders[:1, :1].expand_as(zeroth)
+        others = torch.cat([one, self.mix_first(first), self.mix_second(second)], dim=1)
+        return self.output((self.orders @ (moments * others)).flatten(1))
 
 
 ENVELOPE_REACH = 0.61

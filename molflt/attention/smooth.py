@@ -29,7 +29,7 @@ def taper(x: Tensor, start: float | Tensor, end: float | Tensor) -> Tensor:
     Whole shells of terms enter or leave a sum as a geometry changes; with this weight they do so at zero.
     """
     t = ((x - start) / (end - start)).clamp(0.0, 1.0)
-    return 1 - t**3 * (10 - 15 * t + 6 * t * t)
+    return 1 - t**3 * (10 - t * (15 - 6 * t))
 
 
 def smooth_max(lengths: Tensor) -> Tensor:
@@ -93,7 +93,8 @@ def _upwards(squared: Tensor, degree: int) -> Tensor:
 def _series(squared: Tensor, degree: int) -> Tensor:
     """Σ_k (−z²/2)^k / (k! (2l+2k+1)!!) (DLMF 10.53.1), by Horner's rule, for z² up to about 2 + l²."""
     n_terms = 11 + 2 * degree
-    total = torch.ones_like(squared)
+    one = squared.new_ones(())
+    total = one
     for k in range(n_terms, 0, -1):
-        total = 1 - squared / (2 * k * (2 * degree + 2 * k + 1)) * total
+        total = torch.addcmul(one, squared, total, value=-1 / (2 * k * (2 * degree + 2 * k + 1)))
     return total / math.prod(range(1, 2 * degree + 2, 2))

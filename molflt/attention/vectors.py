@@ -17,7 +17,10 @@ TensorNet (Simeon and De Fabritiis 2023, arXiv 2306.06482).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,34 +53,24 @@ class VectorStream(nn.Module):
 
     def take(self, moments: Tensor) -> Tensor:
         """(n_atoms, 10, n_moments), see :class:`LocalMoments` → (n_atoms, 9, C)."""
-        first, second = orders(moments[:, 1:])
-        return self.source(first, traceless(second))
+        return self.source(_times(_constants(moments).without_traces, moments))
 
     def values(self, x: Tensor, tensors: Tensor) -> Tensor:
         """What the attention is to carry, (n_atoms, n_heads, 9 C / n_heads), of (n_atoms, dim), (n_atoms, 9, C)."""
-        first, second = (1 + self.sender_gate(x)).unsqueeze(1).chunk(2, dim=2)
-        vectors, squares = bounded(tensors)
-        values = self.value(first * vectors, second * squares)
+        values = self.value(gated(1 + self.sender_gate(x), bounded(tensors)))
         # A head's channels one after another, for the far field carries the first of them.
         return values.unflatten(2, [self.n_heads, -1]).permute(0, 2, 3, 1).flatten(2)
 
     def gather(self, carried: Tensor) -> Tensor:
         """What the attention has made of them, of the same shape → (n_atoms, 9, C)."""
-        first, second = orders(carried.reshape(carried.shape[0], self.n_channels, -1).transpose(1, 2))
-        return self.gathered(first, second)
+        return self.gathered(carried.reshape(carried.shape[0], self.n_channels, -1).transpose(1, 2))
 
     def products(self, x: Tensor, tensors: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, dim), (n_atoms, 9, C) → what products of the latter add to either."""
-        vectors, squares = bounded(tensors)
-        other, other_squares = orders(self.mix(vectors, squares))
-        turned = applied(squares, other)
-        of_scalars, of_vectors, of_squares = (1 + self.gate(x)).split(
-            [3 * self.n_channels, self.n_channels, self.n_channels], 1
-        )
-        factors = [(vectors, other), (squares, other_squares), (vectors, turned)]
-        invariants = torch.cat([(a * b).sum(dim=1) for a, b in factors], dim=1)
-        change = self.product(of_vectors[:, None] * turned, of_squares[:, None] * outer(vectors, other))
-        return self.output(of_scalars * invariants), change
+        one = bounded(tensors)
+        equivariant, invariants = products(one, self.mix(one))
+        of_scalars, of_tensors = (1 + self.gate(x)).split([3 * self.n_channels, 2 * self.n_channels], 1)
+        return self.output(of_scalars * invariants.flatten(1)), self.product(gated(of_tensors, equivariant))
 
 
 class PerOrder(nn.Module):
@@ -91,41 +84,89 @@ class PerOrder(nn.Module):
             # Of unit gain: with less, products of what came through several mixtures are too faint to learn from.
             nn.init.normal_(linear.weight, std=n_in**-0.5)
 
-    def forward(self, vectors: Tensor, squares: Tensor) -> Tensor:
-        """(n, 3, n_in), (n, 6, n_in) → (n, 9, n_out)."""
-        return torch.cat([self.first(vectors), self.second(squares)], dim=1)
+    def forward(self, tensors: Tensor) -> Tensor:
+        """(n, 9, n_in) → (n, 9, n_out)."""
+        # Both mixtures of everything, of which one is taken.
+        mixed = tensors @ torch.cat([self.first.weight, self.second.weight]).transpose(0, 1)
+        return (mixed.unflatten(2, (2, -1)) * _constants(tensors).orders.t()[..., None]).sum(dim=2)
 
 
-def bounded(tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, 9, C) → vectors (n, 3, C), tensors (n, 6, C), each kind with a mean square below one over its channels."""
-    vectors, squares = orders(tensors)
-    return _bounded(vectors), _bounded(squares)
+def bounded(tensors: Tensor) -> Tensor:
+    """(n, 9, C) → the same, each order with a mean square below one over its channels."""
+    orders = _constants(tensors).orders
+    squares = _times(orders, tensors * tensors).mean(dim=2, keepdim=True)
+    return tensors * _times(orders.t(), (1 + squares).rsqrt())
 
 
-def _bounded(t: Tensor) -> Tensor:
-    return t / (1 + (t * t).sum(dim=[1, 2], keepdim=True) / t.shape[2]).sqrt()
+def gated(gates: Tensor, tensors: Tensor) -> Tensor:
+    """(n, 2 C) of vectors and tensors, (n, 9, C) → their products."""
+    return _times(_constants(tensors).orders.t(), gates.unflatten(1, (2, -1))) * tensors
 
 
-def orders(tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, 9, c) → vectors (n, 3, c), tensors (n, 6, c): the diagonal, then √2 times xz, yx, zy (``second_power``)."""
-    return tensors[:, :3], tensors[:, 3:]
+def products(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Of (n, 9, c), (n, 9, c): S V' and V ⊗ V' symmetric and traceless, (n, 9, c); V·V', S:S', V·SV', (n, 3, c)."""
+    constants = _constants(one)
+    terms = _times(constants.left, one) * _times(constants.right, other)
+    equivariant, invariants = _times(constants.sums, terms).split([COMPONENTS, 2], dim=1)
+    third = (one[:, :3] * equivariant[:, :3]).sum(dim=1, keepdim=True)
+    return equivariant, torch.cat([invariants, third], dim=1)
 
 
-def traceless(squares: Tensor) -> Tensor:
-    """(n, 6, c) → the same less a third of the trace: a scalar, of which sums over many atoms would consist."""
-    diagonal, rest = squares.split([3, 3], dim=1)
-    return torch.cat([diagonal - diagonal.mean(dim=1, keepdim=True), rest], dim=1)
+def _times(matrix: Tensor, tensors: Tensor) -> Tensor:
+    """(a, b) times (n, b, c) → (n, a, c)."""
+    return torch.bmm(matrix.expand(len(tensors), -1, -1), tensors)
 
 
-def outer(a: Tensor, b: Tensor) -> Tensor:
-    """The traceless symmetric part of a bᵀ: (n, 3, c), (n, 3, c) → (n, 6, c)."""
-    rest = (a * b.roll(1, dims=1) + a.roll(1, dims=1) * b) / math.sqrt(2)
-    return traceless(torch.cat([a * b, rest], dim=1))
+@dataclass(frozen=True)
+class _Constants:
+    """Vectors have three components, tensors six: the diagonal, then √2 times xz, yx, zy (``second_power``).
+
+    Attributes:
+        orders: (2, 9), which components are a vector's, which a tensor's.
+        without_traces: (9, 10), from moments to components without a scalar, of which sums over many atoms would
+            consist.
+        left, right: (n_terms, 9), the components that are multiplied.
+        sums: (11, n_terms), from their products to S V', the traceless symmetric part of V ⊗ V', V·V' and S:S'.
+    """
+
+    orders: Tensor
+    without_traces: Tensor
+    left: Tensor
+    right: Tensor
+    sums: Tensor
 
 
-def applied(squares: Tensor, vectors: Tensor) -> Tensor:
-    """S V: (n, 6, c), (n, 3, c) → (n, 3, c)."""
-    diagonal, rest = squares.split([3, 3], dim=1)
-    # In the order of ``rest``: xz, yx, zy couple every component with the one before it, in a circle.
-    behind = rest * vectors.roll(1, dims=1) + (rest * vectors).roll(-1, dims=1)
-    return diagonal * vectors + behind / math.sqrt(2)
+def _constants(like: Tensor) -> _Constants:
+    return _constants_of(like.dtype, like.device)
+
+
+@cache
+def _constants_of(dtype: torch.dtype, device: torch.device) -> _Constants:
+    orders = np.repeat(np.eye(2), [3, 6], axis=1)
+    traceless = np.eye(6)
+    traceless[:3, :3] -= 1 / 3
+    without_traces = np.zeros((9, 10))
+    without_traces[:3, 1:4], without_traces[3:, 4:] = np.eye(3), traceless
+    terms: dict[tuple[int, int], np.ndarray] = {}
+
+    def add(left: int, right: int, row: int, factor: float) -> None:
+        terms.setdefault((left, right), np.zeros(11))[row] += factor
+
+    for i in range(3):
+        # What is off the diagonal couples every component with the one before it, in a circle.
+        before, after = (i - 1) % 3, (i + 1) % 3
+        add(3 + i, i, i, 1.0)
+        add(6 + i, before, i, math.sqrt(0.5))
+        add(6 + after, after, i, math.sqrt(0.5))
+        for row in range(3):
+            add(i, i, 3 + row, traceless[row, i])
+        add(i, before, 6 + i, math.sqrt(0.5))
+        add(before, i, 6 + i, math.sqrt(0.5))
+        add(i, i, 9, 1.0)
+    for k in range(3, 9):
+        add(k, k, 10, 1.0)
+    left, right = (np.eye(9)[[pair[side] for pair in terms]] for side in (0, 1))
+    found = (orders, without_traces, left, right, np.array(list(terms.values())).T)
+    # They outlast a prediction that they may be made in, and serve training as well.
+    with torch.inference_mode(False):
+        return _Constants(*(torch.tensor(matrix, dtype=dtype, device=device) for matrix in found))

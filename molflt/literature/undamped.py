@@ -7,18 +7,19 @@ weights to f̂. Models record their method and refuse another one.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
 from scipy.special import gammaincinv
 from torch import Tensor, nn
 
-from molflt.attention.far.field import FarField, FarMethod, of_group
+from molflt.attention.far.field import FarField, FarMethod, of_groups
 from molflt.attention.far.images import safe_norm
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.pairs import Displacements, OnPairs, members_on_pairs, squared_norm, sum_over_pairs
 from molflt.attention.far.waves import OnWaves
-from molflt.attention.far.ways import FarPlan, Group
+from molflt.attention.far.ways import FarPlan
 from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import envelope
 from molflt.literature.names import Directions, Proposal, Radii, SpectrumKind
@@ -120,29 +121,31 @@ class UndampedMethod(FarMethod):
         """See :class:`FarMethod`."""
         return FarPlan("pairs", 0.0, self.periodic_radius, 0.0, dense)
 
-    def field(self, group: Group, geometry: Geometry, basis: GaussianBasis) -> FarField:
+    def fields(self, geometry: Geometry, basis: GaussianBasis) -> list[FarField]:
         """See :class:`FarMethod`: isolated structures with random directions have features of positions."""
-        positions, cell = of_group(group, geometry)
         xi, coefficients = self.frequencies(), self.coefficients(basis).to(geometry.dtype).transpose(0, 1)
-        if group.images is None and self.directions == "random":
-            features = plane_waves(positions, xi).to(geometry.dtype)
-            return OnWaves(group.places, features, coefficients.repeat(1, 2)[None])
-
-        def estimate(delta: Displacements) -> Tensor:
-            squared = squared_norm(delta, geometry.dtype)
-            if self.directions == "averaged":
-                turns = (2 * math.pi * safe_norm(xi)) ** 2
-                waves = members_on_pairs(squared, torch.ones_like(turns), torch.zeros_like(turns), turns, len(turns))
+        n, found = max(self.n_frequencies, self.n_weights(len(basis))), list[FarField]()
+        for group, positions, cell in of_groups(geometry):
+            estimate = partial(self._estimate, xi, coefficients, group.images is not None, geometry.dtype)
+            if group.images is None and self.directions == "random":
+                features = plane_waves(positions, xi).to(geometry.dtype)
+                found.append(OnWaves(features, coefficients.repeat(1, 2)[None]))
             else:
-                phase = torch.einsum("kx,x...->k...", xi.to(geometry.dtype), torch.stack(delta).to(geometry.dtype))
-                waves = torch.cos(2 * math.pi * phase)
-            found = (coefficients @ waves.flatten(1)).view(-1, *squared.shape)
-            if group.images is None:
-                return found
-            return found * envelope(squared.clamp(min=1e-24).sqrt(), self.periodic_radius)
+                found.append(OnPairs(sum_over_pairs(group, positions, cell, estimate, n)))
+        return found
 
-        n = max(self.n_frequencies, self.n_weights(len(basis)))
-        return OnPairs(group.places, sum_over_pairs(group, positions, cell, estimate, n))
+    def _estimate(
+        self, xi: Tensor, coefficients: Tensor, repeats: bool, dtype: torch.dtype, delta: Displacements
+    ) -> Tensor:
+        """(n_weights, ...) of displacements, under the envelope where structures repeat."""
+        squared = squared_norm(delta, dtype)
+        if self.directions == "averaged":
+            turns = (2 * math.pi * safe_norm(xi)) ** 2
+            waves = members_on_pairs(squared, torch.ones_like(turns), torch.zeros_like(turns), turns, len(turns))
+        else:
+            waves = torch.cos(2 * math.pi * torch.einsum("kx,x...->k...", xi.to(dtype), torch.stack(delta).to(dtype)))
+        found = (coefficients @ waves.flatten(1)).view(-1, *squared.shape)
+        return found * envelope(squared.clamp(min=1e-24).sqrt(), self.periodic_radius) if repeats else found
 
 
 def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:

@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         if self.n_recycles == 1:
             for layer in layers:
                 x = layer(x, geometry, layer.prepare(geometry, context))
-            return self.norm(x[:, : self.dim])
+            return self.norm(self._scalars(x))
         prepared = [layer.prepare(geometry, context) for layer in layers]
 
         def once(x: Tensor) -> Tensor:
@@ -96,4 +96,7 @@ class Encoder(nn.Module):
                 x = checkpoint(once, x, use_reentrant=False)
             else:
                 x = once(x)
-        return self.norm(x[:, : self.dim])
+        return self.norm(self._scalars(x))
+
+    def _scalars(self, x: Tensor) -> Tensor:
+        return x[:, : self.dim] if self.vector_width else x

@@ -90,7 +90,7 @@ def test_a_wave_dropped_shows():
     complete = OnWaves.__call__
 
     def incomplete(self, weights, values):
-        return complete(OnWaves(self.places, self.features[..., 1:], self.coefficients[..., 1:]), weights, values)
+        return complete(OnWaves(self.features[..., 1:], self.coefficients[..., 1:]), weights, values)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OnWaves, "__call__", incomplete)

@@ -23,8 +23,7 @@ def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) 
     assert (found.intended is None) == (found.spectrum is None) == (spectrum == "free")
     data = attach_neighbours(from_smiles("CCO"), 4.0, False)
     geometry = model.geometry(collate([data]))
-    (group,) = geometry.layout.far.groups
-    field = model.positions.method.field(group, geometry, model.positions.rpe())
+    (field,) = model.positions.method.fields(geometry, model.positions.rpe())
     distance = torch.cdist(geometry.positions, geometry.positions).numpy()
     for layer in range(3):
         weights = model.encoder.layers[layer].attention.rpe_weights

@@ -36,9 +36,9 @@ def estimated(method: UndampedMethod, atoms: Atoms, rpe: GaussianRPE) -> torch.T
     with torch.no_grad():
         plan = Plan(6.0, far=method.plan(rpe(), dense=False))
     geometry = geometry_of([atoms], plan=plan)
-    (group,) = geometry.layout.far.groups
+    (field,) = method.fields(geometry, rpe())
     each = torch.eye(method.n_weights(rpe.n_basis), dtype=torch.float64)
-    return method.field(group, geometry, rpe()).matrix(each)[:, 0].movedim(0, -1)
+    return field.matrix(each)[:, 0].movedim(0, -1)
 
 
 def wide_rpe() -> GaussianRPE:
@@ -266,11 +266,10 @@ def test_features_are_the_estimator_on_pairs(keys):
     method = sampled(rpe, 0, **keys)
     plan = Plan(6.0, far=method.plan(rpe(), dense=False))
     geometry = geometry_of([STRUCTURES["benzene"](), STRUCTURES["molecule"]()], plan=plan)
-    (group,) = geometry.layout.far.groups
     xi, coefficients = method.frequencies(), method.coefficients(rpe())
     delta = geometry.pad(geometry.positions)[:, :, None] - geometry.pad(geometry.positions)[:, None]
     expected = torch.cos(2 * math.pi * delta @ xi.T) @ coefficients
-    field = method.field(group, geometry, rpe())
+    (field,) = method.fields(geometry, rpe())
     assert isinstance(field, OnWaves)
     found = field.matrix(torch.eye(expected.shape[-1], dtype=torch.float64)).movedim(0, -1)
     there = geometry.pair_mask

@@ -60,18 +60,17 @@ def potentials(geometry: Geometry, charges: Tensor) -> Tensor:
     layout, charges = geometry.layout.of_charges, charges.to(torch.float64)
     assert layout is not None
     found = []
-    for group, positions, q in zip(
-        layout.groups, layout.distribute(geometry.positions), layout.distribute(charges), strict=True
-    ):
+    for group, positions, q in zip(layout.groups, layout.pad(geometry.positions), layout.pad(charges), strict=True):
         if group.way == "mesh":
             assert group.rungs is not None
-            alone = zip(map(geometry.of_structure, group.structures), q.split(group.sizes), group.rungs, strict=True)
-            found.append(torch.cat([_on_mesh(*one) for one in alone]))
+            field = torch.zeros_like(q)
+            for k, (b, size) in enumerate(zip(group.structures, group.sizes, strict=True)):
+                field[k, :size] = _on_mesh(geometry.of_structure(b), q[k, :size], group.rungs[k])
+            found.append(field)
         else:
             cell = geometry.cell.index_select(0, group.index)
-            padded = (group.places.pad(positions), group.places.pad(q), cell)
-            found.append(group.places.pack((_on_pairs if group.way == "pairs" else _on_waves)(group, *padded)))
-    return COULOMB * (layout.collect(found) - AT_ZERO * charges)
+            found.append((_on_pairs if group.way == "pairs" else _on_waves)(group, positions, q, cell))
+    return COULOMB * (layout.pack(found) - AT_ZERO * charges)
 
 
 def _on_pairs(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) -> Tensor:
@@ -86,7 +85,7 @@ def _on_pairs(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) ->
 def _on_waves(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) -> Tensor:
     """The same in crystals, a charged one with a uniform background."""
     basis, widths, weights, _ = _of_group(group)
-    waves = on_waves(group, positions, cell, basis, TOLERANCE, PLAN.longest, 0.0)
+    (waves,) = on_waves([(group, positions, cell)], basis, TOLERANCE, PLAN.longest, 0.0)
     coefficients = (weights[:, None] @ waves.coefficients).squeeze(1)
     field = waves.features @ (coefficients[..., None] * (waves.features.transpose(1, 2) @ charges))
     mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum(dim=1) / torch.linalg.det(cell).abs()

@@ -24,10 +24,10 @@ class FarField(Protocol):
 
         Args:
             weights: (n_weights, n_heads), the weight of each basis function of f̂.
-            values: (n_atoms, n_heads, n_channels) of the group's atoms.
+            values: (n_structures, n_max, n_heads, n_channels), zero where there is no atom.
 
         Returns:
-            (n_atoms, n_heads, n_channels).
+            The same shape, whatever where there is no atom.
         """
         ...
 
@@ -47,8 +47,8 @@ class FarMethod(nn.Module):
         """What batches have to be prepared for; ``dense``: whether layers need f̂ as a matrix."""
         raise NotImplementedError
 
-    def field(self, group: Group, geometry: Geometry, basis: GaussianBasis) -> FarField | OnMesh:
-        """f̂ of a group of structures of a batch."""
+    def fields(self, geometry: Geometry, basis: GaussianBasis) -> list[FarField]:
+        """f̂ of every group of structures of a batch."""
         raise NotImplementedError
 
     def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
@@ -88,27 +88,35 @@ class ExactMethod(FarMethod):
             dense,
         )
 
-    def field(self, group: Group, geometry: Geometry, basis: GaussianBasis) -> FarField | OnMesh:
+    def fields(self, geometry: Geometry, basis: GaussianBasis) -> list[FarField]:
         """See :class:`FarMethod`."""
-        if group.way == "mesh":
-            structures = [geometry.of_structure(b) for b in group.structures]
-            return OnMesh(group.sizes, [self.mesh.operator(one, basis) for one in structures])
-        positions, cell = of_group(group, geometry)
-        if group.way == "waves":
-            plan = geometry.layout.plan.far
-            assert plan is not None
-            return on_waves(group, positions, cell, basis, self.tolerance, plan.longest, plan.padding)
-        dtype = geometry.dtype
-        values = sum_over_pairs(
-            group, positions, cell, lambda delta: basis.on_pairs(squared_norm(delta, dtype)), len(basis)
-        )
-        return OnPairs(group.places, values)
+        far, plan, dtype = geometry.layout.far, geometry.layout.plan.far, geometry.dtype
+        assert far is not None
+        assert plan is not None
+        groups = of_groups(geometry)
+        over_waves = [one for one in groups if one[0].way == "waves"]
+        waves = iter(on_waves(over_waves, basis, self.tolerance, plan.longest, plan.padding) if over_waves else [])
+        found: list[FarField] = []
+        for group, positions, cell in groups:
+            if group.way == "waves":
+                found.append(next(waves))
+            elif group.way == "mesh":
+                structures = [geometry.of_structure(b) for b in group.structures]
+                found.append(OnMesh(group.sizes, [self.mesh.operator(one, basis) for one in structures]))
+            else:
+                values = sum_over_pairs(
+                    group, positions, cell, lambda delta: basis.on_pairs(squared_norm(delta, dtype)), len(basis)
+                )
+                found.append(OnPairs(values))
+        return found
 
 
-def of_group(group: Group, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Positions (n_structures, n_max, 3) and cells (n_structures, 3, 3) Å, float64, of a group in a batch."""
+def of_groups(geometry: Geometry) -> list[tuple[Group, Tensor, Tensor]]:
+    """The groups of a batch, their positions (n_structures, n_max, 3) and cells (n_structures, 3, 3) Å, float64."""
     far = geometry.layout.far
     assert far is not None
-    k = next(k for k, one in enumerate(far.groups) if one is group)
-    cell = geometry.cell if far.order is None and len(far.groups) == 1 else geometry.cell.index_select(0, group.index)
-    return group.places.pad(far.distribute(geometry.positions)[k]), cell
+    found = []
+    for group, positions in zip(far.groups, far.pad(geometry.positions), strict=True):
+        cell = geometry.cell if len(far.groups) == 1 else geometry.cell.index_select(0, group.index)
+        found.append((group, positions, cell))
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,6 +64,7 @@ class GaussianRPE(nn.Module):
         n_waves = {"gaussians": 0, "sampled": n_basis, "both": n_basis // 2}[spectrum]
         n_gaussians = n_basis - n_waves
         self.n_waves = n_waves
+        self._kept: tuple[Any, tuple[Tensor, Tensor, Tensor | None]] | None = None
         # Widths stay within bounds by construction; cost and guard of every numerical method follow from them.
         self.sigma_low = sigma_min / MARGIN
         self.sigma_high = sigma_max * MARGIN
@@ -83,11 +85,23 @@ class GaussianRPE(nn.Module):
         alike = self.sigma_low / equal_widths(DAMPING * epsilon, torch.ones_like(epsilon))
         return alike.clamp(max=max(self._wave_low_at_most, self.sigma_low))
 
+    def _constants(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Lower bounds of the widths and ln of their ranges; κρ of the members, None where all are Gaussians."""
+        raw, epsilon = self.raw_widths, self.epsilon
+        state = (raw.dtype, raw.device, None if epsilon is None else epsilon._version)
+        if self._kept is None or self._kept[0] != state:
+            # They outlast a prediction that they may be made in, and serve training as well.
+            with torch.inference_mode(False), torch.no_grad():
+                low = torch.full_like(raw, self.sigma_low) if epsilon is None else self._low(epsilon)
+                turned = None if epsilon is None else DAMPING * epsilon
+                self._kept = state, (low, torch.log(self.sigma_high / low), turned)
+        return self._kept[1]
+
     @property
     def widths(self) -> Tensor:
         """ρ_t, (n_basis,) Å, between a lower bound, for Gaussians ``sigma_low``, and ``sigma_high``."""
-        low = self.sigma_low if self.epsilon is None else self._low(self.epsilon)
-        return low * (self.sigma_high / low) ** torch.sigmoid(self.raw_widths)
+        low, span, _ = self._constants()
+        return low * torch.exp(span * torch.sigmoid(self.raw_widths))
 
     @property
     def scales(self) -> Tensor:
@@ -96,9 +110,7 @@ class GaussianRPE(nn.Module):
 
     def forward(self) -> GaussianBasis:
         """The members at the present widths, computed once per batch."""
-        widths = self.widths
-        kappa = None if self.epsilon is None else DAMPING * self.epsilon / widths
-        return GaussianBasis(widths, self.n_atoms, kappa, self.n_waves)
+        return GaussianBasis(self.widths, self.n_atoms, self._constants()[2], self.n_waves)
 
 
 class GaussianBasis:
@@ -107,33 +119,39 @@ class GaussianBasis:
     Attributes:
         widths: ρ_t, (n_basis,) Å.
         n_atoms: see :class:`GaussianRPE`.
-        kappa: κ_t, (n_basis,) rad/Å; None where all are zero.
+        turned: κ_tρ_t, (n_basis,), which no width changes; None where all are zero.
         n_waves: how many of the last members may be waves.
         amplitudes: n_t, (n_basis,): the amplitude of f that a weight of one gives.
     """
 
     def __init__(
-        self, widths: Tensor, n_atoms: float | None = None, kappa: Tensor | None = None, n_waves: int | None = None
+        self, widths: Tensor, n_atoms: float | None = None, turned: Tensor | None = None, n_waves: int | None = None
     ) -> None:
         self.widths = widths
         self.n_atoms = n_atoms
-        self.kappa = kappa
-        others = REFERENCE_DENSITY * (2 * math.pi * widths**2) ** 1.5
-        if kappa is not None:
-            few = REFERENCE_DENSITY * 8 * widths**2 / torch.where(kappa > 0, kappa, 1.0)
-            others = torch.where(kappa > 0, torch.minimum(others, few), others)
+        self.turned = turned
+        cube: float | Tensor = (2 * math.pi) ** 1.5
+        if turned is not None:
+            # As 8ρ²/κ for waves, if that is less.
+            cube = (8 / turned.clamp(min=1e-12)).clamp(max=cube)
+        others = REFERENCE_DENSITY * cube * widths**3
         if n_atoms is not None:
             others = others * (n_atoms - 1) / (others + (n_atoms - 1))
         self.amplitudes = 1 / (1 + others)
-        self.n_waves = (0 if kappa is None else len(widths)) if n_waves is None else n_waves
+        self.n_waves = (0 if turned is None else len(widths)) if n_waves is None else n_waves
         self._ends: dict[float, np.ndarray] = {}
+
+    @cached_property
+    def kappa(self) -> Tensor | None:
+        """κ_t, (n_basis,) rad/Å; None where all are zero."""
+        return None if self.turned is None else self.turned / self.widths
 
     def __len__(self) -> int:
         return int(self.widths.shape[0])
 
     def some(self, chosen: Tensor) -> GaussianBasis:
         """The members of the given indices."""
-        return GaussianBasis(self.widths[chosen], self.n_atoms, None if self.kappa is None else self.kappa[chosen])
+        return GaussianBasis(self.widths[chosen], self.n_atoms, None if self.turned is None else self.turned[chosen])
 
     @cached_property
     def widest(self) -> float:
@@ -142,8 +160,8 @@ class GaussianBasis:
 
     def double(self) -> GaussianBasis:
         """The same members in float64 on the CPU."""
-        kappa = None if self.kappa is None else self.kappa.double().cpu()
-        return GaussianBasis(self.widths.double().cpu(), self.n_atoms, kappa, self.n_waves)
+        turned = None if self.turned is None else self.turned.double().cpu()
+        return GaussianBasis(self.widths.double().cpu(), self.n_atoms, turned, self.n_waves)
 
     def values(self, squared_distances: Tensor) -> Tensor:
         """n_t sinc(κ_t r) exp(−r²/2ρ_t²): r² (...) Å² → (..., n_basis)."""
@@ -166,17 +184,16 @@ class GaussianBasis:
             xi: |ξ|, 1/Å.
             members_first: whether ``xi`` is (..., 1, n) and the result (..., n_basis, n).
         """
-        widths, amplitudes, kappa = self.widths, self.amplitudes, self.kappa
+        volume, widths, turned = (2 * math.pi) ** 1.5 * (self.amplitudes * self.widths**3), self.widths, self.turned
         if members_first:
-            widths, amplitudes = widths[:, None], amplitudes[:, None]
-            kappa = None if kappa is None else kappa[:, None]
+            volume, widths = volume[:, None], widths[:, None]
+            turned = None if turned is None else turned[:, None]
         else:
             xi = xi[..., None]
-        variance = widths**2
-        volume, k = amplitudes * (2 * math.pi * variance) ** 1.5, (2 * math.pi) * xi
-        if kappa is None:
-            return volume * torch.exp(-0.5 * variance * k**2)
-        return volume * torch.exp(-0.5 * variance * (k - kappa) ** 2) * _mean_decay(2 * variance * kappa * k)
+        x = (2 * math.pi * widths) * xi
+        if turned is None:
+            return volume * torch.exp(-0.5 * x * x)
+        return volume * torch.exp(-0.5 * (x - turned) ** 2) * _mean_decay((2 * turned) * x)
 
     @property
     def reach(self) -> float:
@@ -184,10 +201,14 @@ class GaussianBasis:
         return self.widest * math.sqrt(2 * math.log(1e14))
 
     def cutoffs(self, tolerance: float) -> Tensor:
-        """|ξ| at which each transform has ended, to ``tolerance``: (κ + c/ρ)/2π, (n_basis,) 1/Å, float64."""
+        """|ξ| at which each transform has ended, to ``tolerance``: (κ + c/ρ)/2π, (n_basis,) 1/Å, float64.
+
+        It has no gradient: what it changes is below the tolerance, and so is its derivative by a width.
+        """
         # What is left out adds up over the images of a small cell.
-        ends = cutoff_factor(tolerance / 4) / (2 * math.pi * self.widths.to(torch.float64))
-        return ends if self.kappa is None else ends + self.kappa.to(torch.float64) / (2 * math.pi)
+        widths, end = self.widths.detach().to(torch.float64), cutoff_factor(tolerance / 4)
+        turned = end if self.turned is None else self.turned.to(torch.float64) + end
+        return turned / (2 * math.pi * widths)
 
     def band_limit(self, tolerance: float) -> float:
         """The largest of :meth:`cutoffs` as a number, 1/Å."""
@@ -202,7 +223,7 @@ class GaussianBasis:
     def equal_widths(self) -> Tensor:
         """The width of the Gaussian that needs the same grid as each member, (n_basis,) Å; no gradient."""
         widths = self.widths.detach()
-        return widths if self.kappa is None else equal_widths(self.kappa.detach(), widths)
+        return widths if self.turned is None else equal_widths(self.turned / widths, widths)
 
 
 def equal_widths(kappa: Tensor, widths: Tensor) -> Tensor:
@@ -221,9 +242,8 @@ def equal_widths(kappa: Tensor, widths: Tensor) -> Tensor:
 
 def _mean_decay(x: Tensor) -> Tensor:
     """(1 − e^{−x})/x, the mean of e^{−y} for y from 0 to x; smooth at 0."""
-    small = x < 1e-4
-    safe = torch.where(small, 1.0, x)
-    return torch.where(small, 1 - x / 2 + x * x / 6, -torch.expm1(-safe) / safe)
+    safe = x.clamp(min=1e-30)
+    return torch.expm1(-safe) / -safe
 
 
 def _dealt_quantiles(n: int, seed: int) -> list[float]:

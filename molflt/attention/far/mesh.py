@@ -20,7 +20,6 @@ from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.mesh_operator import Axes, Band, MeshOperator, PiecesOperator, StructureOperator
 from molflt.attention.far.pairs import OnPairs, squared_distances
 from molflt.attention.geometry import Structure
-from molflt.attention.places import places_of
 from molflt.attention.smooth import taper
 from molflt.attention.sparse import SparsePattern
 from molflt.errors import InputError
@@ -192,10 +191,11 @@ class Mesh:
         ]
 
 
-def _on_pairs(piece: Structure, basis: GaussianBasis) -> OnPairs:
+def _on_pairs(piece: Structure, basis: GaussianBasis) -> StructureOperator:
     """f̂ of a few atoms."""
     squared = squared_distances(piece.positions, piece.dtype)
-    return OnPairs(places_of([len(piece)]), basis.on_pairs(squared)[:, None])
+    far = OnPairs(basis.on_pairs(squared)[:, None])
+    return lambda weights, values: far(weights, values[None])[0]
 
 
 def too_large(structure: Structure) -> InputError:

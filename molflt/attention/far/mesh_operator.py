@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from molflt.attention.far.grid import along_first, along_others, exchange
 from molflt.attention.places import select_rows
@@ -139,9 +140,11 @@ class OnMesh:
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarField`."""
-        blocks = values.split(self.sizes)
-        found = [operator(weights, block) for operator, block in zip(self.operators, blocks, strict=True)]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        found = []
+        for one, size, operator in zip(values, self.sizes, self.operators, strict=True):
+            gap = (0, 0, 0, 0, 0, len(one) - size)
+            found.append(functional.pad(operator(weights, one[:size]), gap) if any(gap) else operator(weights, one))
+        return torch.stack(found)
 
     def matrix(self, weights: Tensor) -> Tensor:
         """See :class:`FarField`. It applies the operator to unit vectors, for comparison and not for use."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.far.ways import Group
-from molflt.attention.places import Places
 from molflt.attention.smooth import GAUSSIAN_END, gaussian, sinc_of_square
 
 
@@ -25,11 +24,9 @@ class OnPairs:
     """f̂ of a group of structures on all pairs; a :class:`~molflt.attention.far.field.FarField`.
 
     Attributes:
-        places: of the atoms.
         basis: (n_weights, n_structures, n_max, n_max) basis functions of f̂, whatever where there is no pair.
     """
 
-    places: Places
     basis: Tensor
 
     def matrix(self, weights: Tensor) -> Tensor:
@@ -38,8 +35,7 @@ class OnPairs:
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarField`, O(n²)."""
-        far = self.matrix(weights) @ self.places.pad(values).permute(2, 0, 1, 3)
-        return self.places.pack(far.permute(1, 2, 0, 3))
+        return (self.matrix(weights) @ values.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
 
 
 Displacements = tuple[Tensor, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.ways import Group
-from molflt.attention.places import Places
 from molflt.attention.smooth import smooth_max, taper
 
 
@@ -19,12 +19,10 @@ class OnWaves:
     """f̂_h(Δ_ij) = Σ_k φ_ik c_kh φ_jk of a group of structures; a :class:`~molflt.attention.far.field.FarField`.
 
     Attributes:
-        places: of the atoms.
         features: φ, (n_structures, n_max, n_features), whatever where there is no atom.
         coefficients: (n_structures or 1, n_weights, n_features), c of a head by its weights.
     """
 
-    places: Places
     features: Tensor
     coefficients: Tensor
 
@@ -35,11 +33,10 @@ class OnWaves:
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarField`: Q'(K'ᵀV), O(n · n_features)."""
-        padded = self.places.pad(values)
-        _, _, n_heads, n_channels = padded.shape
-        summed = (self.features.transpose(1, 2) @ padded.flatten(2)).unflatten(2, (n_heads, n_channels))
+        _, _, n_heads, n_channels = values.shape
+        summed = (self.features.transpose(1, 2) @ values.flatten(2)).unflatten(2, (n_heads, n_channels))
         scaled = summed * self._of_heads(weights).permute(1, 2, 0)[..., None]
-        return self.places.pack((self.features @ scaled.flatten(2)).unflatten(2, (n_heads, n_channels)))
+        return (self.features @ scaled.flatten(2)).unflatten(2, (n_heads, n_channels))
 
     def _of_heads(self, weights: Tensor) -> Tensor:
         """(n_weights, n_heads) → (n_heads, n_structures, n_features)."""
@@ -49,14 +46,12 @@ class OnWaves:
 
 
 def on_waves(
-    group: Group,
-    positions: Tensor,
-    cell: Tensor,
+    groups: Sequence[tuple[Group, Tensor, Tensor]],
     basis: GaussianBasis,
     tolerance: float,
     longest: float,
     padding: float,
-) -> OnWaves:
+) -> list[OnWaves]:
     """Σ_n f(Δ + n·A) = (1/V) Σ_{ξ∈Λ*} g(ξ) cos(2πξ·Δ), ξ = 0 included.
 
     The sum runs over all |ξ| up to a cutoff with a smooth taper, and takes one of each pair ±ξ. It does not change
@@ -65,30 +60,40 @@ def on_waves(
     makes contribute less than ε.
 
     Args:
-        group: structures that are summed over waves.
-        positions: (n_structures, n_max, 3) Å, float64, zero where there is no atom.
-        cell: (n_structures, 3, 3) Å, float64.
+        groups: structures that are summed over waves; their positions, (n_structures, n_max, 3) Å, float64, zero
+            where there is no atom; and cells, (n_structures, 3, 3) Å, float64.
         basis: the members of f.
         tolerance: ε.
-        longest: 1/Å, up to which the group has waves.
+        longest: 1/Å, up to which the groups have waves.
         padding: Å by which artificial cell vectors are longer than a structure.
     """
-    assert group.integers is not None
-    assert group.multiplicity is not None
     dtype = basis.widths.dtype
-    if group.directions is not None:
-        cell = _padded(group, positions, cell, padding)
-    xi = group.integers @ torch.linalg.inv_ex(cell)[0].transpose(1, 2)
+    features, lengths, shares = [], [], []
+    for group, positions, cell in groups:
+        assert group.integers is not None
+        assert group.multiplicity is not None
+        if group.directions is not None:
+            cell = _padded(group, positions, cell, padding)
+        xi = group.integers @ torch.linalg.inv_ex(cell)[0].transpose(1, 2)
+        turns = positions @ xi.transpose(1, 2)
+        # Whole turns are taken off in double precision, so that the rest has all its digits in any dtype.
+        phase = ((2 * math.pi) * (turns - turns.detach().round())).to(dtype)
+        features.append(torch.cat([phase.cos(), phase.sin()], dim=2))
+        lengths.append((xi * xi).sum(dim=2).flatten())
+        shares.append((group.multiplicity / torch.linalg.det(cell).abs()[:, None]).flatten())
     # A norm has no derivative at the zero vector.
-    length = (xi * xi).sum(dim=2).clamp(min=1e-30).sqrt()
-    turns = positions @ xi.transpose(1, 2)
-    # Whole turns are taken off in double precision, so that the rest has all its digits in any dtype.
-    phase = ((2 * math.pi) * (turns - turns.detach().round())).to(dtype)
-    share = group.multiplicity / torch.linalg.det(cell).abs()[:, None]
+    length = torch.cat(lengths).clamp(min=1e-30).sqrt()
     cutoffs = basis.cutoffs(tolerance)[:, None].clamp(max=longest / TAPER)
-    ended = taper(length[:, None], cutoffs, TAPER * cutoffs)
-    weights = (share[:, None] * ended * basis.spectra(length[:, None], members_first=True)).to(dtype)
-    return OnWaves(group.places, torch.cat([phase.cos(), phase.sin()], dim=2), torch.cat([weights, weights], dim=2))
+    ended = taper(length, cutoffs, TAPER * cutoffs) * torch.cat(shares)
+    weights = (ended * basis.spectra(length[None], members_first=True)).to(dtype)
+    found = []
+    for (group, _, _), waves, part in zip(
+        groups, features, weights.split([len(p) for p in lengths], dim=1), strict=True
+    ):
+        # The same for cosine and sine.
+        each = part.unflatten(1, (len(group.sizes), 1, -1)).expand(-1, -1, 2, -1).flatten(2)
+        found.append(OnWaves(waves, each.transpose(0, 1)))
+    return found
 
 
 def _padded(group: Group, positions: Tensor, cell: Tensor, padding: float) -> Tensor:
@@ -96,7 +101,7 @@ def _padded(group: Group, positions: Tensor, cell: Tensor, padding: float) -> Te
     directions = group.directions
     assert directions is not None
     heights = positions @ directions.transpose(1, 2)
-    there = group.places.pad(torch.ones_like(group.places.slot)).bool()[..., None]
-    above, below = (smooth_max(h.masked_fill(~there, -math.inf)) for h in (heights, -heights))
+    nowhere = ~group.there[..., None]
+    above, below = (smooth_max(h.masked_fill(nowhere, -math.inf)) for h in (heights, -heights))
     is_open = (directions != 0).any(dim=2, keepdim=True)
     return torch.where(is_open, (above + below + padding)[..., None] * directions, cell)

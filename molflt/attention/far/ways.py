@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.places import Movable, Places, places_of, select_rows
+from molflt.attention.places import Movable, place_rows, select_rows
 from molflt.errors import InputError
 
 Way = Literal["pairs", "waves", "mesh"]
@@ -57,7 +57,8 @@ class Group(Movable):
         way: in which.
         structures, index: their indices in the batch, and these as (n_structures,) int64.
         sizes: how many atoms each has.
-        places: padded to the largest of them.
+        n_max: places for the atoms of each, as many as the largest has.
+        there: (n_structures, n_max) bool, which of them hold an atom.
         images: pairs of atoms and images within reach, where structures repeat.
         integers: (n_structures, n_waves, 3) coefficients of the reciprocal vectors, zero first; float64.
         multiplicity: of waves, (n_structures, n_waves), 0 where they only fill up.
@@ -70,7 +71,8 @@ class Group(Movable):
     structures: tuple[int, ...]
     index: Tensor
     sizes: tuple[int, ...]
-    places: Places
+    n_max: int
+    there: Tensor
     images: Images | None = None
     integers: Tensor | None = None
     multiplicity: Tensor | None = None
@@ -80,35 +82,43 @@ class Group(Movable):
 
 @dataclass(frozen=True)
 class Groups(Movable):
-    """The structures of a batch, group after group.
+    """The structures of a batch, group after group, padded.
 
     Attributes:
         groups: every structure is in one.
-        order: (n_atoms,) the atoms of the batch in that order; None where it is the batch's own.
-        back: (n_atoms,) that order undone.
+        slot: (n_atoms,) the place of each atom of the batch among those of all groups, one group after another.
+        is_batch: whether one group without empty places is the batch as it is.
     """
 
     groups: tuple[Group, ...]
-    order: Tensor | None
-    back: Tensor | None
+    slot: Tensor
+    is_batch: bool
 
-    def distribute(self, values: Tensor) -> list[Tensor]:
-        """(n_atoms, ...) → (n_group, ...) for every group."""
-        ordered = values if self.order is None else select_rows(values, self.order)
-        return [ordered] if len(self.groups) == 1 else list(ordered.split([sum(g.sizes) for g in self.groups]))
+    def pad(self, values: Tensor) -> list[Tensor]:
+        """(n_atoms, ...) → (n_structures, n_max, ...) of every group, zeros where there is no atom."""
+        shapes = [(len(group.sizes), group.n_max) for group in self.groups]
+        if self.is_batch:
+            return [values.reshape(*shapes[0], *values.shape[1:])]
+        n = [n_structures * n_max for n_structures, n_max in shapes]
+        parts = place_rows(values, self.slot, sum(n)).split(n)
+        return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def collect(self, values: Sequence[Tensor]) -> Tensor:
-        """(n_group, ...) of every group → (n_atoms, ...)."""
-        together = values[0] if len(values) == 1 else torch.cat(list(values))
-        return together if self.back is None else select_rows(together, self.back)
+    def pack(self, padded: Sequence[Tensor]) -> Tensor:
+        """(n_structures, n_max, ...) of every group → (n_atoms, ...)."""
+        flat = [part.flatten(0, 1) for part in padded]
+        together = flat[0] if len(flat) == 1 else torch.cat(flat)
+        return together if self.is_batch else select_rows(together, self.slot)
 
 
 def grouped(groups: tuple[Group, ...], starts: np.ndarray) -> Groups:
-    """Groups with the order of the atoms; ``starts``: (n_structures + 1,) where the atoms of each begin."""
-    order = np.concatenate([np.arange(starts[b], starts[b + 1]) for group in groups for b in group.structures])
-    if np.array_equal(order, np.arange(len(order))):
-        return Groups(groups, None, None)
-    return Groups(groups, torch.from_numpy(order), torch.from_numpy(np.argsort(order)))
+    """Groups with the places of the atoms; ``starts``: (n_structures + 1,) where the atoms of each begin."""
+    slot, first = np.empty(starts[-1], dtype=np.int64), 0
+    for group in groups:
+        for b, size in zip(group.structures, group.sizes, strict=True):
+            slot[starts[b] : starts[b + 1]] = first + np.arange(size)
+            first += group.n_max
+    is_batch = len(groups) == 1 and first == starts[-1] and np.array_equal(slot, np.arange(first))
+    return Groups(groups, torch.from_numpy(slot), is_batch)
 
 
 @dataclass(frozen=True)
@@ -154,14 +164,17 @@ class FarPlan:
         for kind in sorted(set(kinds), key=lambda kind: (WAYS.index(kind[0]), kind[1])):
             mine = [b for b, of_b in enumerate(kinds) if of_b == kind]
             way = kind[0]
-            for some in similar([len(positions[b]) for b in mine]) if way != "mesh" else [range(len(mine))]:
+            sizes = [len(positions[b]) for b in mine]
+            others = sizes if way == "pairs" else [abs(np.linalg.det(cells[b])) for b in mine]
+            for some in [range(len(mine))] if way == "mesh" else similar(sizes, others):
                 chosen = [mine[k] for k in some]
                 fields: dict[str, Any] = {}
                 if way != "mesh":
                     make = self._pairs if way == "pairs" else self._waves
                     fields |= make(chosen, positions, cells, pbc)
-                sizes = tuple(len(positions[b]) for b in chosen)
-                found.append(Group(way, tuple(chosen), torch.tensor(chosen), sizes, places_of(sizes), **fields))
+                atoms = tuple(sizes[k] for k in some)
+                there = torch.arange(max(atoms)) < torch.tensor(atoms)[:, None]
+                found.append(Group(way, tuple(chosen), torch.tensor(chosen), atoms, max(atoms), there, **fields))
         return tuple(found)
 
     def way_of(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Way:
@@ -266,29 +279,30 @@ _NOTHING_BUT_MEAN = 1.4
 """exp(−2π²x²) is 1e-17: what the longest wave of a lattice has left of a Gaussian x times as wide."""
 
 
-def similar(sizes: Sequence[int]) -> list[list[int]]:
-    """Structures in one group or two, whichever needs much less padding.
+def similar(sizes: Sequence[int], others: Sequence[float]) -> list[list[int]]:
+    """Structures in one group, or in two where these need much less padding.
 
     Args:
         sizes: of structures.
+        others: what they are multiplied with: the sizes again, or volumes, as which the numbers of waves grow.
 
     Returns:
         Ascending indices, group after group.
     """
-    order = sorted(range(len(sizes)), key=lambda k: sizes[k])
-    ordered = np.array([sizes[k] for k in order], dtype=np.float64)
-    squares = ordered**2
-    counts = np.arange(1, len(order))
-    together = len(order) * squares[-1]
-    apart = counts * squares[:-1] + (len(order) - counts) * squares[-1]
-    if len(apart) and together - (best := float(apart.min())) > max(GROUP_COST, together / 3):
-        cut = 1 + int(np.flatnonzero(apart == best)[0])
-        return [sorted(order[:cut]), sorted(order[cut:])]
-    return [sorted(order)]
+    table = np.array([sizes, others], dtype=np.float64)
+    order = np.argsort(table.prod(axis=0), kind="stable")
+    counts = np.arange(1, len(order) + 1)
+    # Of the first k, and of the last k.
+    low, high = (np.maximum.accumulate(table[:, o], axis=1).prod(axis=0) * counts for o in (order, order[::-1]))
+    apart = low[:-1] + high[-2::-1] if len(order) > 1 else np.zeros(0)
+    if len(apart) and apart.min() < WORTH_A_GROUP * high[-1]:
+        cut = 1 + int(np.argmin(apart))
+        return [sorted(order[:cut].tolist()), sorted(order[cut:].tolist())]
+    return [sorted(order.tolist())]
 
 
-GROUP_COST = 20_000
-"""Pairs of padding that one more group of structures costs as much as."""
+WORTH_A_GROUP = 0.75
+"""Share of the padded pairs, or atoms times waves, that must be left for a second group."""
 
 
 def _filled(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:

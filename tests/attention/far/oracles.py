@@ -37,9 +37,9 @@ def geometry_for(
 def basis_on_pairs(geometry: Geometry, rpe: GaussianRPE, frequencies: str, tolerance: float = 1e-4) -> torch.Tensor:
     """(n, n, n_basis): every member of f between all atoms of one structure, in one way."""
     method, basis = ExactMethod(frequencies, tolerance), rpe()
-    (group,) = geometry.layout.far.groups
+    (field,) = method.fields(geometry, basis)
     each = torch.eye(len(basis), dtype=geometry.dtype)
-    return method.field(group, geometry, basis).matrix(each)[:, 0].movedim(0, -1)
+    return field.matrix(each)[:, 0].movedim(0, -1)
 
 
 def pair_basis(atoms: Atoms, rpe: GaussianRPE, frequencies: str, tolerance: float = 1e-4) -> torch.Tensor:
