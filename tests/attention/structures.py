@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
+from torch_geometric.data import Data
 
 from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.layout import Plan
-from molflt.data.ase_io import from_atoms
 from molflt.data.batching import StructureCollater
 
 
@@ -61,9 +61,22 @@ STRUCTURES = {
 }
 
 
+def points_of(atoms: Atoms, name: str = "points") -> Data:
+    """Atoms as they are, also where points drawn at random lie closer than atoms do."""
+    data = Data(
+        atomic_numbers=torch.from_numpy(atoms.numbers.astype(np.int64)),
+        positions=torch.from_numpy(atoms.positions.copy()),
+        cell=torch.from_numpy(np.array(atoms.cell))[None],
+        pbc=torch.from_numpy(np.array(atoms.pbc))[None],
+        tags=torch.from_numpy(atoms.get_tags().astype(np.int64)),
+        fixed=torch.zeros(len(atoms), dtype=torch.bool),
+    )
+    data.num_nodes, data.name = len(atoms), name
+    return data
+
+
 def batch_of(atoms: list[Atoms], cutoff: float = 6.0, all_pairs: bool = False):
-    data = [from_atoms(a, f"structure {i}", tags="oc20") for i, a in enumerate(atoms)]
-    return StructureCollater(cutoff, all_pairs)(data)
+    return StructureCollater(cutoff, all_pairs)([points_of(a, f"structure {i}") for i, a in enumerate(atoms)])
 
 
 def geometry_of(
