@@ -211,5 +211,5 @@ class Plan:
 
 
 def _on_host(tensor: Tensor) -> np.ndarray:
-    found: np.ndarray = tensor.detach().cpu().numpy()
-    return found
+    """A copy: where a batch goes to another process, its own memory moves, and an array on it would be left behind."""
+    return np.array(tensor.detach().cpu())

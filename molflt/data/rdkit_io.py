@@ -34,7 +34,7 @@ from molflt.errors import InputError, OnBad, noting, refuse
 from molflt.printable import printable
 
 _TIME = re.compile(r"^\[\d\d:\d\d:\d\d\] ?")
-_EMPTY = re.compile(r"(ERROR|WARNING):\s*$")
+_SAYS_NOTHING = re.compile(r"(ERROR|WARNING):\s*$|.*Violation$")
 _MAX_ATOMS = 2000
 """With hydrogens; the time of an embedding grows with their square or cube."""
 _SAME = 0.02
@@ -294,7 +294,7 @@ def meant(message: str) -> str:
     """The first line of a message of RDKit's that says something, and where in a SMILES it is; not its C++ stack."""
     # "[12:00:00] text", one per line; a broken assertion begins with stars
     lines = [_TIME.sub("", line).strip() for line in message.split("\n")]
-    first = next((line for line in lines if line.strip("*-~^ ") and not _EMPTY.match(line)), "")
+    first = next((line for line in lines if line.strip("*-~^ ") and not _SAYS_NOTHING.match(line)), "")
     place = next((line for line in lines if "check for mistakes around" in line and line != first), "")
     return "; ".join(filter(None, (first, place))).replace("SMILES Parse Error: ", "")
 

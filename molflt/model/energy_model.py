@@ -217,7 +217,7 @@ class EnergyModel(nn.Module):
         Raises:
             ValueError: the layout was made for another kind of model.
         """
-        given: Layout | None = batch.layout if "layout" in batch and n_max is None else None
+        given: Layout | None = getattr(batch, "layout", None) if n_max is None else None
         if given is None:
             return self.plan()(batch, n_max).to(batch.positions.device)
         # Widths are not looked at, for that would wait for a device: a plan has a margin.

@@ -116,9 +116,9 @@ def test_energies_that_mean_little_are_warned_of(untrained, molflt, tmp_path):
     fit.add(fit.look(0, water))
     save_model(untrained, loaded.model, loaded.metadata.model_copy(update={"domain": fit.domain()}))
     with pytest.warns(InputWarning, match=r"and ± does not cover it\n  Cu: 4 of 4 guesses are outside"):
-        adsorb("CO", "Cu", untrained, n_guesses=4)
+        adsorb("OC", "Cu", untrained, n_guesses=4)
     page = tmp_path / "a.html"
-    result = molflt("-q", "adsorb", "CO", "--on", "Cu,Pt", "--model", untrained, "--guesses", 4, "-o", page)
+    result = molflt("-q", "adsorb", "OC", "--on", "Cu,Pt", "--model", untrained, "--guesses", 4, "-o", page)
     text = page.read_text("utf-8")
     assert re.findall(r"<li>(\w+): 4 of 4 guesses.*6 adsorbate atoms, and at most 3 .*</li>", text) == ["Cu", "Pt"]
     assert result.err.count("4 of 4 guesses are outside the model's domain") == 2
