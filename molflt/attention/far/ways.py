@@ -29,7 +29,7 @@ MESH_FROM = 200
 """Up to so many atoms there is no mesh, so that small structures stay invariant to rounding, not to ε."""
 MOST_PAIRS, MOST_IMAGES = 4_000_000, 400_000
 """Pairs of atoms up to which an open structure is summed on them, and of atoms and images in one that repeats."""
-MOST_WAVES = 2_000_000
+MOST_WAVES = 700_000
 """Atoms times waves up to which a structure that repeats is summed over waves."""
 MARGIN = 1.05
 """By how much a plan goes beyond what the members of f need at present, so that it lasts while they are learnt."""
