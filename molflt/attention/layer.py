@@ -255,9 +255,11 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
 
     def _content(self, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry) -> _Content:
         q, k = self.query_key.of_length(projected[0])
-        carried, rest = self.dropout(split_heads(projected[1], self.n_heads)).tensor_split([self.far_channels], dim=2)
+        values = self.dropout(split_heads(projected[1], self.n_heads))
+        n_carried = min(self.far_channels, values.shape[2])
+        carried, rest = values.split([n_carried, values.shape[2] - n_carried], dim=2)
         if vectors is not None:
-            first, others = vectors.tensor_split([self._far_vectors], dim=2)
+            first, others = vectors.split([self._far_vectors, vectors.shape[2] - self._far_vectors], dim=2)
             carried, rest = torch.cat([first, carried], dim=2), torch.cat([rest, others], dim=2)
         c_q = c_k = None
         if len(projected) > 2:

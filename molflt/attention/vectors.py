@@ -108,7 +108,7 @@ def products(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     constants = _constants(one)
     terms = _times(constants.left, one) * _times(constants.right, other)
     equivariant, invariants = _times(constants.sums, terms).split([COMPONENTS, 2], dim=1)
-    third = (one[:, :3] * equivariant[:, :3]).sum(dim=1, keepdim=True)
+    third = _times(constants.orders[:1], one * equivariant)
     return equivariant, torch.cat([invariants, third], dim=1)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from molflt.attention.far.field import FarField, FarMethod, of_groups
 from molflt.attention.far.images import safe_norm
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
-from molflt.attention.far.pairs import Displacements, OnPairs, members_on_pairs, squared_norm, sum_over_pairs
+from molflt.attention.far.pairs import Displacements, members_on_pairs, squared_norm, sum_over_pairs
 from molflt.attention.far.waves import OnWaves
 from molflt.attention.far.ways import FarPlan
 from molflt.attention.geometry import Geometry
@@ -131,7 +131,7 @@ class UndampedMethod(FarMethod):
                 features = plane_waves(positions, xi).to(geometry.dtype)
                 found.append(OnWaves(features, coefficients.repeat(1, 2)[None]))
             else:
-                found.append(OnPairs(sum_over_pairs(group, positions, cell, estimate, n)))
+                found.append(sum_over_pairs(group, positions, cell, estimate, n))
         return found
 
     def _estimate(

@@ -1,17 +1,20 @@
 """Recycles: what depends on positions alone is made once, and checkpoints change no number."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from molflt.attention import layer, near
 from molflt.attention.far.mesh import Mesh
-from molflt.attention.layer import FourierAttention
+from molflt.attention.layer import FourierAttention, unit_vectors
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.ase_io import from_atoms
 from molflt.data.batching import StructureCollater
 from molflt.model.config import ModelConfig
+from molflt.model.encoder import normalised
 from molflt.model.energy_model import EnergyModel
 from tests.attention.structures import STRUCTURES
 
@@ -107,3 +110,20 @@ def test_edges_in_any_order_give_the_same():
     structures.edge_index = structures.edge_index[:, order]
     structures.cell_offsets = structures.cell_offsets[order]
     torch.testing.assert_close(one(structures).energy, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_normalisation_and_unit_vectors_are_those_of_pytorch_with_derivatives_of_two_orders():
+    norm = nn.LayerNorm(5).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(normalised(norm, x), norm(x))
+    torch.testing.assert_close(unit_vectors(x), nn.functional.normalize(x, dim=-1))
+    assert not unit_vectors(torch.zeros(2, 3)).any()
+
+    def function(x, weight, bias):
+        return normalised(SimpleNamespace(weight=weight, bias=bias, eps=norm.eps), x)
+
+    for of, inputs in ((function, (x, norm.weight, norm.bias)), (unit_vectors, (x,))):
+        assert torch.autograd.gradcheck(of, inputs)
+        assert torch.autograd.gradgradcheck(of, inputs)

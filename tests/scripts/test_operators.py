@@ -1,8 +1,12 @@
 """Steps dispatch no more operators than they may, whatever the number of structures."""
 
+import pytest
 import torch
 
-from scripts.benchmarks.operators import count
+from scripts.benchmarks.operators import count, dynamics_step, energy_step, force_step
+
+MOST_WITH_FORCES = 2720
+"""Its aim is 2,200."""
 
 
 def test_views_are_free_and_every_wait_is_seen():
@@ -24,3 +28,22 @@ def test_views_are_free_and_every_wait_is_seen():
         "nonzero": 1,
         "tensor": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("make", "few", "many", "most"), [(energy_step, 2, 12, 850), (force_step, 2, 6, MOST_WITH_FORCES)]
+)
+def test_a_training_step_dispatches_the_same_for_any_number_of_structures_and_waits_for_nothing(
+    make, few, many, most
+):
+    small, large = count(make(few)), count(make(many))
+    assert large.operators == small.operators
+    assert small.operators.total() <= most
+    assert not small.waits
+    assert not large.waits
+
+
+def test_a_step_of_dynamics(monkeypatch):
+    """Of a crystal that is summed over waves; a mesh still asks for numbers."""
+    assert count(dynamics_step(200)).operators.total() <= 1000
+    assert not count(dynamics_step(200)).waits

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
 from molflt.attention.far.mesh import Mesh
 from molflt.attention.far.mesh_operator import OnMesh
-from molflt.attention.far.pairs import OnPairs, squared_norm, sum_over_pairs
+from molflt.attention.far.pairs import squared_norm, sum_over_pairs
 from molflt.attention.far.waves import on_waves
 from molflt.attention.far.ways import MARGIN, FarPlan, Group, Way
 from molflt.attention.geometry import Geometry
@@ -104,10 +104,11 @@ class ExactMethod(FarMethod):
                 structures = [geometry.of_structure(b) for b in group.structures]
                 found.append(OnMesh(group.sizes, [self.mesh.operator(one, basis) for one in structures]))
             else:
-                values = sum_over_pairs(
-                    group, positions, cell, lambda delta: basis.on_pairs(squared_norm(delta, dtype)), len(basis)
+                found.append(
+                    sum_over_pairs(
+                        group, positions, cell, lambda delta: basis.on_pairs(squared_norm(delta, dtype)), len(basis)
+                    )
                 )
-                found.append(OnPairs(values))
         return found
 
 

@@ -194,7 +194,7 @@ class Mesh:
 def _on_pairs(piece: Structure, basis: GaussianBasis) -> StructureOperator:
     """f̂ of a few atoms."""
     squared = squared_distances(piece.positions, piece.dtype)
-    far = OnPairs(basis.on_pairs(squared)[:, None])
+    far = OnPairs([basis.on_pairs(squared)[:, None]])
     return lambda weights, values: far(weights, values[None])[0]
 
 

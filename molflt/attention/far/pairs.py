@@ -23,19 +23,48 @@ from molflt.attention.smooth import GAUSSIAN_END, gaussian, sinc_of_square
 class OnPairs:
     """f̂ of a group of structures on all pairs; a :class:`~molflt.attention.far.field.FarField`.
 
+    As f̂_ij = f̂_ji, half of the pairs of a large structure will do. They are held in strips of rows, each from its
+    diagonal on, which stay in a processor's cache between the steps of their use.
+
     Attributes:
-        basis: (n_weights, n_structures, n_max, n_max) basis functions of f̂, whatever where there is no pair.
+        strips: (n_weights, n_structures, n_rows, n_max − first) basis functions of f̂, ``first`` being the rows of the
+            strips before; whatever where there is no pair.
     """
 
-    basis: Tensor
+    strips: list[Tensor]
 
     def matrix(self, weights: Tensor) -> Tensor:
         """See :class:`FarField`."""
-        return (weights.transpose(0, 1) @ self.basis.flatten(1)).view(-1, *self.basis.shape[1:])
+        found = [self._mixed(weights, strip) for strip in self.strips]
+        if len(found) == 1:
+            return found[0]
+        out = found[0].new_zeros(*found[0].shape[:2], *found[0].shape[-1:] * 2)
+        first = 0
+        for far in found:
+            end = first + far.shape[2]
+            out[:, :, first:end, first:] = far
+            out[:, :, end:, first:end] = far[..., far.shape[2] :].transpose(2, 3)
+            first = end
+        return out
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarField`, O(n²)."""
-        return (self.matrix(weights) @ values.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
+        v = values.permute(2, 0, 1, 3)
+        if len(self.strips) == 1:
+            return (self.matrix(weights) @ v).permute(1, 2, 0, 3)
+        out, first = torch.zeros_like(v), 0
+        for strip in self.strips:
+            far = self._mixed(weights, strip)
+            end = first + far.shape[2]
+            out[:, :, first:end] += far @ v[:, :, first:]
+            if far.shape[3] > far.shape[2]:
+                out[:, :, end:] += far[..., far.shape[2] :].transpose(2, 3) @ v[:, :, first:end]
+            first = end
+        return out.permute(1, 2, 0, 3)
+
+    @staticmethod
+    def _mixed(weights: Tensor, strip: Tensor) -> Tensor:
+        return (weights.transpose(0, 1) @ strip.flatten(1)).view(-1, *strip.shape[1:])
 
 
 Displacements = tuple[Tensor, ...]
@@ -48,8 +77,8 @@ def sum_over_pairs(
     cell: Tensor,
     function: Callable[[Displacements], Tensor],
     n_weights: int,
-) -> Tensor:
-    """Σ_n F(Δ_ij + n·A) over the images of a group, (n_weights, n_structures, n_max, n_max).
+) -> OnPairs:
+    """Σ_n F(Δ_ij + n·A) over the images of a group, for n_weights functions F.
 
     Args:
         group: structures that are summed on pairs.
@@ -59,7 +88,10 @@ def sum_over_pairs(
         n_weights: how many functions that are.
     """
     if group.images is None:
-        return function(_displacements(positions))
+        n = positions.shape[1]
+        rows = STRIP if n > WHOLE else n
+        starts = range(0, n, rows)
+        return OnPairs([function(_displacements(positions[:, a : a + rows], positions[:, a:])) for a in starts])
     n_structures, n_max = positions.shape[:2]
     flat = positions.flatten(0, 1)
 
@@ -81,12 +113,13 @@ def sum_over_pairs(
         value = checkpoint(some, *inputs, use_reentrant=False) if recompute else some(*inputs)
         total = value if total is None else total + value
     assert total is not None
-    return total.view(-1, n_structures, n_max, n_max)
+    return OnPairs([total.view(-1, n_structures, n_max, n_max)])
 
 
-def _displacements(positions: Tensor) -> Displacements:
-    """r_i − r_j of (..., n, 3), by axes, each (..., n, n)."""
-    return tuple(r[..., :, None] - r[..., None, :] for r in positions.unbind(dim=-1))
+def _displacements(some: Tensor, others: Tensor) -> Displacements:
+    """r_i − r_j of (..., n, 3) and (..., m, 3), by axes, each (..., n, m)."""
+    axes = zip(some.unbind(dim=-1), others.unbind(dim=-1), strict=True)
+    return tuple(a[..., :, None] - b[..., None, :] for a, b in axes)
 
 
 def squared_norm(delta: Displacements, dtype: torch.dtype) -> Tensor:
@@ -97,7 +130,7 @@ def squared_norm(delta: Displacements, dtype: torch.dtype) -> Tensor:
 
 def squared_distances(positions: Tensor, dtype: torch.dtype) -> Tensor:
     """|r_i − r_j|² of (..., n, 3) float64, in ``dtype``: (..., n, n) Å²."""
-    return squared_norm(_displacements(positions), dtype)
+    return squared_norm(_displacements(positions, positions), dtype)
 
 
 def members_on_pairs(
@@ -213,3 +246,6 @@ _VALUES_AT_ONCE, _VALUES_AT_ONCE_ON_GPU = 1 << 16, 1 << 26
 
 _VALUES_OF_IMAGES = 1 << 23
 """Members times pairs and images that are held at once."""
+
+WHOLE, STRIP = 256, 128
+"""Atoms up to which all pairs are held together, and rows of a strip beyond."""

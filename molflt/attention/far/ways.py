@@ -1,9 +1,9 @@
 """The way in which the far field of each structure is summed: on pairs, over waves, or on a mesh.
 
-    pairs   up to 200 atoms that repeat along one axis at most, or where an atom has fewer others and images in reach
-            than the cell has waves
-    waves   up to 200 atoms that repeat along two or three axes, and larger ones with few waves
-    mesh    the rest
+    pairs   up to 2,000 atoms in the open, and what repeats along one axis with few images in reach; in a cell, where
+            an atom has fewer others and images in reach than there are waves
+    waves   other cells, unless there are many atoms and waves
+    mesh    the rest, but never for 200 atoms or fewer
 
 Nothing but the structure and the plan enters: batch-mates must not change a result.
 """
@@ -27,9 +27,9 @@ WAYS: tuple[Way, ...] = ("pairs", "waves", "mesh")
 
 MESH_FROM = 200
 """Up to so many atoms there is no mesh, so that small structures stay invariant to rounding, not to ε."""
-MOST_PAIRS = 400_000
-"""Pairs of atoms and images up to which a structure that repeats along one axis at most is summed on pairs."""
-MOST_WAVES = 2_000_000
+MOST_PAIRS, MOST_IMAGES = 4_000_000, 400_000
+"""Pairs of atoms up to which an open structure is summed on them, and of atoms and images in one that repeats."""
+MOST_WAVES = 700_000
 """Atoms times waves up to which a structure that repeats is summed over waves."""
 MARGIN = 1.05
 """By how much a plan goes beyond what the members of f need at present, so that it lasts while they are learnt."""
@@ -184,7 +184,8 @@ class FarPlan:
         n, n_axes = len(positions), int(pbc.sum())
         n_images = expected_images(cell, pbc, self.reach)
         if n_axes < 2:
-            return "pairs" if n <= MESH_FROM or n * n * n_images <= MOST_PAIRS or self.dense else "mesh"
+            few = n * n * n_images <= (MOST_IMAGES if n_axes else MOST_PAIRS)
+            return "pairs" if n <= MESH_FROM or few or self.dense else "mesh"
         box = padded_cell(positions, cell, pbc, open_directions(positions, cell, pbc), self.padding)
         n_waves = 1 + 2 / 3 * math.pi * self.longest**3 * abs(np.linalg.det(box))
         if n * n_images < n_waves:

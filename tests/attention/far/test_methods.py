@@ -138,8 +138,7 @@ def test_the_rule_by_size_and_axes():
     in_a_box.set_cell([45.0] * 3)
     in_a_box.pbc = True
     crystal = STRUCTURES["triclinic"]()
-    large = water(400)
-    large_cell = water(400)
+    large, large_cell = water(700), water(400)
     large_cell.set_cell([30, 30, 60])
     large_cell.pbc = True
     expected = [
