@@ -48,4 +48,4 @@ def convert_command(
     except OSError as error:
         error.add_note("then repeat the command: it goes on where it stopped")
         raise
-    say(f"{count} structures in {out}")
+    say(f"{count} structure{'s' * (count != 1)} in {out}")

@@ -51,8 +51,8 @@ def give_skipped(skipped: Sequence[str], n: int, where: str, what: str = "struct
     if not skipped:
         return
     text = listed(
-        f"{where}: {len(skipped)} of {n} {what} skipped, for their calculations are not converged or not complete; "
-        "take them with --accept-unconverged (in training data.accept_unconverged=true)",
+        f"{where}: {len(skipped)} of {n} {what} skipped: their calculations are not converged or not complete; take "
+        "them with --accept-unconverged (in training data.accept_unconverged=true)",
         skipped,
     )
     if len(skipped) == n:
