@@ -211,5 +211,5 @@ class Plan:
 
 
 def _on_host(tensor: Tensor) -> np.ndarray:
-    """A copy: where a batch goes to another process, its own memory moves, and an array on it would be left behind."""
+    """A copy: when a batch is sent to another process its memory moves, and an array that shares it would dangle."""
     return np.array(tensor.detach().cpu())
