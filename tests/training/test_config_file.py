@@ -92,7 +92,6 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("optimiser.lr=-1", "optimiser.lr: must be greater than 0, not -1"),
         ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
         ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
-        ("model.attention={frequencies: exact, order: linear}", "has no linear form"),
         ("model.attention=fltt", "did you mean flt? choose one of flt, molflt, "),
         ("model.attention.frequencies=exakt", "'auto', 'exact', 'lattice' or 'mesh', not 'exakt'"),
         ("model.attention={mechanism: kernelised, kernel: posrf}", "unknown kernel 'posrf'"),
