@@ -71,7 +71,8 @@ def entries_of(edge_index: np.ndarray, offsets: np.ndarray, n_atoms: int) -> Ent
     sender = np.concatenate([edge_index[1], atoms])
     shifts = np.concatenate([offsets, np.zeros((n_atoms, 3), dtype=offsets.dtype)]).astype(np.int64)
     forwards, backwards = _keys(receiver, sender, shifts, n_atoms), _keys(sender, receiver, -shifts, n_atoms)
-    order = np.argsort(forwards)
+    # Two ascending runs, which are merged.
+    order = np.argsort(forwards, kind="stable")
     receiver, sender, shifts = receiver[order], sender[order], shifts[order]
     forwards, backwards = forwards[order], backwards[order]
     # Of two lists of the same keys, the one in order: its places are the ranks of the other.
@@ -199,7 +200,8 @@ class Plan:
             plan=self,
             sizes=tuple(sizes.tolist()),
             pbc=tuple((bool(x), bool(y), bool(z)) for x, y, z in pbc),
-            structure=torch.from_numpy(structure),
+            # A copy: a loader's process moves the batch's own to memory that it shares, away from under an array.
+            structure=torch.from_numpy(structure.copy()),
             starts=torch.from_numpy(starts.astype(np.int32)),
             places=places_of(sizes.tolist(), n_max),
             counts=torch.from_numpy(sizes.astype(np.float64)),
