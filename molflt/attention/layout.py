@@ -200,8 +200,7 @@ class Plan:
             plan=self,
             sizes=tuple(sizes.tolist()),
             pbc=tuple((bool(x), bool(y), bool(z)) for x, y, z in pbc),
-            # A copy: a loader's process moves the batch's own to memory that it shares, away from under an array.
-            structure=torch.from_numpy(structure.copy()),
+            structure=torch.from_numpy(structure),
             starts=torch.from_numpy(starts.astype(np.int32)),
             places=places_of(sizes.tolist(), n_max),
             counts=torch.from_numpy(sizes.astype(np.float64)),

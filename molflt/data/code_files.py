@@ -151,7 +151,7 @@ class _Xsf:
     def _counted(self) -> list[Line]:
         line = self._lines[self._at : self._at + 1]
         if not line or len(line[0].words) > 2 or not line[0].words[0].isdigit():
-            refuse(self._where, line, "expected the number of atoms")
+            refuse(self._where, line or self._lines[-1:], "expected the number of atoms")
         self._at += 1
         return self._rows(int(line[0].words[0]), (4, 7), "atoms")
 

@@ -18,13 +18,15 @@ from ase.constraints import FixAtoms, FixScaled
 from ase.io.trajectory import Trajectory
 from ase.io.xsf import write_xsf
 from ase.units import Bohr
-from pymatgen.io.vasp import Poscar, Vasprun
 
 from molflt.data.ase_files import read_ase, read_frames
 from molflt.data.ase_io import results_at_hand
 from molflt.data.reading import Reading
 from molflt.errors import InputError, InputWarning
 from tests.data.vasp_files import outcar, vasprun
+
+pytest.importorskip("pymatgen")
+from pymatgen.io.vasp import Poscar, Vasprun
 
 FAMILIES = ("VASP", "others")
 

@@ -8,19 +8,22 @@ from pathlib import Path
 import gemmi
 import numpy as np
 import pytest
-import spglib
 from ase import Atoms
 from ase.build import bulk
 from ase.cell import Cell
 from ase.io import write
-from pymatgen.core import Lattice, Structure
-from pymatgen.io.cif import CifParser, CifWriter
 from scipy.spatial.distance import pdist
 
 from molflt.data.ase_files import read_ase
 from molflt.data.crystals import cif_frames
 from molflt.data.notes import Notes
 from molflt.errors import InputError, InputWarning
+
+pytest.importorskip("pymatgen")
+pytest.importorskip("spglib")
+import spglib
+from pymatgen.core import Lattice, Structure
+from pymatgen.io.cif import CifParser, CifWriter
 
 CELL = ("length_a", "length_b", "length_c", "angle_alpha", "angle_beta", "angle_gamma")
 CUBE = (4.0, 4.0, 4.0, 90, 90, 90)
