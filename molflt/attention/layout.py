@@ -213,4 +213,4 @@ class Plan:
 
 def _on_host(tensor: Tensor) -> np.ndarray:
     """A copy: when a batch is sent to another process its memory moves, and an array that shares it would dangle."""
-    return np.array(tensor.detach().cpu())
+    return tensor.detach().cpu().numpy().copy()

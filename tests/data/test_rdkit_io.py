@@ -204,7 +204,7 @@ def test_rdkit_finds_no_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         from_smiles("CCO", "ethanol")
     monkeypatch.setattr(rdDistGeom, "EmbedMolecule", fail)
-    with pytest.raises(InputError, match=r"ethanol: RDKit could not build a geometry \(Invariant Violation\)$"):
+    with pytest.raises(InputError, match=r"ethanol: RDKit could not build a geometry \(idx\)$"):
         from_smiles("CCO", "ethanol")
 
 
