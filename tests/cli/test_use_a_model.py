@@ -230,7 +230,7 @@ def test_two_files_are_a_pair_where_that_is_asked_for(
     for options, n in (((), 2), (("--pairs", "--tags", "layers"), 1)):
         assert f"structures: {n}\n" in molflt("info", tmp_path, *options).out
         assert molflt("convert", *ends, tmp_path / "new" / f"{n}.lmdb", *options).status == 2
-        assert molflt("convert", *ends, tmp_path / f"{n}.lmdb", *options).out.startswith(f"{n} structures")
+        assert molflt("convert", *ends, tmp_path / f"{n}.lmdb", *options).out.startswith(f"{n} structure")
         (tmp_path / f"{n}.lmdb").unlink()
     # Two that are called nothing of the kind.
     refused = molflt("predict", model_path, ends[0], "CCO", "--pairs")
