@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from rdkit import Chem
 from rdkit.Chem import rdForceFieldHelpers
+from rdkit.ForceField import rdForceField  # noqa: F401 (older RDKit has no force fields without it)
 
 Pair = tuple[int, int]
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from rdkit import Chem
 from rdkit.Chem import rdDepictor, rdDistGeom, rdForceFieldHelpers
+from rdkit.ForceField import rdForceField  # noqa: F401 (older RDKit has no force fields without it)
 from scipy.spatial.distance import pdist
 
 from molflt.data.bond_lengths import BondLengths, bond_lengths

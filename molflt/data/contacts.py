@@ -68,7 +68,8 @@ class Contacts(NamedTuple):
         i_j = i[order] * len(numbers) + j[order]
         first = order[np.diff(i_j, prepend=-1) != 0]
         shape = (len(numbers), len(numbers))
-        tree = minimum_spanning_tree(csr_array((distances[first], (i[first], j[first])), shape=shape)).data
+        rows, columns = (atoms[first].astype(np.int32) for atoms in (i, j))
+        tree = minimum_spanning_tree(csr_array((distances[first], (rows, columns)), shape=shape)).data
         gap = float(tree.max(initial=0.0)) if len(tree) == len(numbers) - 1 else math.inf
         near = (i <= j) & (distances < np.minimum(_NEAR * both + _BEYOND, FURTHEST))
         pairs = np.sort(numbers[np.stack([i, j])], axis=0)

@@ -96,7 +96,8 @@ def search(
     # one thread: DataLoader workers already use the cores
     search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
     pairs, shifts, distances = search.compute(points, box, True, "PSd")
-    return pairs, shifts, distances
+    # Unsigned, they do not fit into what counts them.
+    return pairs.astype(np.int64), shifts, distances
 
 
 def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ def laden(seed: int) -> Atoms:
             FixBondLengths([[2, 3], [3, 4]], tolerance=1e-5),
             FixLinearTriatomic([[0, 1, 2]]),
             FixInternals([[2.5, [0, 1]]], angles_deg=[[90.0, [0, 1, 2]]], bondcombos=[[0.0, [[0, 1, 1.0]]]]),
-            FixSymmetry(atoms, symprec=0.02),
+            *([FixSymmetry(atoms, symprec=0.02)] if find_spec("spglib") else []),
             *(Hookean(0, end, 5.0, rt) for end, rt in ((1, 2.0), ((0.0, 1.0, 2.0), 1.5), ((0, 0, 1, -7), None))),
             ExternalForce(0, 1, 0.5),
             MirrorForce(0, 1, fmax=0.2),

@@ -131,5 +131,6 @@ def test_an_embedding_that_fails_is_tried_in_other_ways(smiles: str) -> None:
     mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
     parameters = rdDistGeom.ETKDGv3()
     parameters.maxIterations = 20
-    assert rdDistGeom.EmbedMolecule(mol, parameters) < 0
+    if rdDistGeom.EmbedMolecule(mol, parameters) >= 0:
+        pytest.skip("this RDKit embeds it at once")
     assert from_smiles(smiles, how=Reading(conformers=1)).num_nodes == mol.GetNumAtoms()

@@ -214,6 +214,6 @@ def test_atom_types_of_mol2(tmp_path: Path) -> None:
 def test_messages_of_rdkit_have_no_stack(tmp_path: Path) -> None:
     """Of an element that RDKit does not know it writes forty lines of C++."""
     (tmp_path / "a.sdf").write_text(RECORD.replace(" O   0", " Qq  0") + "$$$$\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"a\.sdf#0.*: not a readable molecule block, from line 1 on.*Qq") as error:
+    with pytest.raises(InputError, match=r"a\.sdf#0.*: not a readable molecule block, from line 1 on") as error:
         open_dataset(tmp_path / "a.sdf")
     assert not any(word in str(error.value) for word in ("Stacktrace", "Violation", "****", ".h", "0x"))
