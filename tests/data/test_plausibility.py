@@ -75,7 +75,7 @@ def _moving(atoms: Atoms) -> list[Atoms]:
         if atoms.pbc.any():
             moved.wrap()
         else:
-            moved.positions @= Rotation.random(rng=seed).as_matrix()
+            moved.positions @= Rotation.random(random_state=seed).as_matrix()
         moved.calc = EMT()
         found.append(moved)
     return found
