@@ -72,7 +72,9 @@ class Page:
         """The place where a figure will be drawn, as high as the figure unless the style sheet says otherwise."""
         self.need("plotly.min.js", "figures.js")
         pixels = int(figure.layout.height)
-        key = self.hold(None, go.Figure(figure).update_layout(height=None).to_json())
+        # By Python's own writer: that of orjson, where it is installed, refuses paths that are no text.
+        content = go.Figure(figure).update_layout(height=None).to_json(engine="json")
+        key = self.hold(None, content)
         return Markup('<div class="figure" data-content="{}" style="height:{}px"></div>').format(key, pixels)
 
     def write(self, path: Path, **content: Any) -> None:
