@@ -64,7 +64,7 @@ def _not_held(self, batch):
 FLT, BOTH, MESH = {}, {"spectrum": "both"}, {"frequencies": "mesh"}
 PATHS = [(slab, move, 0.75), (slab, strain, 1.0), (crystal, strain, 1.0)]
 CASES = [(attention, *path) for attention in (FLT, BOTH, MESH) for path in PATHS]
-CASES += [(attention, STRUCTURES["molecule"], move, 0.8) for attention in (FLT, BOTH, MESH)]
+CASES += [(attention, STRUCTURES["molecule"], move, -1.0) for attention in (FLT, BOTH, MESH)]
 
 
 @pytest.mark.slow
