@@ -86,6 +86,8 @@ class PerOrder(nn.Module):
 
     def forward(self, tensors: Tensor) -> Tensor:
         """(n, 9, n_in) → (n, 9, n_out)."""
+        if torch.jit.is_scripting():
+            return torch.cat([self.first(tensors[:, :3]), self.second(tensors[:, 3:])], dim=1)
         # Both mixtures of everything, of which one is taken.
         mixed = tensors @ torch.cat([self.first.weight, self.second.weight]).transpose(0, 1)
         return (mixed.unflatten(2, (2, -1)) * _constants(tensors).orders.t()[..., None]).sum(dim=2)
@@ -93,23 +95,48 @@ class PerOrder(nn.Module):
 
 def bounded(tensors: Tensor) -> Tensor:
     """(n, 9, C) → the same, each order with a mean square below one over its channels."""
+    if torch.jit.is_scripting():
+        return torch.cat([_bounded_alone(tensors[:, :3]), _bounded_alone(tensors[:, 3:])], dim=1)
     orders = _constants(tensors).orders
     squares = _times(orders, tensors * tensors).mean(dim=2, keepdim=True)
     return tensors * _times(orders.t(), (1 + squares).rsqrt())
 
 
+def _bounded_alone(t: Tensor) -> Tensor:
+    return t * (1 + (t * t).sum(dim=1, keepdim=True).mean(dim=2, keepdim=True)).rsqrt()
+
+
 def gated(gates: Tensor, tensors: Tensor) -> Tensor:
     """(n, 2 C) of vectors and tensors, (n, 9, C) → their products."""
+    if torch.jit.is_scripting():
+        first, second = gates[:, None].chunk(2, dim=2)
+        return torch.cat([first * tensors[:, :3], second * tensors[:, 3:]], dim=1)
     return _times(_constants(tensors).orders.t(), gates.unflatten(1, (2, -1))) * tensors
 
 
 def products(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Of (n, 9, c), (n, 9, c): S V' and V ⊗ V' symmetric and traceless, (n, 9, c); V·V', S:S', V·SV', (n, 3, c)."""
+    if torch.jit.is_scripting():
+        return _products_alone(one, other)
     constants = _constants(one)
     terms = _times(constants.left, one) * _times(constants.right, other)
     equivariant, invariants = _times(constants.sums, terms).split([COMPONENTS, 2], dim=1)
     third = _times(constants.orders[:1], one * equivariant)
     return equivariant, torch.cat([invariants, third], dim=1)
+
+
+def _products_alone(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The same without constant matrices, for a model that runs without this package."""
+    vectors, squares, others = one[:, :3], one[:, 3:], other[:, :3]
+    diagonal, rest = squares.split([3, 3], dim=1)
+    behind = rest * others.roll(1, dims=1) + (rest * others).roll(-1, dims=1)
+    turned = diagonal * others + behind / math.sqrt(2)
+    along = vectors * others
+    across = (vectors * others.roll(1, dims=1) + vectors.roll(1, dims=1) * others) / math.sqrt(2)
+    outer = torch.cat([along - along.mean(dim=1, keepdim=True), across], dim=1)
+    sums = [along, squares * other[:, 3:], vectors * turned]
+    invariants = torch.stack([term.sum(dim=1) for term in sums], dim=1)
+    return torch.cat([turned, outer], dim=1), invariants
 
 
 def _times(matrix: Tensor, tensors: Tensor) -> Tensor:
