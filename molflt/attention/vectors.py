@@ -53,6 +53,10 @@ class VectorStream(nn.Module):
 
     def take(self, moments: Tensor) -> Tensor:
         """(n_atoms, 10, n_moments), see :class:`LocalMoments` → (n_atoms, 9, C)."""
+        if torch.jit.is_scripting():
+            diagonal = moments[:, 4:7]
+            traceless = diagonal - diagonal.mean(dim=1, keepdim=True)
+            return self.source(torch.cat([moments[:, 1:4], traceless, moments[:, 7:]], dim=1))
         return self.source(_times(_constants(moments).without_traces, moments))
 
     def values(self, x: Tensor, tensors: Tensor) -> Tensor:
