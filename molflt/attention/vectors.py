@@ -23,6 +23,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit import is_scripting  # type: ignore[attr-defined]
 
 COMPONENTS = 9
 """Of a vector and a symmetric tensor together."""
@@ -53,7 +54,7 @@ class VectorStream(nn.Module):
 
     def take(self, moments: Tensor) -> Tensor:
         """(n_atoms, 10, n_moments), see :class:`LocalMoments` → (n_atoms, 9, C)."""
-        if torch.jit.is_scripting():
+        if is_scripting():
             diagonal = moments[:, 4:7]
             traceless = diagonal - diagonal.mean(dim=1, keepdim=True)
             return self.source(torch.cat([moments[:, 1:4], traceless, moments[:, 7:]], dim=1))
@@ -90,7 +91,7 @@ class PerOrder(nn.Module):
 
     def forward(self, tensors: Tensor) -> Tensor:
         """(n, 9, n_in) → (n, 9, n_out)."""
-        if torch.jit.is_scripting():
+        if is_scripting():
             return torch.cat([self.first(tensors[:, :3]), self.second(tensors[:, 3:])], dim=1)
         # Both mixtures of everything, of which one is taken.
         mixed = tensors @ torch.cat([self.first.weight, self.second.weight]).transpose(0, 1)
@@ -99,7 +100,7 @@ class PerOrder(nn.Module):
 
 def bounded(tensors: Tensor) -> Tensor:
     """(n, 9, C) → the same, each order with a mean square below one over its channels."""
-    if torch.jit.is_scripting():
+    if is_scripting():
         return torch.cat([_bounded_alone(tensors[:, :3]), _bounded_alone(tensors[:, 3:])], dim=1)
     orders = _constants(tensors).orders
     squares = _times(orders, tensors * tensors).mean(dim=2, keepdim=True)
@@ -112,7 +113,7 @@ def _bounded_alone(t: Tensor) -> Tensor:
 
 def gated(gates: Tensor, tensors: Tensor) -> Tensor:
     """(n, 2 C) of vectors and tensors, (n, 9, C) → their products."""
-    if torch.jit.is_scripting():
+    if is_scripting():
         first, second = gates[:, None].chunk(2, dim=2)
         return torch.cat([first * tensors[:, :3], second * tensors[:, 3:]], dim=1)
     return _times(_constants(tensors).orders.t(), gates.unflatten(1, (2, -1))) * tensors
@@ -120,7 +121,7 @@ def gated(gates: Tensor, tensors: Tensor) -> Tensor:
 
 def products(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Of (n, 9, c), (n, 9, c): S V' and V ⊗ V' symmetric and traceless, (n, 9, c); V·V', S:S', V·SV', (n, 3, c)."""
-    if torch.jit.is_scripting():
+    if is_scripting():
         return _products_alone(one, other)
     constants = _constants(one)
     terms = _times(constants.left, one) * _times(constants.right, other)
