@@ -226,8 +226,8 @@ class TrainerConfig(BaseModel):
     )
     on_bad_batch: Literal["stop", "skip"] = Field(
         "stop",
-        description="what to do about a batch whose loss or gradient is not a number: stop, or skip it (one process "
-        "only); bad_batches.jsonl in the run folder tells which",
+        description="what to do about a batch whose loss or gradient is not a number: stop, or skip it; "
+        "bad_batches.jsonl in the run folder tells which",
     )
     checkpoint_recycles: bool = Field(
         False, description="keep one recycle in memory instead of all, for about a third more time"
@@ -236,12 +236,6 @@ class TrainerConfig(BaseModel):
     loggers: list[Literal["tensorboard", "wandb"]] = Field(
         default_factory=list, description="loggers besides metrics.csv and metrics.jsonl; each is an extra to install"
     )
-
-    @model_validator(mode="after")
-    def _skips_alone(self) -> TrainerConfig:
-        if self.on_bad_batch == "skip" and self.devices * self.num_nodes > 1:
-            raise ValueError("on_bad_batch=skip is for one process: set devices=1, or on_bad_batch=stop")
-        return self
 
     @field_validator("max_steps")
     @classmethod

@@ -6,6 +6,7 @@ from functools import partial
 
 import lightning
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
@@ -173,6 +174,10 @@ class EnergyDataModule(lightning.LightningDataModule):
             ]
         return [self._loader(prepared, self._sampler(prepared.n_atoms, False)) for prepared in self._prepared_val]
 
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """Copy a batch while the device computes."""
+        return batch.to(device, non_blocking=True)
+
     def _separation(self) -> float:
         """Compositions for each training structure.
 
@@ -213,5 +218,10 @@ class EnergyDataModule(lightning.LightningDataModule):
         # A cache in a worker process would die with it.
         num_workers = 0 if dataset.cached else self.config.data.num_workers
         return DataLoader(
-            dataset, batch_sampler=sampler, collate_fn=partial(collate, plan=plan), num_workers=num_workers
+            dataset,
+            batch_sampler=sampler,
+            collate_fn=partial(collate, plan=plan),
+            num_workers=num_workers,
+            # From there batches are copied while the device computes.
+            pin_memory=torch.cuda.is_available(),
         )

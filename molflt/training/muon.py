@@ -50,19 +50,28 @@ class Muon(torch.optim.AdamW):
     def _move(self, given: list[tuple[Tensor, Tensor]], rate: float, decay: float) -> None:
         alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
         for parameter, gradient in given:
-            state = self.state[parameter]
-            if not state:
-                # AdamW looks for its own count of steps wherever there is a state when one is loaded.
-                state.update(step=torch.zeros(()), momentum=torch.zeros_like(gradient))
-            average = state["momentum"]
-            average.lerp_(gradient, 1 - self.momentum)
-            ahead = gradient.lerp(average, self.momentum)
-            alike.setdefault(tuple(parameter.shape), []).append((parameter, ahead))
+            alike.setdefault(tuple(parameter.shape), []).append((parameter, gradient))
+        # As AdamW's fused kernel does, leave everything as it is where a flag is one.
+        flag = getattr(self, "found_inf", None)
         # Matrices of one shape are iterated at once: on small models, many small operations take most of the time.
         for shape, pairs in alike.items():
-            steps = orthogonal_factor(torch.stack([ahead for _, ahead in pairs]))
-            for (parameter, _), step in zip(pairs, steps, strict=True):
-                parameter.mul_(1 - rate * decay).add_(step, alpha=-0.2 * math.sqrt(max(shape)) * rate)
+            parameters, gradients = (list(some) for some in zip(*pairs, strict=True))
+            averages = [self._momentum(parameter) for parameter in parameters]
+            if flag is not None:
+                gradients = list(torch.where(flag > 0, torch.stack(averages), torch.stack(gradients)).unbind())
+            torch._foreach_lerp_(averages, gradients, 1 - self.momentum)
+            steps = orthogonal_factor(torch.stack(torch._foreach_lerp(gradients, averages, self.momentum)))
+            good = 1.0 if flag is None else 1 - flag.to(steps.dtype)
+            torch._foreach_mul_(parameters, 1 - good * (rate * decay))
+            torch._foreach_add_(parameters, (steps * (good * (-0.2 * math.sqrt(max(shape)) * rate))).unbind())
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if not state:
+            # AdamW looks for its own count of steps wherever there is a state when one is loaded.
+            state.update(step=torch.zeros(()), momentum=torch.zeros_like(parameter))
+        momentum: Tensor = state["momentum"]
+        return momentum
 
 
 def orthogonal_factor(matrices: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from molflt.training.config import OptimiserConfig
 from molflt.training.muon import Muon
@@ -58,11 +57,18 @@ def auxiliary_weight(step: int, total_steps: int, start: float, end: float) -> f
     return start + (end - start) * done
 
 
-def move_averages(averages: Iterable[Tensor], weights: Iterable[Tensor], n_averaged: int, decay: float) -> None:
+def move_averages(
+    averages: Iterable[Tensor], weights: Iterable[Tensor], n_averaged: int, decay: float, good: Tensor
+) -> None:
     """Make one step of the exponential moving average, in place, with a decay that rises to ``decay``.
 
     A short run would otherwise still remember its first weights: (1+n)/(10+n) is the warm-up of TensorFlow's
     ``ExponentialMovingAverage``. Lightning's ``EMAWeightAveraging`` has no warm-up and forgets the first weights.
+    ``good`` is a scalar on the device of the weights: where it is false, nothing moves.
     """
-    update = get_ema_multi_avg_fn(min(decay, (1 + n_averaged) / (10 + n_averaged)))
-    update(list(averages), list(weights), n_averaged)
+    decay = min(decay, (1 + n_averaged) / (10 + n_averaged))
+    averages = list(averages)
+    with torch.no_grad():
+        steps = torch._foreach_sub(list(weights), averages)
+        torch._foreach_mul_(steps, good.to(averages[0].dtype) * (1 - decay))
+        torch._foreach_add_(averages, steps)

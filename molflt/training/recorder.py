@@ -93,7 +93,6 @@ class RunRecorder(Callback):
         self._n_epochs = 0
         self._records: list[dict[str, Any]] = []
         self._validated = False
-        self._said_in_parts = False
         self._last_sign = time.monotonic()
         self._bar: Progress | None = None
 
@@ -166,12 +165,10 @@ class RunRecorder(Callback):
         """Give a sign of life; at ``max_steps``, stop and validate."""
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
-        # A batch that was left out has no loss.
-        elif time.monotonic() - self._last_sign > HEARTBEAT_SECONDS and "loss" in outputs:
+        elif time.monotonic() - self._last_sign > HEARTBEAT_SECONDS:
             self._last_sign = time.monotonic()
             total, loss = trainer.num_training_batches, float(outputs["loss"])
             self.say(f"epoch {trainer.current_epoch + 1}: batch {batch_idx + 1} of {total}, loss {loss:.4f}")
-        self._say_in_parts(pl_module)
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.check_val_every_n_epoch = 1
             trainer.should_stop = True
@@ -193,13 +190,14 @@ class RunRecorder(Callback):
         """
         assert isinstance(pl_module, EnergyTask)
         self._remove_bar()
+        pl_module.read_epoch()
         self._say_what_went_wrong(trainer, pl_module)
         if not self._validated:
             return
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | pl_module.validated
+        metrics = pl_module.validated | pl_module.trained
         for name, value in metrics.items():
             if not math.isfinite(value):
-                raise InputError(diverged(name, value, trainer))
+                raise InputError(diverged(name, value, trainer.current_epoch + 1, trainer.global_step))
         found = self.score(metrics)
         improved = found < self.best
         if improved:
@@ -288,16 +286,6 @@ class RunRecorder(Callback):
                 "optimiser.lr, or raise optimiser.warmup_steps or optimiser.clip_norm"
             )
         task.n_left_out = task.n_steps = task.n_exploding = 0
-        self._say_in_parts(task)
-
-    def _say_in_parts(self, task: lightning.LightningModule) -> None:
-        assert isinstance(task, EnergyTask)
-        if task.n_in_parts and not self._said_in_parts:
-            self._said_in_parts = True
-            self.say(
-                "out of memory with a whole batch: such batches are computed in parts, with the same gradient but "
-                "more slowly; a smaller data.max_atoms avoids that"
-            )
 
     def _out_of_patience(self) -> bool:
         return 0 < self.patience <= self.without_improvement

@@ -26,6 +26,7 @@ from molflt.data.occurrence import ON_SURFACE
 from molflt.data.screening import write_skipped
 from molflt.errors import InputError
 from molflt.files import alone
+from molflt.memory import does_not_fit, out_of_memory
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
 from molflt.prediction.members import BEST, member_paths
@@ -172,7 +173,7 @@ def _train(
             say(skipped)
         for line in (*data.notes, *(f"Warning: {warning}" for warning in data.warnings)):
             say(line)
-    with _interrupts(trainer), losing_no_loader():
+    with _interrupts(trainer), losing_no_loader(), _memory(task, config.data.max_atoms):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:
         recorder.check_models()
@@ -256,6 +257,23 @@ def _interrupts(trainer: lightning.Trainer) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
+@contextmanager
+def _memory(task: EnergyTask, max_atoms: int) -> Iterator[None]:
+    """Say in plain words that a batch does not fit into memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        batch = task.current
+        if not out_of_memory(error) or batch is None:
+            raise
+        if batch.num_graphs == 1:
+            raise InputError(does_not_fit(batch.name[0], batch.num_nodes)) from error
+        raise InputError(
+            f"out of memory with a batch of {batch.num_graphs} structures ({batch.num_nodes:,} atoms); lower "
+            f"data.max_atoms, which is {max_atoms:,}"
+        ) from error
+
+
 def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> lightning.Trainer:
     settings = config.trainer
     checkpoints = ModelCheckpoint(
@@ -336,9 +354,7 @@ def _quiet_lightning() -> None:
         ".*Checkpoint directory.*exists.*",
         ".*number of training batches.*",
         ".*LeafSpec.*",
-        # A batch that is left out on purpose.
-        ".*training_step. returned .None.*",
-        # Metrics of torchmetrics are summed across ranks before they are logged.
+        # Metrics are summed across ranks before they are logged.
         ".*sync_dist=True.*",
         # Its successor is unknown to torch before 2.13.
         ".*broadcast_buffers.*",

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
@@ -183,16 +182,24 @@ def write_records(run_dir: Path, records: list[dict[str, Any]]) -> None:
         writer.writerows(records)
 
 
-def record_bad_batch(run_dir: Path, batch: Batch, energy: Tensor, label: Tensor, **about: int | str) -> Path:
+def record_bad_batch(
+    run_dir: Path,
+    names: list[str] | None,
+    sids: Tensor | None,
+    first_atoms: Tensor,
+    energy: Tensor,
+    label: Tensor,
+    **about: int | str,
+) -> Path:
     """Append a line on a batch whose loss or gradient is not a number: enough to look at it again.
 
-    Predicted energies and labels are (n_structures,) eV. ``about`` holds ``epoch``, counted from one as on the
-    terminal, by which the line is found again, and why the batch is bad. Gives the file.
+    Predicted energies and labels are (n_structures,) eV; ``first_atoms`` is (n_structures + 1,). ``about`` holds
+    ``epoch``, counted from one as on the terminal, by which the line is found again, and why the batch is bad. Gives
+    the file.
     """
-    sizes = (batch.ptr[1:] - batch.ptr[:-1]).tolist()
-    names = batch.name if "name" in batch else [None] * len(sizes)
-    sids = batch.sid.tolist() if "sid" in batch else [None] * len(sizes)
-    columns = (names, sids, sizes, energy.detach().tolist(), label.tolist())
+    sizes = first_atoms.diff().tolist()
+    unknown = [None] * len(sizes)
+    columns = (names or unknown, unknown if sids is None else sids.tolist(), sizes, energy.tolist(), label.tolist())
     structures = [
         # Energies as text: JSON has no NaN and no infinity.
         {"name": name, "sid": sid, "n_atoms": n, "predicted": str(predicted), "label": str(true)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +14,59 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_geometric.data import Batch
-from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric, MetricCollection
 
 from molflt.attention.config import KernelKeys
 from molflt.attention.layout import Plan
 from molflt.errors import InputError
-from molflt.memory import fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel, ModelOutput
 from molflt.prediction.metrics import EWT_THRESHOLD
 from molflt.training.config import TrainConfig
 from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
-from molflt.training.parts import StepLoss, loss_in_parts, split
 from molflt.training.run_directory import record_bad_batch
 from molflt.training.training_set import TrainingSet
 
 EXPLODING = 10.0
 """A gradient longer than so many times what it is clipped to is a sign of a learning rate that is too high."""
+LOOK_EVERY = 50
+"""Steps after which flags of bad batches are read from the device: doing so at every step would make it wait."""
 MOST_IN_A_ROW = 20
 """Training stops at so many bad batches one after another, though it was told to leave them out."""
+
+
+@dataclass
+class Step:
+    """What is kept of a step until flags are read.
+
+    Attributes:
+        number: of the step in the run.
+        structures: names, sids and first atoms of the structures; None where the data has none.
+        energy, label: (n_structures,) eV, predicted and true.
+        loss, norm: of all ranks, and of the gradient.
+    """
+
+    number: int
+    structures: tuple[list[str] | None, Tensor | None, Tensor]
+    energy: Tensor
+    label: Tensor
+    loss: Tensor
+    norm: Tensor
 
 
 class EnergyTask(lightning.LightningModule):
     """Learns ``config.data.target``; the scales of the losses are those of the training set.
 
+    No step waits for a number from the device. A batch whose loss or gradient is not finite changes nothing: a flag
+    on the device keeps the optimiser and the moving average where they are. Every :data:`LOOK_EVERY` steps flags are
+    read, and such batches are written down.
+
     Attributes:
-        validated: metrics of the last validation in double precision, which loggers do not keep.
-        n_left_out: batches that were left out because their loss or gradient was not a number.
+        trained, validated: metrics of the epoch and of the last validation in double precision, which loggers do not
+            keep.
+        n_left_out: batches of this epoch that were left out because their loss or gradient was not a number.
         n_steps, n_exploding: steps of this epoch whose gradient may be clipped, and those of them whose gradient was
             longer than :data:`EXPLODING` times the clip.
-        n_in_parts: batches that did not fit into memory and were computed in parts.
+        current: the batch that is computed.
     """
 
     def __init__(
@@ -59,18 +82,22 @@ class EnergyTask(lightning.LightningModule):
             # Narrower ones fit the forces of the training set, and turn round where its bonds end.
             for parameter in (model.radial.centres, model.radial.log_widths):
                 parameter.requires_grad_(False)
+        self.trained: dict[str, float] = {}
         self.validated: dict[str, float] = {}
-        self.n_left_out = self.n_in_parts = 0
-        self.n_steps = self.n_exploding = 0
+        self.n_left_out = self.n_steps = self.n_exploding = 0
+        self.current: Batch | None = None
         self._in_a_row = 0
-        self._left_out = False
+        self._steps: list[Step] = []
+        self._bad: Tensor
+        self._logged: dict[str, Tensor]
+        self._sums: Tensor | None = None
+        self._longest: Tensor
         self._planned: tuple[int, float, float, float] | None = None
-        self._last: tuple[Batch, Tensor, tuple[float, float]]
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
             self.average = copy.deepcopy(model).requires_grad_(False)
         self.split_names = split_names
-        self.metrics = nn.ModuleList(_metrics(self.forces) for _ in split_names)
+        self._errors: dict[int, Tensor] = {}
 
     @property
     def evaluated_model(self) -> EnergyModel:
@@ -101,7 +128,6 @@ class EnergyTask(lightning.LightningModule):
         This happens at every step, not once an epoch: loaders draw from the same generator, and after a resume they
         do so at another moment.
         """
-        self._left_out = False
         attention = self.config.model.attention
         every = attention.redraw_every if isinstance(attention, KernelKeys) else 0
         if every and self.global_step and self.global_step % every == 0:
@@ -110,44 +136,27 @@ class EnergyTask(lightning.LightningModule):
                     model.redraw_features(hash((self.config.seed, self.global_step)) % 2**63)
         torch.manual_seed(hash((self.config.seed, self.global_step, self.global_rank)) % 2**63)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """L1 on the standardised energy, the force loss, and the scheduled displacement loss.
 
         Each is a mean over the batches of all ranks. DDP takes the mean of the ranks' losses; so these are sums over
-        the rank's own batch, divided by what a rank has on average. None leaves a batch out.
-
-        Raises:
-            InputError: the loss is not a number.
+        the rank's own batch, divided by what a rank has on average.
         """
-        counts = self._mean_counts(batch)
-        whole = fitting(lambda: self._loss(batch, counts))
-        found = whole[0] if whole else self._in_parts(batch, counts)
-        logged = {**found.logged, "loss": found.loss.detach()}
-        values = self._mean_over_ranks(torch.stack([value.to(torch.float64) for value in logged.values()]))
-        self._last = batch, found.energy, counts
-        # The same number on all ranks, which thus stop together: one alone would leave the others waiting.
-        if not torch.isfinite(values[-1]):
-            self._leave_out("the loss", float(values[-1]))
-            return None
-        for name, value in zip(logged, values, strict=True):
-            # The mean over an epoch counts structures, of which all ranks together had so many.
-            self._log(f"train/{name}", value, round(counts[0] * self.trainer.world_size))
-        return found.loss.to(torch.float32)
-
-    def _loss(self, batch: Batch, counts: tuple[float, float]) -> StepLoss:
-        """The loss of a batch or of a part of one; like all that is logged, a sum over what a rank has on average."""
-        n_structures, n_free = counts
+        self.current = batch
+        target = batch[self.config.data.target]
+        free = ~batch.fixed
+        n_structures, n_free = self._mean_counts(batch)
         output, forces = self._evaluate(self.model, batch)
-        absolute = (output.energy - batch[self.config.data.target]).abs()
+        absolute = (output.energy - target).abs()
         logged = {"energy_mae": absolute.detach().sum() / n_structures}
         if self.config.loss.energy_per == "atom":
             # Relative to the mean size, so that the loss keeps its scale.
             absolute = absolute * (self.training_set.mean_n_atoms / (batch.ptr[1:] - batch.ptr[:-1]))
         loss = absolute.sum() / n_structures / self.training_set.statistics.spread
         if forces is not None:
-            error = (forces - batch.forces)[~batch.fixed]
+            error = torch.where(free[:, None], forces - batch.forces, 0.0)
             logged["force_mae"] = error.detach().abs().sum() / (3 * n_free)
-            loss = loss + self.force_weight * _norms(error) / n_free / self.training_set.force_std
+            loss = loss + self.force_weight * (_norms(error) * free).sum() / n_free / self.training_set.force_std
         if output.displacement is not None:
             displacement_loss = self._displacement_sum(output.displacement, batch) / (3 * n_free)
             loss_config = self.config.loss
@@ -156,33 +165,15 @@ class EnergyTask(lightning.LightningModule):
             )
             logged["displacement_loss"] = displacement_loss.detach()
             loss = loss + weight * displacement_loss
-        return StepLoss(loss, logged, output.energy.detach())
-
-    def _in_parts(self, batch: Batch, counts: tuple[float, float]) -> StepLoss:
-        self.n_in_parts += 1
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        return loss_in_parts(batch, lambda part: self._loss(part, counts), parameters)
-
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Differentiate the loss, in parts if there is not enough memory for the whole.
-
-        Raises:
-            InputError: there is not enough on one of several processes, or for a single structure.
-        """
-        if fitting(lambda: loss.backward(*args, **kwargs)):
-            return
-        batch, _, counts = self._last
-        if self.trainer.world_size > 1:
-            # The others may have their share of these gradients already.
-            raise InputError(
-                f"out of memory with a batch of {batch.num_nodes:,} atoms, while gradients are shared by processes; "
-                "go on with a smaller data.max_atoms"
-            )
-        # The graph hangs on the loss, which others refer to as well.
-        loss.detach_()
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        self._in_parts(batch, counts).loss.backward()
+        logged["loss"] = loss.detach()
+        values = self._mean_over_ranks(torch.stack([value.to(torch.float64) for value in logged.values()]))
+        # The mean over an epoch counts structures.
+        self._logged = {name: value * n_structures for name, value in zip(logged, values, strict=True)}
+        self._logged["structures"] = n_structures
+        structures = batch.name if "name" in batch else None, batch.sid if "sid" in batch else None, batch.ptr
+        energy = output.energy.detach()
+        self._steps.append(Step(self.global_step, structures, energy, target, values[-1], values[-1]))
+        return loss.to(torch.float32)
 
     def configure_gradient_clipping(
         self,
@@ -190,86 +181,123 @@ class EnergyTask(lightning.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm, which is logged; a gradient that is not a number is not followed."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        if not parameters:
-            return
+        """Clip by the norm, and flag a loss or a gradient that is not finite; it is the same flag on all ranks."""
         # The losses of energy and forces add up to a gradient that grows with the weight of the latter.
         longest = (gradient_clip_val or math.inf) * (1 + self.force_weight)
-        norm = nn.utils.clip_grad_norm_(parameters, longest)
-        if not torch.isfinite(norm):
-            optimizer.zero_grad(set_to_none=True)
-            self._leave_out("the gradient", float(norm))
-            return
-        if gradient_clip_val:
-            self.n_steps += 1
-            self.n_exploding += bool(norm > EXPLODING * longest)
-        self.log("train/grad_norm", norm, on_step=False, on_epoch=True, batch_size=1)
-        self.log("train/grad_norm_max", norm, on_step=False, on_epoch=True, reduce_fx="max")
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+        step = self._steps[-1]
+        step.norm = norm
+        self._bad = ~(torch.isfinite(step.loss) & torch.isfinite(norm))
+        # Fused optimisers leave everything as it is where this is one.
+        optimizer.found_inf = self._bad.to(torch.float32)  # type: ignore[attr-defined]
+        self._logged |= {"exploding": norm > EXPLODING * longest, "steps": torch.ones_like(norm), "norm": norm}
+        values = torch.stack([value.to(torch.float64) for value in self._logged.values()])
+        values = torch.where(self._bad, 0.0, values)
+        if self._sums is None:
+            self._sums, self._longest = torch.zeros_like(values), torch.zeros_like(values[-1])
+        self._sums, self._longest = self._sums + values, torch.maximum(self._longest, values[-1])
 
-    def _leave_out(self, name: str, value: float) -> None:
-        """Write down which batch it was, and go on without it if that is wanted.
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Move the average towards the new weights, and now and then look for bad batches."""
+        if self.average is not None:
+            decay = self.config.optimiser.ema_decay
+            move_averages(self.average.parameters(), self.model.parameters(), self.global_step, decay, ~self._bad)
+        if len(self._steps) >= LOOK_EVERY:
+            self.look()
+
+    def look(self) -> None:
+        """Read which of the last batches were bad, and write them down.
 
         Raises:
-            InputError: it is not wanted, or one batch after another is bad.
+            InputError: one was, and it is not wanted that it is left out; or one after another was.
         """
-        batch, energy, _ = self._last
-        self._left_out = True
+        steps, self._steps = self._steps, []
+        if not steps:
+            return
+        found = torch.stack([number.to(torch.float64) for step in steps for number in (step.loss, step.norm)])
+        numbers = found.tolist()
+        for step, loss, norm in zip(steps, numbers[::2], numbers[1::2], strict=True):
+            if math.isfinite(loss) and math.isfinite(norm):
+                self._in_a_row = 0
+            else:
+                self._leave_out(step, *(("the gradient", norm) if math.isfinite(loss) else ("the loss", loss)))
+
+    def _leave_out(self, step: Step, name: str, value: float) -> None:
         self.n_left_out += 1
         self._in_a_row += 1
+        epoch = self.current_epoch + 1
         path = record_bad_batch(
             Path(self.trainer.default_root_dir),
-            batch,
-            energy,
-            batch[self.config.data.target],
-            epoch=self.trainer.current_epoch + 1,
-            step=self.global_step,
+            *step.structures,
+            step.energy,
+            step.label,
+            epoch=epoch,
+            step=step.number,
             seed=self.config.seed,
             rank=self.global_rank,
             why=f"{name} became {value}",
         )
-        message = diverged(name, value, self.trainer)
+        message = diverged(name, value, epoch, step.number)
         if self.config.trainer.on_bad_batch == "stop":
             raise InputError(f"{message}. The batch is in {path}")
         if self._in_a_row >= MOST_IN_A_ROW:
             raise InputError(f"{message}. {MOST_IN_A_ROW} batches in a row were bad; they are in {path}")
 
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Move the average towards the new weights."""
-        if self._left_out:
+    def read_epoch(self) -> None:
+        """Read what the steps of an epoch added up to, and log it.
+
+        Raises:
+            InputError: as :meth:`look`.
+        """
+        self.look()
+        self.trained = {}
+        if self._sums is None:
             return
-        self._in_a_row = 0
-        if self.average is not None:
-            decay = self.config.optimiser.ema_decay
-            move_averages(self.average.parameters(), self.model.parameters(), self.global_step, decay)
+        *sums, longest = torch.cat([self._sums, self._longest[None]]).tolist()
+        found, self._sums = dict(zip(self._logged, sums, strict=True)), None
+        n_steps, norm, n_structures = found.pop("steps"), found.pop("norm"), found.pop("structures")
+        n_exploding = found.pop("exploding")
+        if n_steps == 0:
+            return
+        if self.config.optimiser.clip_norm:
+            self.n_steps, self.n_exploding = round(n_steps), round(n_exploding)
+        self.trained = {f"train/{name}": total / n_structures for name, total in found.items()}
+        self.trained |= {"train/grad_norm": norm / n_steps, "train/grad_norm_max": longest}
+        self.log_dict(self.trained)
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin to add up errors."""
+        self._errors = {}
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Collect the errors of the evaluated model for each split."""
-        if not fitting(lambda: self._validate(batch, dataloader_idx)):
-            self.n_in_parts += 1
-            for part in split(batch):
-                self.validation_step(part, batch_idx, dataloader_idx)
-
-    def _validate(self, batch: Batch, split_index: int) -> None:
+        """Add up the errors of the evaluated model for each split."""
+        self.current = batch
         output, forces = self._evaluate(self.evaluated_model, batch)
-        energy = output.energy.detach()
-        target = batch[self.config.data.target]
-        metrics = self._metrics_of(split_index)
-        metrics["energy"].update(energy, target)
-        metrics["ewt"].update(((energy - target).abs() < EWT_THRESHOLD).to(energy.dtype))
+        error = (output.energy.detach() - batch[self.config.data.target]).to(torch.float64).abs()
+        sums = [
+            torch.full_like(error[0], len(error)),
+            error.sum(),
+            error.square().sum(),
+            (error < EWT_THRESHOLD).sum(),
+        ]
         if forces is not None:
-            free = ~batch.fixed
-            metrics["forces"].update(forces[free].detach(), batch.forces[free])
+            free = ~batch.fixed[:, None]
+            wrong = torch.where(free, forces.detach() - batch.forces, 0.0).to(torch.float64)
+            sums += [3 * free.sum(), wrong.abs().sum(), wrong.square().sum()]
+        found = torch.stack([value.to(torch.float64) for value in sums])
+        self._errors[dataloader_idx] = self._errors.get(dataloader_idx, 0.0) + found
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of every split by its name, and begin them anew."""
+        """Log the metrics of every split by its name."""
         self.validated = {}
         for i, name in enumerate(self.split_names):
-            for key, metric in self._metrics_of(i).items():
-                found = metric.compute()
-                values = found if isinstance(found, dict) else {key: found}
-                self.validated |= {f"{name}/{key}": float(value) for key, value in values.items()}
-                metric.reset()
+            n, absolute, squared, within, *of_forces = self._mean_over_ranks(self._errors[i]).tolist()
+            found = {"energy_mae": absolute / n, "energy_rmse": math.sqrt(squared / n), "ewt": within / n}
+            if of_forces:
+                n, absolute, squared = of_forces
+                n = n or math.nan
+                found |= {"force_mae": absolute / n, "force_rmse": math.sqrt(squared / n)}
+            self.validated |= {f"{name}/{key}": value for key, value in found.items()}
         self.log_dict(self.validated)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -295,54 +323,35 @@ class EnergyTask(lightning.LightningModule):
         scale = self.model.standardiser.displacement_std.to(predicted.dtype)
         return ((predicted - target).abs() * free).sum() / scale
 
-    def _mean_counts(self, batch: Batch) -> tuple[float, float]:
+    def _mean_counts(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Structures and free atoms that a rank has on average in this step; never zero."""
-        free = (~batch.fixed).sum().to(torch.float64)
-        counts = self._mean_over_ranks(torch.stack([torch.full_like(free, batch.num_graphs), free]))
-        n_structures, n_free = counts.tolist()
-        return n_structures, n_free or 1.0
+        n_free = (~batch.fixed).sum(dtype=torch.float64)
+        counts = self._mean_over_ranks(torch.stack([torch.full_like(n_free, batch.num_graphs), n_free]))
+        # Of no free atoms every sum is zero.
+        return counts[0], counts[1].clamp(min=1 / self.trainer.world_size)
 
     def _mean_over_ranks(self, values: Tensor) -> Tensor:
         if self.trainer.world_size == 1:
             return values
-        # A copy: ranks are summed in place.
-        reduced = self.trainer.strategy.reduce(values.clone(), reduce_op="mean")
-        assert isinstance(reduced, Tensor)
-        return reduced
-
-    def _metrics_of(self, split: int) -> dict[str, Metric | MetricCollection]:
-        metrics = self.metrics[split]
-        assert isinstance(metrics, nn.ModuleDict)
-        return dict(metrics.items())  # type: ignore[arg-type]
+        # Ranks are summed in place.
+        values = values.clone()
+        torch.distributed.all_reduce(values)
+        return values / self.trainer.world_size
 
     def _total_steps(self) -> int:
         return int(self.trainer.estimated_stepping_batches)
 
-    def _log(self, name: str, value: Tensor, n: int) -> None:
-        self.log(name, value.to(torch.float32), on_step=False, on_epoch=True, batch_size=n)
-
 
 def _norms(vectors: Tensor) -> Tensor:
-    """Sum of the lengths of vectors (n, 3): invariant under rotation, as a sum over components is not."""
+    """Lengths of vectors (n, 3) → (n,): invariant under rotation, as a sum over components is not."""
     # The length has no derivative at zero, which a force that symmetry forbids attains.
-    return (vectors.square().sum(dim=-1) + 1e-16).sqrt().sum()
+    return (vectors.square().sum(dim=-1) + 1e-16).sqrt()
 
 
-def diverged(name: str, value: float, trainer: lightning.Trainer) -> str:
-    """What to say when a loss or metric is not a number any more."""
+def diverged(name: str, value: float, epoch: int, step: int) -> str:
+    """What to say when a loss or metric is not a number any more; epochs are counted from one."""
     return (
-        f"training diverged: {name} became {value} in epoch {trainer.current_epoch + 1}, step {trainer.global_step}. "
+        f"training diverged: {name} became {value} in epoch {epoch}, step {step}. "
         "Model files in the run directory are those of the last good epoch. Try again in another run directory with "
         "a lower optimiser.lr or optimiser.clip_norm, or a longer optimiser.warmup_steps"
     )
-
-
-def _metrics(forces: bool) -> nn.ModuleDict:
-    """What is measured on a validation split, in double precision: errors are a few meV on energies of many eV."""
-    energy = MetricCollection({"energy_mae": MeanAbsoluteError(), "energy_rmse": MeanSquaredError(squared=False)})
-    found: dict[str, Any] = {"energy": energy, "ewt": MeanMetric()}
-    if forces:
-        found["forces"] = MetricCollection(
-            {"force_mae": MeanAbsoluteError(), "force_rmse": MeanSquaredError(squared=False)}
-        )
-    return nn.ModuleDict({name: metric.set_dtype(torch.float64) for name, metric in found.items()})

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,11 +83,18 @@ class _Read(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextmanager
+def counting(found: Count) -> Iterator[None]:
+    """Count what is dispatched."""
+    with _Read(found), _Dispatched(found):
+        yield
+
+
 def count(step: Callable[[], object]) -> Count:
     """What a step dispatches, after one that sets everything up."""
     step()
     found = Count()
-    with _Read(found), _Dispatched(found):
+    with counting(found):
         step()
     return found
 

@@ -8,13 +8,11 @@ import json
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from pydantic import ValidationError
 
 from molflt.errors import InputError
-from molflt.training.config import TrainerConfig
 from molflt.training.run import train
 from molflt.training.run_directory import BAD_BATCHES, forget_bad_batches, read_records
-from molflt.training.task import MOST_IN_A_ROW
+from molflt.training.task import LOOK_EVERY, MOST_IN_A_ROW
 from tests.training.runs import QUICK, go
 
 
@@ -81,8 +79,16 @@ def test_nothing_but_bad_batches_stops(make_config, tmp_path):
     config = make_config(**{**QUICK, "trainer.on_bad_batch": "skip", "trainer.max_epochs": 100})
     with pytest.raises(InputError, match=f"{MOST_IN_A_ROW} batches in a row"):
         go(config, tmp_path / "run", Spoil("loss", range(2, 10**6)))
-    with pytest.raises(ValidationError, match="on_bad_batch"):
-        TrainerConfig(on_bad_batch="skip", devices=2)
+
+
+def test_flags_are_read_now_and_then_within_an_epoch(make_config, tmp_path, monkeypatch):
+    """What follows until then is trained on as if the bad batch had not been there."""
+    assert LOOK_EVERY > 6
+    monkeypatch.setattr("molflt.training.task.LOOK_EVERY", 4)
+    spoil = Spoil("loss", range(1, 2))
+    with pytest.raises(InputError, match="in epoch 1, step 1"):
+        go(make_config(), tmp_path / "run", spoil)
+    assert [same(before, after) for before, after in spoil.states] == [False, True, False, False]
 
 
 def test_lines_on_repeated_epochs_are_forgotten(tmp_path):
