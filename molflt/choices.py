@@ -16,3 +16,6 @@ MethodName = Literal["auto", "exact", "lattice", "mesh"]
 OC20Split = Literal["id", "ood_ads", "ood_cat", "ood_both"]
 Figure = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]
 """What ``molflt plot`` draws."""
+
+Compile = Literal["off", "on", "auto"]
+"""Whether the model is compiled; auto: on CUDA, where there is a C compiler and enough to do."""

@@ -7,13 +7,13 @@ Atoms are stored packed, ``(n_atoms, ...)``, structure after structure. What wor
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from molflt.attention.layout import Entries, Layout
+from molflt.attention.places import Kept
 from molflt.attention.sparse import differences, sum_of_entries, to_entries
 
 
@@ -90,14 +90,14 @@ class Geometry:
     @property
     def n_structures(self) -> int:
         """Number of structures in the batch."""
-        return len(self.layout.sizes)
+        return self.layout.places.n_structures
 
     @property
     def n_atoms(self) -> int:
         """Number of atoms in the batch."""
         return len(self.atomic_numbers)
 
-    @cached_property
+    @Kept
     def near_displacements(self) -> Tensor:
         """(n_entries, 3) Å of ``layout.near``, see :meth:`displacements`."""
         return self.displacements(self.layout.near)
@@ -119,12 +119,12 @@ class Geometry:
             parts.append((part - (offsets[:, :, None] * cells).sum(dim=1)).to(self.dtype))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    @cached_property
+    @Kept
     def atom_mask(self) -> Tensor:
         """(n_structures, n_max) bool: which places hold an atom."""
         return self.pad(torch.ones_like(self.structure, dtype=torch.bool))
 
-    @cached_property
+    @Kept
     def pair_mask(self) -> Tensor:
         """(n_structures, n_max, n_max) bool: both atoms exist."""
         return self.atom_mask[:, :, None] & self.atom_mask[:, None, :]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from molflt.attention.far.ways import FarPlan, Groups, LadderPlan, grouped
-from molflt.attention.places import Movable, Places, places_of
+from molflt.attention.places import Kept, Movable, Places, places_of
 from molflt.attention.sparse import SparsePattern
 
 
@@ -47,7 +46,7 @@ class Entries(Movable):
     reverse_of_slot: Tensor
     width: int
 
-    @cached_property
+    @Kept
     def pattern(self) -> SparsePattern:
         """Receivers as rows, senders as columns."""
         pattern = SparsePattern(self.row_starts, self.sender, len(self.row_starts) - 1, self.reverse)
@@ -147,10 +146,10 @@ class Layout(Movable):
     far: Groups | None
     of_charges: Groups | None
 
-    @cached_property
+    @Kept
     def atoms_of_structures(self) -> SparsePattern:
         """Structures as rows, their atoms as entries."""
-        pattern = SparsePattern(self.starts, self.structure, len(self.sizes))
+        pattern = SparsePattern(self.starts, self.structure, self.places.n_structures)
         pattern.rows = self.structure
         return pattern
 

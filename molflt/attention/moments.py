@@ -31,13 +31,13 @@ class NeighbourSlots:
     """Neighbours of some atoms, as many places for each as the one with the most has.
 
     Attributes:
-        atoms: which atoms, consecutive ones.
+        first: the first place of these atoms among those of all; None: they are all.
         entries: of the batch.
         basis: (n, width, n_rbf) φ·env over the root of the typical number of neighbours; 0 where there is none.
         powers: (n, 10, width) 1, û, û ⊗ û.
     """
 
-    atoms: slice
+    first: int | None
     entries: Entries
     basis: Tensor
     powers: Tensor
@@ -45,10 +45,10 @@ class NeighbourSlots:
     def moments(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """Values of all atoms (n_atoms, n_channels) → (n, 10, n_channels)."""
         n, width = self.basis.shape[:2]
-        if n == len(values):
+        if self.first is None:
             at_neighbours = _AtSlots.apply(values, self.entries.sender_of_slot, self.entries.reverse_of_slot, width)
         else:
-            some = slice(self.atoms.start * width, self.atoms.stop * width)
+            some = slice(self.first, self.first + n * width)
             at_neighbours = values.index_select(0, self.entries.sender_of_slot[some])
         return self.powers @ (filters(self.basis) * at_neighbours.view(n, width, -1))
 
@@ -93,7 +93,7 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     unit = place_rows(unit, slots, n * width)
     powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
     return NeighbourSlots(
-        atoms,
+        None if n == around.pattern.n_rows else atoms.start * width,
         around,
         place_rows(basis, slots, n * width).view(n, width, -1),
         powers.view(n, width, -1).transpose(1, 2).contiguous(),

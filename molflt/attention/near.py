@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.layout import Entries
+from molflt.attention.places import Kept
 from molflt.attention.smooth import GAUSSIAN_END, envelope
 from molflt.attention.sparse import SparsePattern, sum_of_entries
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
@@ -111,7 +111,7 @@ class Neighbourhood:
         """Number of entries."""
         return len(self.distances)
 
-    @cached_property
+    @Kept
     def basis(self) -> Tensor:
         """(n_entries, n_rbf) φ of each entry; made once."""
         if torch.is_grad_enabled() or self.n_entries <= self.entries_at_once:
@@ -230,7 +230,7 @@ class LocalRPE(nn.Module):
         super().__init__()
         self.bias = nn.Linear(n_rbf, n_heads)
 
-    def on_entries(self, neighbourhood: Neighbourhood, entries: slice = slice(None)) -> Tensor:
+    def on_entries(self, neighbourhood: Neighbourhood, entries: slice | None = None) -> Tensor:
         """exp(b_h)·env of some entries, (n_heads, n_entries); of all unless told otherwise."""
 
         def factor(basis: Tensor, entries: slice) -> Tensor:
@@ -239,11 +239,12 @@ class LocalRPE(nn.Module):
                 * neighbourhood.envelope[entries]
             )
 
-        first, last, _ = entries.indices(neighbourhood.n_entries)
+        first, last = (0, neighbourhood.n_entries) if entries is None else (entries.start, entries.stop)
         step = neighbourhood.entries_at_once
-        parts = [slice(a, min(a + step, last)) for a in range(first, last, step)] or [slice(0, 0)]
-        found = [neighbourhood.evaluate(factor, part) for part in parts]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        if last - first <= step:
+            return neighbourhood.evaluate(factor, slice(first, last))
+        parts = [slice(a, min(a + step, last)) for a in range(first, last, step)]
+        return torch.cat([neighbourhood.evaluate(factor, part) for part in parts], dim=1)
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
         """(n_heads, n_structures, n_max, n_max), zero between atoms that are not neighbours."""

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """A property that is computed once. Before Python 3.12 the standard one has a lock, which stops a compiler."""
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function, self.__doc__ = function, function.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> Self: ...
+
+    @overload
+    def __get__(self, owner: object, kind: type) -> T: ...
+
+    def __get__(self, owner: object | None, kind: type) -> Self | T:
+        if owner is None:
+            return self
+        value = self.function(owner)
+        # An attribute of the object goes before this one from now on.
+        owner.__dict__[self.function.__name__] = value
+        return value
 
 
 class Movable:

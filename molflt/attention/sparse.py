@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,8 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional
+
+from molflt.attention.places import Kept
 
 
 class SparsePattern:
@@ -39,8 +40,8 @@ class SparsePattern:
         # It takes half the memory, and the products below read it fastest.
         small = len(columns) < 2**31 and n_columns < 2**31
         index = torch.int32 if small else torch.int64
-        self.row_starts = row_starts.to(index)
-        self.columns = columns.to(index)
+        self.row_starts = row_starts if row_starts.dtype == index else row_starts.to(index)
+        self.columns = columns if columns.dtype == index else columns.to(index)
         self.n_columns = n_columns
         self.reverse = reverse
         self._origin: tuple[SparsePattern, Tensor] | None = None
@@ -62,18 +63,18 @@ class SparsePattern:
         """Number of entries."""
         return len(self.columns)
 
-    @cached_property
+    @Kept
     def rows(self) -> Tensor:
         """(n_entries,) the row of every entry."""
         index = torch.arange(self.n_rows, dtype=self.columns.dtype, device=self.columns.device)
         return index.repeat_interleave(self.row_starts.diff(), output_size=self.n_entries)
 
-    @cached_property
+    @Kept
     def numbered(self) -> Tensor:
         """(n_entries,) 0, 1, 2, ..."""
         return torch.arange(self.n_entries, dtype=self.columns.dtype, device=self.columns.device)
 
-    @cached_property
+    @Kept
     def transposed(self) -> tuple[SparsePattern, Tensor]:
         """The pattern with rows and columns exchanged, and (n_entries,) the entries of this one in its order."""
         if self.reverse is not None:
@@ -108,7 +109,7 @@ class SparsePattern:
             copies = torch.arange(n, dtype=self.columns.dtype, device=self.columns.device)[:, None]
             columns = (self.columns + self.n_columns * copies).flatten()
             starts = (self.row_starts[:-1] + self.n_entries * copies).flatten()
-            starts = functional.pad(starts, (0, 1), value=n * self.n_entries)
+            starts = torch.cat([starts, n * self.row_starts[-1:]])
             self._stacked[n] = SparsePattern(starts, columns, n * self.n_columns)
         return self._stacked[n]
 
@@ -156,6 +157,7 @@ def weighted_sum(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Ten
     Returns:
         (n_heads, n_rows, n_channels).
     """
+    _stack(pattern, len(weights))
     result: Tensor = _WeightedSum.apply(pattern, weights, values)
     return result
 
@@ -171,8 +173,15 @@ def scalar_products(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tens
     Returns:
         (n_heads, n_entries).
     """
+    _stack(pattern, len(left))
     result: Tensor = _ScalarProducts.apply(pattern, left, right)
     return result
+
+
+def _stack(pattern: SparsePattern, n_heads: int) -> None:
+    """What a compiled step keeps must be made outside of the functions below."""
+    if torch.compiler.is_compiling():
+        pattern.stacked(n_heads)
 
 
 def sum_of_entries(pattern: SparsePattern, entries: Tensor) -> Tensor:
@@ -311,6 +320,8 @@ class _Differences(torch.autograd.Function):
 def _by_heads(product: Any, pattern: SparsePattern, *of_heads: Tensor) -> Tensor:
     """A product with the rows of all heads one after another, or of as many as memory is taken for."""
     n_heads, step = len(of_heads[0]), max(1, _ENTRIES_STACKED // max(1, pattern.n_entries))
+    if torch.compiler.is_compiling():
+        step = n_heads
     found = []
     for first in range(0, n_heads, step):
         some = [t[first : first + step] for t in of_heads]
@@ -332,6 +343,9 @@ def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor
 
 
 def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        # One kernel is made of it, in which no row is held.
+        return (left.index_select(0, pattern.rows) * right.index_select(0, pattern.columns)).sum(dim=-1)
     # MKL's kernel refuses more entries than a full matrix has, which images in a small cell can make.
     fits = pattern.n_entries <= pattern.n_rows * pattern.n_columns
     if fits and left.device.type == "cpu" and torch.backends.mkl.is_available() and left.dtype in _MKL_DTYPES:

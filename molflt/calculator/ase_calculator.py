@@ -29,12 +29,13 @@ from molflt.attention.far.mesh import Grid, Mesh
 from molflt.attention.geometry import Structure
 from molflt.attention.layout import Plan
 from molflt.calculator.domain_warnings import DomainWarnings
-from molflt.choices import TagConvention
+from molflt.choices import Compile, TagConvention
 from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.reading import Reading
 from molflt.errors import InputError
+from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
@@ -45,6 +46,8 @@ from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
+LONG = 1_000
+"""Steps of dynamics that are worth compiling the model."""
 COARSEST = 1.05
 """How much wider than its tolerance asks for the spacing of a held grid may become before a new one is taken: its
 error falls with the seventh power of the spacing, and stays below the stated ε, of which it uses two thirds."""
@@ -83,6 +86,8 @@ class MolFLTCalculator(Calculator):
         dtype: precision to compute in, "float32", "float64" or the same of torch; None: as trained.
         tags: how to read the tags of atoms, see :func:`molflt.data.ase_io.from_atoms`.
         allow_charged: take ions and open shells as if they were neutral and closed-shell.
+        compile: whether the model is compiled, which takes half a minute: off, on, or auto, which does so on a GPU
+            after 1,000 steps, if there is a C compiler.
 
     Attributes:
         model: the model in use; one that was given is left as it was.
@@ -109,15 +114,19 @@ class MolFLTCalculator(Calculator):
         dtype: str | torch.dtype | None = None,
         tags: TagConvention = "auto",
         allow_charged: bool = False,
+        compile: Compile = "off",
     ) -> None:
         super().__init__()
         self.model = as_model(model, device, dtype)
+        self._n_steps, self._steps_before = 0, 0 if compile == "on" else LONG
+        self._compiles = is_wanted(compile, self.model.device)
         self.tags = tags
         self._how = Reading(allow_charged, charges=self.model.members[0].model.config.takes_ions)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
-        self._held = [HeldMethod(member.model) for member in self.model.members]
+        # One that was given is left as it was, if this one is compiled.
+        self._held = [HeldMethod(copy.copy(member.model)) for member in self.model.members]
         self._warnings = DomainWarnings()
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
@@ -161,6 +170,10 @@ class MolFLTCalculator(Calculator):
                 "vectors; set pbc and the cell, or relax positions only"
             )
         batch = self._batch(self.atoms, name)
+        if self._compiles and self._n_steps == self._steps_before:
+            for held in self._held:
+                compile_model(held.model, print)
+        self._n_steps += 1
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
         found = []
@@ -265,16 +278,16 @@ class HeldMethod:
     """Keeps the plan of one model, and the way of its far field while the atoms of a structure stay the same ones."""
 
     def __init__(self, model: EnergyModel) -> None:
-        self._model, self._plan = model, model.plan()
+        self.model, self._plan = model, model.plan()
         self._held: tuple[tuple[bytes, bytes], Plan, HeldMesh] | None = None
 
     @contextmanager
     def applied(self, batch: Batch) -> Iterator[EnergyModel]:
         """The model, with the batch laid out in the way held, chosen anew for other atoms or periodic directions."""
-        method, plan = self._model.positions.method, self._plan
+        method, plan = self.model.positions.method, self._plan
         if plan.far is None or not isinstance(method, ExactMethod):
-            batch.layout = plan(batch).to(self._model.device)
-            yield self._model
+            batch.layout = plan(batch).to(self.model.device)
+            yield self.model
             return
         atoms = (batch.atomic_numbers.cpu().numpy().tobytes(), batch.pbc.cpu().numpy().tobytes())
         if self._held is None or atoms != self._held[0]:
@@ -283,9 +296,9 @@ class HeldMethod:
             held = replace(plan, far=replace(plan.far, way=far.groups[0].way))
             self._held = atoms, held, HeldMesh(method.tolerance)
         _, plan, mesh = self._held
-        batch.layout = plan(batch).to(self._model.device)
+        batch.layout = plan(batch).to(self.model.device)
         own, method.mesh = method.mesh, mesh
         try:
-            yield self._model
+            yield self.model
         finally:
             method.mesh = own

@@ -7,6 +7,7 @@ from typing import Literal
 
 import typer
 
+from molflt.choices import Compile
 from molflt.cli.terminal import answer, command_line, errors, say, warn
 from molflt.errors import AgreedError, InputError
 
@@ -22,6 +23,7 @@ def train_command(
     resume: Literal["never", "auto"] = typer.Option(
         "never", help="auto: continue the run in --out from its last finished epoch, as if never interrupted."
     ),
+    compile_: Compile = typer.Option(None, "--compile", help="Short for trainer.compile=.", show_default=False),
     report: bool = typer.Option(True, "--report/--no-report", help="Write report.html at the end."),
 ) -> None:
     """Train an energy model.
@@ -38,8 +40,9 @@ def train_command(
     from molflt.training.processes import is_first_process
 
     first = is_first_process()
+    overrides = [*(overrides or []), *([f"trainer.compile={compile_}"] if compile_ else [])]
     try:
-        _train(config, overrides or [], out, resume == "auto", report and first)
+        _train(config, overrides, out, resume == "auto", report and first)
     except InputError as error:
         if first:
             raise

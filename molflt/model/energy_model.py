@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,8 +126,7 @@ class ModelOutput:
             its charges have of the others included. A mean per structure belongs to no atom and is left out.
         displacement: (n_atoms, 3) Å, predicted relaxed minus given position; None without the auxiliary head.
         embeddings: (n_atoms, dim), what the encoder makes of each atom.
-        contractions: the way in which each structure's far field was summed (``attention/far/ways.py``); empty
-            without one.
+        layout: of the batch.
         charges: (n_atoms, n_channels) e, float64, latent; None without them.
     """
 
@@ -134,8 +134,33 @@ class ModelOutput:
     atomic_energies: Tensor
     displacement: Tensor | None
     embeddings: Tensor
-    contractions: list[str]
+    layout: Layout
     charges: Tensor | None = None
+
+    @property
+    def contractions(self) -> list[str]:
+        """The way in which each structure's far field was summed (``attention/far/ways.py``); empty without one."""
+        far = self.layout.far
+        ways = {} if far is None else {b: str(group.way) for group in far.groups for b in group.structures}
+        return [ways[b] for b in sorted(ways)]
+
+
+@dataclass
+class Inputs:
+    """What the model looks at in a batch, see ``molflt.vocabulary``.
+
+    Attributes:
+        charge: (n_structures,) e; None where it is not asked for.
+        layout: of the batch.
+    """
+
+    positions: Tensor
+    atomic_numbers: Tensor
+    tags: Tensor
+    cell: Tensor
+    pbc: Tensor
+    charge: Tensor | None
+    layout: Layout
 
 
 class EnergyModel(nn.Module):
@@ -172,6 +197,8 @@ class EnergyModel(nn.Module):
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
         self.standardiser = Standardiser()
+        # Of model and inputs: what takes the place of :meth:`evaluate`.
+        self.compiled: Callable[[EnergyModel, Inputs], ModelOutput] | None = None
 
     def forward(self, batch: Any, n_max: int | None = None) -> ModelOutput:
         """Energies of a ``torch_geometric`` batch with a neighbour list (see ``molflt.vocabulary``).
@@ -180,8 +207,21 @@ class EnergyModel(nn.Module):
             batch: a collated batch whose neighbour list reaches ``config.neighbour_cutoff``.
             n_max: width of the padded layout; no result depends on it.
         """
+        charge = None
+        if self.charge_head is not None:
+            charge = batch.charge if "charge" in batch else batch.cell.new_zeros(len(batch.cell))
+        layout = self.layout(batch, n_max)
+        inputs = Inputs(batch.positions, batch.atomic_numbers, batch.tags, batch.cell, batch.pbc, charge, layout)
+        far = layout.far
+        # A mesh is made structure by structure.
+        if self.compiled is None or (far is not None and any(group.way == "mesh" for group in far.groups)):
+            return self.evaluate(inputs)
+        return self.compiled(self, inputs)
+
+    def evaluate(self, batch: Inputs) -> ModelOutput:
+        """What :meth:`forward` gives; it can be compiled."""
         with full_precision(self.device):
-            geometry = self.geometry(batch, n_max)
+            geometry = geometry_of_batch(batch, batch.layout, self.dtype)
             neighbourhood = local_neighbourhood(geometry, self.radial, self.config.cutoff)
             context = self.positions(geometry, neighbourhood)
             x = self.embedding(geometry, batch.tags, neighbourhood)
@@ -190,8 +230,8 @@ class EnergyModel(nn.Module):
             statistics = self.standardiser
             charges = None
             if self.charge_head is not None:
-                total = batch.charge if "charge" in batch else batch.cell.new_zeros(geometry.n_structures)
-                charges = self.charge_head(x, geometry, statistics.std, total)
+                assert batch.charge is not None
+                charges = self.charge_head(x, geometry, statistics.std, batch.charge)
             shares = self.energy_head(x, batch.tags, charges)
             if self.config.read_out == "contact":
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
@@ -203,9 +243,7 @@ class EnergyModel(nn.Module):
             if self.displacement_head is not None:
                 displacement = self.displacement_head(x, geometry, neighbourhood)
                 displacement = displacement * statistics.displacement_std.to(displacement.dtype)
-        far = geometry.layout.far
-        ways = {} if far is None else {b: str(group.way) for group in far.groups for b in group.structures}
-        return ModelOutput(energy, atomic, displacement, x, [ways[b] for b in sorted(ways)], charges)
+        return ModelOutput(energy, atomic, displacement, x, batch.layout, charges)
 
     def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
         """The geometry of a batch, in the precision of the weights; arguments as of :meth:`forward`."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from molflt.choices import EnergyUnit, Per, TagConvention
+from molflt.choices import Compile, EnergyUnit, Per, TagConvention
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.data.reading import Reading
 from molflt.errors import OnBad
@@ -228,6 +228,11 @@ class TrainerConfig(BaseModel):
         "stop",
         description="what to do about a batch whose loss or gradient is not a number: stop, or skip it; "
         "bad_batches.jsonl in the run folder tells which",
+    )
+    compile: Compile = Field(
+        "off",
+        description="compile the model, which takes half a minute at the start; auto: on a GPU where there is a C "
+        "compiler; training on forces is never compiled",
     )
     checkpoint_recycles: bool = Field(
         False, description="keep one recycle in memory instead of all, for about a third more time"

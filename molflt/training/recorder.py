@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from molflt.data.progress import console, visible
 from molflt.errors import InputError
+from molflt.model.compiled import n_compilations
 from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.prediction.members import BEST
 from molflt.training.optimisation import warmup
@@ -93,6 +94,7 @@ class RunRecorder(Callback):
         self._n_epochs = 0
         self._records: list[dict[str, Any]] = []
         self._validated = False
+        self._said_compilations = False
         self._last_sign = time.monotonic()
         self._bar: Progress | None = None
 
@@ -285,6 +287,9 @@ class RunRecorder(Callback):
                 f"of {task.n_steps} steps of epoch {trainer.current_epoch + 1}; if errors do not fall, lower "
                 "optimiser.lr, or raise optimiser.warmup_steps or optimiser.clip_norm"
             )
+        if task.model.compiled is not None and not self._said_compilations:
+            self._said_compilations = True
+            self.say(f"the model was compiled {n_compilations()} times in the first epoch")
         task.n_left_out = task.n_steps = task.n_exploding = 0
 
     def _out_of_patience(self) -> bool:

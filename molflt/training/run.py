@@ -27,6 +27,7 @@ from molflt.data.screening import write_skipped
 from molflt.errors import InputError
 from molflt.files import alone
 from molflt.memory import does_not_fit, out_of_memory
+from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
 from molflt.prediction.members import BEST, member_paths
@@ -166,6 +167,7 @@ def _train(
     # Before the checkpoints, which are last.
     trainer.callbacks.insert(len(callbacks), recorder)  # type: ignore[attr-defined]
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
+    _compile(config, task, say)
     if first:
         # Only now: a run that failed on its data leaves the directory free for the next try.
         write_config(run_dir, config)
@@ -230,6 +232,16 @@ def _model(
         validation={},
         epoch=-1,
     )
+
+
+def _compile(config: TrainConfig, task: EnergyTask, say: Callable[[str], None]) -> None:
+    choice = config.trainer.compile
+    if not is_wanted(choice, torch.device(_accelerator(config.trainer.accelerator))):
+        return
+    if not task.forces:
+        compile_model(task.model, say)
+    elif choice == "on":
+        say("trainer.compile=on: forces are trained by a second derivative, which torch.compile lacks: not compiled")
 
 
 def _say_nothing(line: str) -> None:

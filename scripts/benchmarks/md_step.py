@@ -27,7 +27,7 @@ from scripts.benchmarks import measuring
 PRESET = "small"
 
 
-def molflt_calculator() -> Calculator:
+def molflt_calculator(device: str = "cpu") -> Calculator:
     """An untrained model of the preset, as one that has been loaded."""
     from molflt.calculator import MolFLTCalculator
     from molflt.model.energy_model import EnergyModel
@@ -45,7 +45,7 @@ def molflt_calculator() -> Calculator:
         validation={},
         epoch=0,
     )
-    return MolFLTCalculator(LoadedModel(EnergyModel(config).eval(), metadata, Path("untrained")), device="cpu")
+    return MolFLTCalculator(LoadedModel(EnergyModel(config).eval(), metadata, Path("untrained")), device=device)
 
 
 def painn_calculator() -> Calculator:

@@ -8,7 +8,6 @@ a width of 1/ρ. Because it is damped it has an image sum, a sum over the recipr
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from molflt.attention.config import MARGIN, SpectrumName
 from molflt.attention.far.pairs import members_on_pairs
+from molflt.attention.places import Kept
 from molflt.attention.smooth import gaussian, sinc_of_square
 
 DAMPING = 2.5
@@ -87,15 +87,20 @@ class GaussianRPE(nn.Module):
 
     def _constants(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Lower bounds of the widths and ln of their ranges; κρ of the members, None where all are Gaussians."""
+        if torch.compiler.is_compiling():
+            return self._made()
         raw, epsilon = self.raw_widths, self.epsilon
         state = (raw.dtype, raw.device, None if epsilon is None else epsilon._version)
         if self._kept is None or self._kept[0] != state:
             # They outlast a prediction that they may be made in, and serve training as well.
             with torch.inference_mode(False), torch.no_grad():
-                low = torch.full_like(raw, self.sigma_low) if epsilon is None else self._low(epsilon)
-                turned = None if epsilon is None else DAMPING * epsilon
-                self._kept = state, (low, torch.log(self.sigma_high / low), turned)
+                self._kept = state, self._made()
         return self._kept[1]
+
+    def _made(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        raw, epsilon = self.raw_widths.detach(), self.epsilon
+        low = torch.full_like(raw, self.sigma_low) if epsilon is None else self._low(epsilon)
+        return low, torch.log(self.sigma_high / low), None if epsilon is None else DAMPING * epsilon
 
     @property
     def widths(self) -> Tensor:
@@ -141,7 +146,7 @@ class GaussianBasis:
         self.n_waves = (0 if turned is None else len(widths)) if n_waves is None else n_waves
         self._ends: dict[float, np.ndarray] = {}
 
-    @cached_property
+    @Kept
     def kappa(self) -> Tensor | None:
         """κ_t, (n_basis,) rad/Å; None where all are zero."""
         return None if self.turned is None else self.turned / self.widths
@@ -153,7 +158,7 @@ class GaussianBasis:
         """The members of the given indices."""
         return GaussianBasis(self.widths[chosen], self.n_atoms, None if self.turned is None else self.turned[chosen])
 
-    @cached_property
+    @Kept
     def widest(self) -> float:
         """The largest ρ_t as a number, Å."""
         return float(self.widths.detach().max())

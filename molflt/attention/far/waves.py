@@ -87,11 +87,9 @@ def on_waves(
     ended = taper(length, cutoffs, TAPER * cutoffs) * torch.cat(shares)
     weights = (ended * basis.spectra(length[None], members_first=True)).to(dtype)
     found = []
-    for (group, _, _), waves, part in zip(
-        groups, features, weights.split([len(p) for p in lengths], dim=1), strict=True
-    ):
+    for waves, part in zip(features, weights.split([len(p) for p in lengths], dim=1), strict=True):
         # The same for cosine and sine.
-        each = part.unflatten(1, (len(group.sizes), 1, -1)).expand(-1, -1, 2, -1).flatten(2)
+        each = part.unflatten(1, (len(waves), 1, -1)).expand(-1, -1, 2, -1).flatten(2)
         found.append(OnWaves(waves, each.transpose(0, 1)))
     return found
 

@@ -96,7 +96,7 @@ class Groups(Movable):
 
     def pad(self, values: Tensor) -> list[Tensor]:
         """(n_atoms, ...) → (n_structures, n_max, ...) of every group, zeros where there is no atom."""
-        shapes = [(len(group.sizes), group.n_max) for group in self.groups]
+        shapes = [group.there.shape for group in self.groups]
         if self.is_batch:
             return [values.reshape(*shapes[0], *values.shape[1:])]
         n = [n_structures * n_max for n_structures, n_max in shapes]
@@ -117,7 +117,7 @@ def grouped(groups: tuple[Group, ...], starts: np.ndarray) -> Groups:
         for b, size in zip(group.structures, group.sizes, strict=True):
             slot[starts[b] : starts[b + 1]] = first + np.arange(size)
             first += group.n_max
-    is_batch = len(groups) == 1 and first == starts[-1] and np.array_equal(slot, np.arange(first))
+    is_batch = len(groups) == 1 and first == len(slot) and np.array_equal(slot, np.arange(first))
     return Groups(groups, torch.from_numpy(slot), is_batch)
 
 

@@ -1,0 +1,43 @@
+"""The model as one compiled step: kernels fused by ``torch.compile``, for training on energies and for inference."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+import torch
+import torch.fx.experimental._config
+
+from molflt.choices import Compile
+from molflt.errors import InputError
+from molflt.model.energy_model import EnergyModel
+
+
+def can_compile() -> bool:
+    """True if there is a C compiler, which ``torch.compile`` needs on every device."""
+    return any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang"))
+
+
+def is_wanted(choice: Compile, device: torch.device) -> bool:
+    """Decide for work that is long enough to be worth the half minute.
+
+    Raises:
+        InputError: it is asked for, and there is no C compiler.
+    """
+    if choice == "on" and not can_compile():
+        raise InputError("compile=on: torch.compile needs a C compiler, and there is none; install gcc, or set off")
+    return choice == "on" or (choice == "auto" and device.type == "cuda" and can_compile())
+
+
+def compile_model(model: EnergyModel, say: Callable[[str], None]) -> None:
+    """Compute by a compiled step from now on; batches of every size share it, but for structures on a mesh."""
+    say("compiling the model: the first step takes half a minute or more")
+    # Sizes that happen to be equal in the first batch need not be so in the next.
+    torch.fx.experimental._config.use_duck_shape = False
+    model.compiled = torch.compile(EnergyModel.evaluate, dynamic=True)
+
+
+def n_compilations() -> int:
+    """How many times a step has been compiled in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
