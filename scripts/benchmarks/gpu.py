@@ -6,8 +6,8 @@
 Milliseconds, medians, of untrained models:
 
     training  a step of ``small`` on energies of slabs: forward, backward and Adam. Eager, compiled, and as a CUDA
-              graph that is played again and again; with deterministic algorithms and without; SchNet and PaiNN beside.
-              "molflt train": the same with all that is around it: loader, Lightning, Muon, moving average
+              graph that is played again and again; with deterministic algorithms or without; beside SchNet, PaiNN
+              and ``molflt train``, with all that is around a step: loader, Lightning, Muon, moving average
     dynamics  a step with ASE on a periodic cube
     layer     a layer with its preparation, forward, on an isolated ball
 
