@@ -2,7 +2,10 @@
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 import molflt
 
@@ -14,7 +17,8 @@ FLOORS = (
     ("model", "literature"),
     ("prediction", "invariance"),
     ("training", "adsorption"),
-    ("calculator", "report", "export"),
+    ("simulate", "report", "export"),
+    ("calculator",),
     ("cli",),
     ("__main__",),
 )
@@ -62,6 +66,15 @@ def test_only_the_registry_names_the_literature():
     named = {path.relative_to(ROOT).as_posix() for path, part in sources() if part != "literature"}
     named = {path for path in named if "molflt.literature" in (ROOT / path).read_text("utf-8")}
     assert named <= {"attention/registry.py"}
+
+
+def test_former_places_warn_for_one_release():
+    from molflt import MolFLTCalculator, calculator
+
+    with pytest.warns(DeprecationWarning, match="from molflt import MolFLTCalculator"):
+        assert calculator.MolFLTCalculator is MolFLTCalculator
+    with pytest.warns(DeprecationWarning, match="from molflt.simulate.torch_sim import MolFLTModel"):
+        import_module("molflt.calculator.torch_sim_model")
 
 
 def unspecified_encodings(source: str) -> list[int]:

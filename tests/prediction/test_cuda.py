@@ -17,8 +17,8 @@ from ase.build import molecule
 
 from molflt import load
 from molflt.attention.registry import attention_config, presets
-from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.model.energy_model import EnergyModel
+from molflt.simulate.ase import MolFLTCalculator
 from molflt.training.run_directory import read_records
 from tests.attention.layers import water
 from tests.attention.structures import STRUCTURES

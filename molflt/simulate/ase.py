@@ -28,7 +28,6 @@ from molflt.attention.far.members import GaussianBasis
 from molflt.attention.far.mesh import Grid, Mesh
 from molflt.attention.geometry import Structure
 from molflt.attention.layout import Plan
-from molflt.calculator.domain_warnings import DomainWarnings
 from molflt.choices import TagConvention
 from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
 from molflt.data.batching import collate
@@ -41,6 +40,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
 from molflt.prediction.predictor import choose_device, doubt_of_forces, why_no_forces
+from molflt.simulate.domain_warnings import DomainWarnings
 from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -56,7 +56,7 @@ an atom has left it, before a new one is taken."""
 class MolFLTCalculator(Calculator):
     """Energy, forces and stress of a model, or of an ensemble: the mean over its members.
 
-        from molflt.calculator import MolFLTCalculator
+        from molflt import MolFLTCalculator
 
         atoms.calc = MolFLTCalculator("runs/first", dtype="float64")
         BFGS(FrechetCellFilter(atoms)).run(fmax=0.01)

@@ -14,7 +14,7 @@ from ase import Atoms
 from ase.build import bulk, fcc111
 
 from molflt.attention.far.ways import FarPlan
-from molflt.calculator.ase_calculator import HeldMethod, MolFLTCalculator
+from molflt.simulate.ase import HeldMethod, MolFLTCalculator
 from tests.attention.structures import STRUCTURES
 
 BOUND = 1e-9

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ase.build import bulk, molecule
 
-from molflt.calculator import MolFLTCalculator
+from molflt import MolFLTCalculator
 from molflt.errors import InputError
 
 
@@ -29,7 +29,7 @@ def frames(periodic):
 @pytest.mark.parametrize("periodic", [False, True])
 def test_each_of_a_batch_as_the_calculator_has_it(periodic, random_model):
     ts = pytest.importorskip("torch_sim")
-    from molflt.calculator.torch_sim_model import MolFLTModel
+    from molflt.simulate.torch_sim import MolFLTModel
 
     members = [random_model(seed=0), random_model(seed=1)]
     model = MolFLTModel(members[0], dtype="float64")
@@ -55,18 +55,18 @@ def test_it_does_what_torch_sim_asks_of_a_model(random_model):
     pytest.importorskip("torch_sim")
     from torch_sim.models.interface import validate_model_outputs
 
-    from molflt.calculator.torch_sim_model import MolFLTModel
+    from molflt.simulate.torch_sim import MolFLTModel
 
     with pytest.warns(UserWarning, match="not trained on Si"):
         validate_model_outputs(MolFLTModel(random_model()), torch.device("cpu"), torch.float64)
 
 
 def test_what_it_refuses(random_model, monkeypatch):
-    from molflt.calculator import torch_sim_model
+    from molflt.simulate import torch_sim
 
     if "torch_sim" in sys.modules:
         with pytest.raises(InputError, match="no forces: this model"):
-            torch_sim_model.MolFLTModel(random_model(target="y_relaxed"))
-    monkeypatch.setattr(torch_sim_model, "ModelInterface", torch.nn.Module)
+            torch_sim.MolFLTModel(random_model(target="y_relaxed"))
+    monkeypatch.setattr(torch_sim, "ModelInterface", torch.nn.Module)
     with pytest.raises(InputError, match=r"pip install 'molflt\[torch-sim\]'"):
-        torch_sim_model.MolFLTModel(random_model())
+        torch_sim.MolFLTModel(random_model())

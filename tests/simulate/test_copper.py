@@ -16,8 +16,8 @@ from ase.optimize import BFGS
 from ase.phonons import Phonons
 from ase.vibrations import Vibrations
 
-from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.model.model_file import save_model
+from molflt.simulate.ase import MolFLTCalculator
 
 pytestmark = pytest.mark.slow
 

@@ -19,10 +19,10 @@ from ase.filters import FrechetCellFilter
 from ase.io.trajectory import Trajectory
 from ase.optimize import BFGS, FIRE
 
-from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.errors import InputError
 from molflt.model.model_file import save_model
 from molflt.prediction.model import Model
+from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
 
 
