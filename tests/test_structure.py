@@ -59,7 +59,7 @@ def test_imports_go_one_way():
     assert {str(path): found for path, part in sources() if (found := upward(part, path.read_text("utf-8")))} == {}
     # Power: also an import inside of a function counts.
     assert upward("data", "def f():\n    from molflt.model import config\n") == ["molflt.model"]
-    assert upward("attention", "import molflt.literature.lara") == ["molflt.literature.lara"]
+    assert upward("attention", "import molflt.attention.kernels.lara") == ["molflt.attention.kernels.lara"]
 
 
 def test_only_the_registry_names_the_literature():
