@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from molflt.prediction.model import Model, load
     from molflt.prediction.prediction import Prediction
     from molflt.simulate.ase import MolFLTCalculator
+    from molflt.simulate.pair_lbfgs import PairLBFGS
     from molflt.training.run import Run
     from molflt.training.start import train
 
@@ -20,6 +21,7 @@ __all__ = [
     "InputError",
     "Model",
     "MolFLTCalculator",
+    "PairLBFGS",
     "Prediction",
     "Run",
     "__version__",
@@ -34,6 +36,7 @@ _LAZY = {
     "Evaluation": "prediction.evaluation",
     "Model": "prediction.model",
     "MolFLTCalculator": "simulate.ase",
+    "PairLBFGS": "simulate.pair_lbfgs",
     "Prediction": "prediction.prediction",
     "Run": "training.run",
     "adsorb": "adsorption.adsorb",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.far.members import GaussianBasis
@@ -31,6 +32,7 @@ from molflt.attention.layout import Plan
 from molflt.choices import TagConvention
 from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
 from molflt.data.batching import collate
+from molflt.data.domain import GEOMETRIC
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.reading import Reading
 from molflt.errors import InputError
@@ -39,8 +41,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, doubt_of_forces, why_no_forces
-from molflt.simulate.domain_warnings import DomainWarnings
+from molflt.prediction.predictor import choose_device, doubt_of_forces, outside, why_no_forces
 from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -289,3 +290,25 @@ class HeldMethod:
             yield self._model
         finally:
             method.mesh = own
+
+
+class DomainWarnings:
+    """Warns of each reason once, though dynamics come upon it at every step.
+
+    A reason with a distance in it is another one at every step, and is given once for each composition.
+    """
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> None:
+        """Warn of what is new about a structure; ``where`` says which of several it is."""
+        for rule, text in outside(loaded, data):
+            atoms = data.atomic_numbers.sort().values.tolist()
+            self.say(f"{where}{text}", f"{rule} {atoms}" if rule in GEOMETRIC else text, stacklevel=5)
+
+    def say(self, text: str, what: str, stacklevel: int = 3) -> None:
+        """Warn unless ``what`` has been warned of."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(f"outside the model's domain: {text}", stacklevel=stacklevel)

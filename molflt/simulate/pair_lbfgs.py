@@ -5,7 +5,8 @@ pairs of k r̂r̂ᵀ + l (1 − r̂r̂ᵀ) and a floor, in the spirit of Lindh's
 with k = 5 exp(−6(x − 1)) eV/Å², x being the distance over the sum of the covalent radii, and l = k/e³. It is positive
 definite, turns with the structure, and does not know the order of atoms.
 
-Everything is batched over structures and differentiable, for scripts/literature learns from it.
+Everything is batched over structures and differentiable, so that the same code relaxes and is learned from
+(scripts/literature).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ase.optimize import LBFGS
 from torch import Tensor
 
 from molflt.data.neighbours import neighbour_list
+from molflt.errors import InputError
 
 REACH = 7.0
 """Å, how far atoms see each other."""
@@ -108,12 +110,12 @@ class History:
 
 
 def begin(positions: Tensor, energy: Tensor, forces: Tensor) -> History:
-    """After the first calculation."""
+    """The history after the first calculation."""
     return History(positions, energy, forces, torch.full_like(energy, FIRST_STEP))
 
 
 def learn(history: History, positions: Tensor, energy: Tensor, forces: Tensor) -> History:
-    """After another one. Its curvature is always kept, its positions only if the energy has not risen."""
+    """The history after another one. Curvature is always kept, positions only if the energy has not risen."""
     moved = (positions - history.positions).flatten(1)
     change = (history.forces - forces).flatten(1)
     valid = (moved * change).sum(1) > 1e-3 * moved.norm(dim=1) * change.norm(dim=1)
@@ -207,7 +209,7 @@ def newton(history: History, hessian: Tensor) -> Tensor:
 
 
 def pair_direction(structures: Structures, history: History) -> Tensor:
-    """The same from :func:`pair_hessian`."""
+    """The L-BFGS step from :func:`pair_hessian`: (B, 3n) Å."""
     return newton(history, pair_hessian(structures, history.positions))
 
 
@@ -229,6 +231,11 @@ Direction = Callable[[Structures, History], Tensor]
 class PairLBFGS(LBFGS):
     """L-BFGS from a pair Hessian within a trust region, and ASE's LBFGS should that not descend.
 
+        from molflt import MolFLTCalculator, PairLBFGS
+
+        atoms.calc = MolFLTCalculator("runs/first", dtype="float64")
+        PairLBFGS(atoms).run(fmax=0.01)
+
     No atom moves farther than 0.2 Å in a step, and a structure of higher energy is stepped back from, so it cannot
     diverge as long as the energy belongs to the forces; where it does not, LBFGS takes over after :data:`PATIENCE`
     calculations. For atoms, of which some may be fixed (``FixAtoms``): not for cells, bands or other filters. A step
@@ -238,9 +245,16 @@ class PairLBFGS(LBFGS):
         atoms: with a calculator of energies and forces.
         direction: another way to make steps, for comparison.
         kwargs: of ASE's LBFGS; ``alpha``, ``memory`` and ``damping`` matter only once it has taken over.
+
+    Raises:
+        InputError: ``atoms`` is a filter or a band of images.
     """
 
     def __init__(self, atoms: Atoms, direction: Direction = pair_direction, **kwargs: Any) -> None:
+        if not isinstance(atoms, Atoms):
+            raise InputError(
+                f"PairLBFGS relaxes atoms in a fixed cell, not a {type(atoms).__name__}; take ASE's BFGS"
+            )
         super().__init__(atoms, **kwargs)
         self.direction = direction
         self.history: History | None = None
@@ -264,7 +278,7 @@ class PairLBFGS(LBFGS):
         super().step(forces)
 
     def _learn(self) -> History:
-        """What is known once the last calculation is taken in."""
+        """The history with the last calculation taken in."""
         values = self.atoms.positions, [self.atoms.get_potential_energy()], self.atoms.get_forces()
         x, e, f = (torch.tensor(value, dtype=torch.float64) for value in values)
         if self.history is None:

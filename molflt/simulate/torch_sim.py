@@ -20,8 +20,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
 from molflt.prediction.predictor import doubt_of_forces, why_no_forces
-from molflt.simulate.ase import as_model
-from molflt.simulate.domain_warnings import DomainWarnings
+from molflt.simulate.ase import DomainWarnings, as_model
 
 try:
     from torch_sim.models.interface import ModelInterface

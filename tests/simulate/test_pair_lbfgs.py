@@ -1,31 +1,23 @@
-"""Relaxations, learned or not: potentials against ASE's, symmetry, L-BFGS against a dense oracle, and their end."""
+"""Relaxation with a pair Hessian: its matrix and L-BFGS against dense oracles, symmetry, and its end."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import fcc111
+from ase.build import bulk, fcc111
 from ase.calculators.calculator import Calculator
 from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
+from ase.data import covalent_radii
+from ase.filters import FrechetCellFilter
 
-from molflt.simulate.pair_lbfgs import (
-    MAX_STEP,
-    Direction,
-    PairLBFGS,
-    batch,
-    begin,
-    pair_direction,
-    shortened,
-    two_loops,
-)
-from scripts.literature.relaxation_model import LearnedHessian, SummedSteps
-from scripts.literature.relaxation_structures import draw, emt, evaluate
-from scripts.literature.relaxation_training import advance, start
+from molflt import InputError, PairLBFGS
+from molflt.simulate.pair_lbfgs import batch, begin, pair_hessian, two_loops
 
 
 def slab(seed: int = 0) -> Atoms:
@@ -38,60 +30,34 @@ def slab(seed: int = 0) -> Atoms:
     return atoms
 
 
-def random_model(kind: type[torch.nn.Module]) -> Direction:
-    """With large random weights, so that nothing cancels."""
-    torch.manual_seed(0)
-    model = kind()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.4)
-    return model
-
-
-def test_emt_is_that_of_ase() -> None:
-    random = np.random.default_rng(3)
-    structures = [draw(random, "emt", 8, 24)[0] for _ in range(6)] + [slab()]
-    packed = batch(structures)
-    energy, forces = evaluate(emt, packed, packed.positions)
-    for k, atoms in enumerate(structures):
-        atoms.calc = EMT()
-        assert float(energy[k]) == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
-        assert np.abs(forces[k, : len(atoms)].numpy() - atoms.get_forces()).max() < 1e-9
-
-
-def walked(direction: Direction, atoms: Atoms, n: int = 4) -> torch.Tensor:
-    """The step after a few others in EMT, (n_atoms, 3)."""
-    packed = batch([atoms], 9.0)
-    history = start(packed, emt)
-    for _ in range(n):
-        history = advance(direction, packed, emt, history)
-    with torch.no_grad():
-        return shortened(packed, history, direction(packed, history))[0]
-
-
-@pytest.mark.parametrize("kind", [LearnedHessian, SummedSteps])
-def test_steps_turn_with_the_structure(kind: type[torch.nn.Module]) -> None:
-    atoms, model = slab(), random_model(kind)
-    step = walked(model, atoms)
-    random = np.random.default_rng(5)
-    turn = np.linalg.qr(random.normal(size=(3, 3)))[0]
-    order = random.permutation(len(atoms))
-    other = atoms[order]
-    fixed = atoms.constraints[0].get_indices()
-    other.set_constraint(FixAtoms(np.flatnonzero(np.isin(order, fixed))))
-    other.set_cell(atoms.cell.array @ turn)
-    other.positions = atoms.positions[order] @ turn + random.normal(size=3)
-    assert float((walked(model, other) - step[order] @ torch.from_numpy(turn)).abs().max()) < 1e-7
-    # With power: the networks matter, and steps differ among atoms and directions.
-    assert float((walked(kind(), atoms) - step).abs().max()) > 1e-3
-    assert float((step[order] - step).abs().max()) > 1e-3
-    assert float((step @ torch.from_numpy(turn) - step).abs().max()) > 1e-3
-    assert not step[torch.from_numpy(fixed)].any()
-    assert float(step.norm(dim=-1).max()) <= MAX_STEP + 1e-12
-
-
-def test_untrained_it_is_the_pair_hessian() -> None:
-    assert torch.equal(walked(LearnedHessian(), slab()), walked(pair_direction, slab()))
+def test_the_pair_hessian_is_springs_along_and_across_pairs() -> None:
+    """Atom by atom with a copy of the structure in every cell near by."""
+    atoms = bulk("Cu", cubic=True)
+    atoms.symbols[1] = "Au"
+    atoms.rattle(0.1, seed=0)
+    atoms.set_constraint(FixAtoms([2]))
+    expected = np.zeros((4, 3, 4, 3))
+    for i in range(4):
+        expected[i, :, i, :] += 5 * math.exp(-3) * np.eye(3)
+        for j in range(4):
+            for image in np.ndindex(7, 7, 7):
+                delta = atoms.positions[j] + (np.array(image) - 3) @ atoms.cell.array - atoms.positions[i]
+                r = np.linalg.norm(delta)
+                if not 0 < r < 7:
+                    continue
+                x = r / (covalent_radii[atoms.numbers[i]] + covalent_radii[atoms.numbers[j]])
+                along = 5 * math.exp(-6 * (x - 1)) * (1 - (r / 7) ** 2) ** 3
+                unit = np.outer(delta, delta) / r**2
+                block = along * unit + along * math.exp(-3) * (np.eye(3) - unit)
+                expected[i, :, i, :] += block
+                expected[i, :, j, :] -= block
+    expected[2], expected[:, :, 2] = 0, 0
+    expected[2, :, 2, :] = np.eye(3)
+    packed = batch([atoms])
+    found = pair_hessian(packed, packed.positions)[0]
+    # The weakest springs count as a little stiffer.
+    np.testing.assert_allclose(found.numpy(), expected.reshape(12, 12), rtol=0, atol=1e-6)
+    assert float(torch.linalg.eigvalsh(found).min()) > 0
 
 
 def test_two_loops_are_bfgs_updates_of_the_initial_hessian() -> None:
@@ -146,3 +112,8 @@ def test_where_the_energy_misleads_lbfgs_takes_over() -> None:
     optimiser = PairLBFGS(atoms, logfile=None)
     assert optimiser.run(fmax=0.01, steps=100)
     assert optimiser.failures > 0
+
+
+def test_it_refuses_what_it_does_not_relax() -> None:
+    with pytest.raises(InputError, match="not a FrechetCellFilter: take BFGS"):
+        PairLBFGS(FrechetCellFilter(bulk("Cu")))
