@@ -1,4 +1,4 @@
-"""The structure of the package: imports go one way, and nothing but the registry knows the literature (DESIGN §5)."""
+"""The structure of the package: imports go one way (DESIGN §5)."""
 
 import ast
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ ROOT = Path(molflt.__file__).parent
 FLOORS = (
     ("__init__", "bundled", "choices", "errors", "files", "memory", "printable", "vocabulary"),
     ("attention", "data"),
-    ("model", "literature"),
+    ("model",),
     ("prediction", "invariance"),
     ("training", "adsorption"),
     ("simulate", "report", "export"),
@@ -59,13 +59,7 @@ def test_imports_go_one_way():
     assert {str(path): found for path, part in sources() if (found := upward(part, path.read_text("utf-8")))} == {}
     # Power: also an import inside of a function counts.
     assert upward("data", "def f():\n    from molflt.model import config\n") == ["molflt.model"]
-    assert upward("attention", "import molflt.attention.kernels.lara") == ["molflt.attention.kernels.lara"]
-
-
-def test_only_the_registry_names_the_literature():
-    named = {path.relative_to(ROOT).as_posix() for path, part in sources() if part != "literature"}
-    named = {path for path in named if "molflt.literature" in (ROOT / path).read_text("utf-8")}
-    assert named <= {"attention/registry.py"}
+    assert upward("attention", "import molflt.model.encoder") == ["molflt.model.encoder"]
 
 
 def test_former_places_warn_for_one_release():
