@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import (
+    ATTENTIONS,
     COMPONENT_FUNCTIONS,
     DEFAULT_MECHANISM,
     MECHANISMS,
@@ -196,7 +197,7 @@ def attention_presets() -> list[str]:
         "| name | sets |",
         "|---|---|",
     ]
-    for name, values in PRESETS.items():
+    for name, values in ATTENTIONS.items():
         if name not in RANDOM_FEATURES:
             lines.append(f"| `{name}` | {', '.join(changes(values)) or 'nothing: the defaults'} |")
     components = ", ".join(f"`{component}`" for component in COMPONENT_FUNCTIONS)

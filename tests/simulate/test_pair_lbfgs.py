@@ -115,5 +115,5 @@ def test_where_the_energy_misleads_lbfgs_takes_over() -> None:
 
 
 def test_it_refuses_what_it_does_not_relax() -> None:
-    with pytest.raises(InputError, match="not a FrechetCellFilter: take BFGS"):
+    with pytest.raises(InputError, match="not a FrechetCellFilter; take ASE's BFGS"):
         PairLBFGS(FrechetCellFilter(bulk("Cu")))
