@@ -34,9 +34,6 @@ MARGIN = 1.25
 FROM_TRAINING_SET = ("sigma_max", "isolated_atoms")
 """Keys that training sets in the model where the configuration leaves them open."""
 
-PERFORMER_KERNEL = "posrf-orf"
-"""Positive random features with orthogonal frequencies: FAVOR+."""
-
 Condition = tuple[str, Callable[[Any], bool]]
 """What must hold for a key to act: in words, and as a function of the configuration."""
 
@@ -87,7 +84,7 @@ class KernelKeys(MechanismConfig):
     }
 
     kernel: str = Field(
-        PERFORMER_KERNEL,
+        "posrf-orf",
         description="feature map: posrf-orf is FAVOR+; docs/literature.md lists the others",
     )
     n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the kernel")
