@@ -3,7 +3,7 @@
     python -m scripts.tools.house            # prints them
     python -m scripts.tools.house --files    # and every file
 
-A line of code is one that is neither blank nor comment nor docstring. ``tests/test_structure.py`` holds the budget, and
+A line of code is one that is neither blank nor comment nor docstring. ``tests/test_structure.py`` holds the budget;
 ``scripts.tools.tables`` writes the map into docs/design.md.
 """
 

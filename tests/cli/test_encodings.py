@@ -27,7 +27,9 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 
 
 def run(variables: Mapping[str, str], *arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO", "RDBASE"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO", "RDBASE"))
+    }
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **variables}
     command = [ascii_python(), "-m", "molflt", *map(str, arguments)]
     return subprocess.run(command, input=given, capture_output=True, env=environment, check=False, timeout=300)
