@@ -9,7 +9,7 @@ import pytest
 from molflt.data.datasets import ListDataset
 
 pytest.importorskip("pymatgen")
-from scripts.tools import damage
+from scripts.hardening import damage
 
 
 def test_nothing_is_lost_or_changed_in_silence() -> None:

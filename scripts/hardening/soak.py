@@ -5,7 +5,7 @@ model that stays loaded; the other half into cycles of training a small model, l
 are medians over pairs of samples (Theil and Sen), without the first third, in which caches fill. More than the limits
 below, per call or per cycle, is a failure.
 
-    python -m scripts.tools.soak --minutes 60 --out soak.png
+    python -m scripts.hardening.soak --minutes 60 --out soak.png
 
 Prints a table; exits with 1 where something grows. On Linux.
 """
