@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import stat
 import tarfile
@@ -163,38 +162,3 @@ def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == [file]
     unpack(archive_of(content, URL), file, tmp_path / "is2res")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.tar.gz", "is2res"]
-
-
-def test_a_pax_header_cannot_smuggle_a_path(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="leads outside"):
-        run(gzip.compress(_pax({"path": "../../escaped"}), mtime=0), tmp_path)
-
-
-def _pax(records: dict[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        info = tarfile.TarInfo("is2res/a")
-        info.pax_headers = records
-        tar.addfile(info, io.BytesIO())
-    return buffer.getvalue()
-
-
-def _headers_for_headers() -> bytes:
-    info = tarfile.TarInfo("p")
-    info.type, info.size = tarfile.XHDTYPE, 11
-    return (info.tobuf() + b"11 path=aa\n".ljust(512, b"\0")) * 2000
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        _headers_for_headers(),
-        _pax({"GNU.sparse.size": "x", "GNU.sparse.map": "a,b"}),
-        _pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1", "GNU.sparse.name": "s"}),
-    ],
-    ids=["headers for headers", "no numbers", "no map"],
-)
-def test_headers_that_tarfile_stumbles_over(content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the archive is damaged"):
-        run(gzip.compress(content, mtime=0), tmp_path)
-    assert not list((tmp_path / "outer" / "inner").iterdir())
