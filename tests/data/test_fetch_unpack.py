@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import stat
 import tarfile
@@ -162,3 +163,17 @@ def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == [file]
     unpack(archive_of(content, URL), file, tmp_path / "is2res")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.tar.gz", "is2res"]
+
+
+def test_a_pax_header_cannot_smuggle_a_path(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="leads outside"):
+        run(gzip.compress(_pax({"path": "../../escaped"}), mtime=0), tmp_path)
+
+
+def _pax(records: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("is2res/a")
+        info.pax_headers = records
+        tar.addfile(info, io.BytesIO())
+    return buffer.getvalue()

@@ -249,6 +249,40 @@ def _write_header(path: Path, header: dict[str, Any] | str, data: bytes, length:
     path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
 
 
+@pytest.mark.parametrize(
+    "lie",
+    ["overlap", "beyond the end", "backwards", "negative", "2^63", "shape", "shape that wraps", "dtype",
+     "dtype unknown", "twice", "length beyond", "length 2^63", "data behind"],
+)  # fmt: skip
+def test_headers_that_lie(lie: str, model_path: Path, tmp_path: Path) -> None:
+    raw = model_path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8:end]), raw[end:]
+    name = "encoder.norm.weight"
+    start, stop = header[name]["data_offsets"]
+    changes: dict[str, dict[str, Any]] = {
+        "overlap": {"data_offsets": [0, stop - start]},
+        "beyond the end": {"data_offsets": [start, stop + len(data)]},
+        "backwards": {"data_offsets": [stop, start]},
+        "negative": {"data_offsets": [-8, stop]},
+        "2^63": {"data_offsets": [start, 2**63]},
+        "shape": {"shape": [10**9]},
+        "shape that wraps": {"shape": [2**32, 2**32]},
+        "dtype": {"dtype": "F64"},
+        "dtype unknown": {"dtype": "O8"},
+    }
+    header[name].update(changes.get(lie, {}))
+    text = json.dumps(header)
+    if lie == "twice":
+        again = {**header[name], "data_offsets": [0, stop - start]}
+        text = f'{text[:-1]}, "{name}": {json.dumps(again)}}}'
+    if lie == "data behind":
+        data += bytes(64)
+    path = tmp_path / "lie.safetensors"
+    _write_header(path, text, data, {"length beyond": len(text) + 10**6, "length 2^63": 2**63}.get(lie))
+    _refuses(path, "not a model file")
+
+
 def test_loading_never_unpickles(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*arguments: object, **options: object) -> None:
         raise AssertionError("a model file was unpickled")
