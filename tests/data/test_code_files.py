@@ -123,11 +123,11 @@ DAMAGES: dict[str, Callable[[list[str], int], list[str]]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_files(name: str, damage: str, files: dict[str, tuple[str, list[Atoms]]], tmp_path: Path) -> None:
-    """At up to twenty places: the same, or an error, or a warning of what is left out; lines are named."""
+    """At up to twelve places: the same, or an error, or a warning of what is left out; lines are named."""
     text, expected = files[name]
     lines = text.rstrip("\n").split("\n")
     path = tmp_path / name
-    for k in range(0, len(lines), max(1, len(lines) // 20)) if damage != "whole" else [0]:
+    for k in range(0, len(lines), max(1, len(lines) // 12)) if damage != "whole" else [0]:
         path.write_text("\n".join(DAMAGES[damage](lines, k)) + "\n", encoding="utf-8")
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", InputWarning)
