@@ -48,10 +48,9 @@ def test_a_round_of_kills_or_threads(attack: str, python: Callable[..., Any]) ->
 
 
 @pytest.mark.slow
-def test_a_minute_in_search_of_leaks(tmp_path: Path, python: Callable[..., Any]) -> None:
-    done = python("-m", "scripts.hardening.soak", "--minutes", "1", "--out", tmp_path / "soak.png")
+def test_a_minute_in_search_of_leaks(python: Callable[..., Any]) -> None:
+    done = python("-m", "scripts.hardening.soak", "--minutes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _raises(raw: bytes) -> None:
