@@ -180,7 +180,7 @@ def summary(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure what is not there yet."""
-    parser = results.parser(__doc__, PATH)
+    parser = results.parser(__doc__, kept=PATH)
     parser.add_argument("--peers-python", help="the interpreter that has SchNetPack")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--device", default="cpu", help="cpu or cuda, for the layers; needs another --results")

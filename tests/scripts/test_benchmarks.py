@@ -62,8 +62,8 @@ from scripts.benchmarks.layers import DIM, ROWS, MolfltLayer
 from scripts.benchmarks.peers import build, collate, n_parameters, plain
 
 QUICK = {
-    accuracy: ["--data", "fg", "qm7", "atoms", "--rows", "flt", "SchNet"],
-    accuracy_selection: ["--data", "qm7"],
+    accuracy: ["--data", "atoms", "--rows", "flt", "SchNet"],
+    accuracy_selection: ["--data", "atoms"],
     acetylacetone: [],
     additivity: ["pretrained:qm7-small"],
     adsorb_guesses: ["pretrained:fg"],
