@@ -155,6 +155,14 @@ def test_only_what_is_neutral_and_closed_shell(key: str) -> None:
                 from_atoms(atoms, "water")
 
 
+def test_an_odd_number_of_electrons_is_refused_of_molecules() -> None:
+    methyl = molecule("CH3")
+    for atoms in (Atoms("H"), bulk("Cu"), molecule("CH4")):
+        from_atoms(atoms, "x")
+    with pytest.raises(InputError, match="x: has an odd number of electrons"):
+        from_atoms(Atoms(methyl.numbers, methyl.positions), "x")
+
+
 def test_no_other_name_is_a_charge() -> None:
     assert set(KNOWN_VALUES) == set(NEUTRAL)
     atoms = molecule("H2O")

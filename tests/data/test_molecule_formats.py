@@ -166,6 +166,8 @@ def test_atom_types_of_mol2(tmp_path: Path) -> None:
         ("O.3", "LP", r"line 8: 'LP' is no atom type"),
         ("3 2 1 0 0", "2 2 1 0 0", "line 3: announces 2 atoms, and there are 3"),
         ("3 2 1 0 0", "3 1 1 0 0", "line 3: announces 1 bonds, and there are 2"),
+        ("3 2 1 0 0", "", "line 1: the number of atoms does not stand two lines below"),
+        ("BOND", "ATOM", "line 11: a second section ATOM"),
         ("HOH 0\n", "HOH -1\n", r"partial charges add up to -1\.00 e, and its bonds and atom types to \+0 e"),
     ):
         path.write_text(WATER.replace(old, new, 1), encoding="utf-8")

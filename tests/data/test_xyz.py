@@ -161,7 +161,8 @@ def test_it_is_what_ase_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["xyz", "extxyz"])
 def test_each_comment_decides_for_its_frame(suffix: str, tmp_path: Path) -> None:
-    for texts in ([WATER, COPPER], [COPPER, WATER]):
+    # A mark of the byte order is inside where files were put together.
+    for texts in ([WATER, COPPER], [COPPER, WATER], [WATER, "\ufeff", COPPER]):
         path = tmp_path / f"a.{suffix}"
         path.write_text("".join(texts), encoding="utf-8")
         read = {len(data.positions): data for data in read_ase(path)}

@@ -16,7 +16,6 @@ import torch
 
 from scripts import results
 from scripts.hardening import fuzz, soak, trial
-from scripts.hardening.attack_threads import round_of
 from scripts.hardening.chaos_jobs import differences, page_content, run_content
 from scripts.hardening.fuzz_targets import TARGETS, Target
 
@@ -33,11 +32,6 @@ def test_hostile_input_is_refused(target: str, tmp_path: Path) -> None:
     make = TARGETS[target](tmp_path).make
     first, again, other = (make(Random(seed)) for seed in (1, 1, 2))
     assert first == again != other
-
-
-def test_smiles_in_threads() -> None:
-    """A few; without a lock, RDKit's log does not survive even these."""
-    assert round_of(0, 100) == (100, [])
 
 
 @pytest.mark.slow
