@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from scripts.benchmarks import measuring
-from scripts.benchmarks.peers import Structure, build, collate
+from scripts.benchmarks.peers import Structure, build, collate, plain
 
 PEERS: dict[str, dict[str, Any]] = {
     "DimeNet++": {"num_blocks": 3, "basis_emb_size": 8, "num_spherical": 7, "num_radial": 6},
@@ -75,31 +75,47 @@ def with_width(family: str, sizes: dict[str, Any], width: int) -> dict[str, Any]
     return {**sizes, **own[family]}
 
 
-def measure(spec: Spec) -> dict[str, Any]:
-    """Memory of a step after one to warm up on a single structure, then seconds of further ones."""
-    torch.set_num_threads(spec.threads)
+def prepared(family: str, found: Sequence[Any]) -> list[Structure]:
+    """Structures of molflt as plain tensors, with the neighbours that a family takes."""
+    from molflt.data.neighbours import attach_neighbours
+    from scripts.benchmarks.graph_models import model_config
+
+    small = model_config("small", "flt")
+    reach = (small.neighbour_cutoff, small.all_pairs_if_isolated) if family == "molflt" else (small.cutoff, False)
+    return [plain(attach_neighbours(data.clone(), *reach), float(data.get("y_relaxed", 0.0))) for data in found]
+
+
+def training_steps(family: str, sizes: dict[str, Any], device: torch.device) -> Callable[..., Callable[[], None]]:
+    """An untrained model: from structures that are one batch, a step of training it on them with Adam."""
     torch.manual_seed(0)
-    device, structures = torch.device(spec.device), torch.load(spec.structures, weights_only=True)
-    model = build(spec.family, spec.sizes).to(device).train()
+    model = build(family, sizes).to(device).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
 
-    def step_on(chosen: Sequence[Structure]) -> Callable[[], None]:
-        batch = collate(chosen).to(device)
+    def step_on(structures: Sequence[Structure]) -> Callable[[], None]:
+        batch = collate(structures).to(device)
         inputs = model.prepare(batch)
 
         def step() -> None:
-            optimiser.zero_grad(set_to_none=True)
             if hasattr(model, "loss"):
                 loss = model.loss(inputs, batch)
             else:
                 loss = (model(inputs) - batch.target).square().mean()
             loss.backward()
             optimiser.step()
+            # Between two steps gradients take no memory.
+            optimiser.zero_grad(set_to_none=True)
 
         return step
 
+    return step_on
+
+
+def measure(spec: Spec) -> dict[str, Any]:
+    """Memory of a step after one to warm up on a single structure, then seconds of further ones."""
+    torch.set_num_threads(spec.threads)
+    device, structures = torch.device(spec.device), torch.load(spec.structures, weights_only=True)
+    step_on = training_steps(spec.family, spec.sizes, device)
     step_on(structures[:1])()
-    optimiser.zero_grad(set_to_none=True)
     if spec.gibibytes and device.type == "cpu":
         measuring.limit_memory(spec.gibibytes)
     step = step_on(structures)

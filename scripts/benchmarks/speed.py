@@ -31,13 +31,10 @@ import ase.io
 import torch
 
 from molflt.data.ase_io import to_atoms
-from molflt.data.neighbours import attach_neighbours
 from scripts import results
 from scripts.benchmarks import layers, models, structures
-from scripts.benchmarks.graph_models import model_config
 from scripts.benchmarks.layer_worker import DENSE, Spec
 from scripts.benchmarks.measuring import DONE, UNAVAILABLE, duration, run_isolated, size
-from scripts.benchmarks.peers import plain
 from scripts.benchmarks.speed_report import GAUSSIANS, OURS, PATH
 
 COLUMNS = (
@@ -48,8 +45,6 @@ PARTS = ("model", "md", "layer")
 THREADS = (1, 2)
 LIMIT = 900.0
 """Seconds after which a process is given up."""
-CUTOFF = 5.0
-"""Å, of the peers' neighbour lists, which is that of ``small``."""
 
 
 def layer_jobs(options: argparse.Namespace) -> Iterator[Spec]:
@@ -112,8 +107,6 @@ def run_layers(options: argparse.Namespace, store: results.Store) -> None:
 def run_models(options: argparse.Namespace, store: results.Store, folder: Path) -> None:
     """A training step of ``small``, and of peers as wide and as large as it is, on the bundled FG set."""
     found = structures.bundled(100 if options.quick else 768)
-    small = model_config("small", "flt")
-    neighbours = {"molflt": (small.neighbour_cutoff, small.all_pairs_if_isolated)}
     for name, (family, sizes) in models.rows().items():
         point = {"part": "model", "kind": "adsorption", "size": sum(len(data.positions) for data in found)}
         point |= {"row": name, "direction": "train", "threads": options.threads}
@@ -122,8 +115,7 @@ def run_models(options: argparse.Namespace, store: results.Store, folder: Path) 
         print(f"training step of {name}", flush=True)
         path = folder / f"{family}.pt"
         if not path.exists():
-            with_list = [attach_neighbours(data.clone(), *neighbours.get(family, (CUTOFF, False))) for data in found]
-            torch.save([plain(data, float(data.y_relaxed)) for data in with_list], path)
+            torch.save(models.prepared(family, found), path)
         how = options.repeats, options.seconds, options.memory, options.threads, options.device
         spec = json.dumps(asdict(models.Spec(family, sizes, str(path), *how)))
         add(store, {**point, **elsewhere(options, family, "scripts.benchmarks.models", spec)})

@@ -91,6 +91,7 @@ def test_what_the_data_card_says(bundled):
     assert size < 10 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("MOLFLT_DATA" not in os.environ, reason="MOLFLT_DATA is not set")
 def test_it_is_what_the_publishers_give():
     """The last rows of a slice against the extended xyz, read by ASE."""
