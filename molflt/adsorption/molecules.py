@@ -10,7 +10,7 @@ from rdkit import Chem
 from molflt.data.ase_io import to_atoms
 from molflt.data.molecule_names import refuse_ambiguous
 from molflt.data.rdkit_io import check_text, from_smiles, from_text
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 from molflt.prediction.predictor import conformers_of
 
@@ -32,10 +32,10 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
         InputError: not a SMILES, or one that reads as the formula of another molecule; several molecules, an ion, a
             radical, too large, or no conformer found.
     """
-    how = Reading(conformers=_TRIED, may_allow=False)
+    options = ReadOptions(conformers=_TRIED, may_allow=False)
     mol = check_text(smiles)
     if mol is None:
-        return [to_atoms(from_text(smiles, how))]
+        return [to_atoms(from_text(smiles, options))]
     refuse_ambiguous(smiles, mol)
     for atom in mol.GetAtoms():
         atom.SetAtomMapNum(0)
@@ -45,7 +45,7 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
     if len(Chem.GetMolFrags(mol)) > 1:
         raise InputError(f"{smiles}: is several molecules; adsorb places one")
     # Where a guess is put depends on the order of the atoms.
-    made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, how)
+    made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, options)
     if "remark" in made:
         warnings.warn(f"{smiles}: {made.remark}", InputWarning, stacklevel=3)
     return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]

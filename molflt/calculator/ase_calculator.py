@@ -33,7 +33,7 @@ from molflt.choices import TagConvention
 from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
@@ -113,7 +113,7 @@ class MolFLTCalculator(Calculator):
         super().__init__()
         self.model = as_model(model, device, dtype)
         self.tags = tags
-        self._how = Reading(allow_charged, charges=self.model.members[0].model.config.takes_ions)
+        self._options = ReadOptions(allow_charged, charges=self.model.members[0].model.config.takes_ions)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
@@ -134,10 +134,12 @@ class MolFLTCalculator(Calculator):
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """What has changed since the last calculation; tags and charge, which ASE leaves out, matter here."""
-        refuse_charges(atoms, _name_of(atoms), self._how)
+        refuse_charges(atoms, _name_of(atoms), self._options)
         changes: list[str] = super().check_state(atoms, tol)
         name = _name_of(atoms)
-        if self.atoms is not None and charge_of(self.atoms, name, self._how) != charge_of(atoms, name, self._how):
+        if self.atoms is not None and charge_of(self.atoms, name, self._options) != charge_of(
+            atoms, name, self._options
+        ):
             changes.append("charge")
         if self.atoms is not None and not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
             changes.append("tags")
@@ -189,19 +191,19 @@ class MolFLTCalculator(Calculator):
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:
         """One structure on the model's device, with the neighbour list of the atoms where they are."""
-        refuse_charges(atoms, name, self._how)
+        refuse_charges(atoms, name, self._options)
         # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
         bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
         bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
-        if charge := charge_of(atoms, name, self._how):
+        if charge := charge_of(atoms, name, self._options):
             bare.info["charge"] = charge
         # What tags mean is judged by the heights of the atoms once, and must not change while these move.
         given = (atoms.numbers.tobytes(), atoms.get_tags().tobytes())
         if given == self._tags_seen:
             bare.set_tags(self._tags_meant)
-            data = from_atoms(bare, name, "oc20", how=self._how)
+            data = from_atoms(bare, name, "oc20", options=self._options)
         else:
-            data = from_atoms(bare, name, self.tags, how=self._how)
+            data = from_atoms(bare, name, self.tags, options=self._options)
             self._tags_seen, self._tags_meant = given, data.tags.numpy()
         self._warnings.ask(self.model.members[0], data)
         config = self.model.members[0].model.config

@@ -38,7 +38,7 @@ def check_invariance_command(
 
     Example: molflt check-invariance runs/tiny/best.safetensors data/fg/val.lmdb
     """
-    from molflt.data.reading import Reading
+    from molflt.data.reading import ReadOptions
     from molflt.data.sources import resolve_inputs
     from molflt.invariance.energies import additivity, far_share, has_far_field
     from molflt.invariance.harness import run_suite
@@ -48,10 +48,10 @@ def check_invariance_command(
 
     loaded = load_member(model, remark, frequencies)
     if inputs:
-        how = Reading(
+        options = ReadOptions(
             allow_charged=True, conformers=1, charges=loaded.model.config.takes_ions, accept_unconverged=True
         )
-        dataset = resolve_inputs(inputs, tags, how=how)
+        dataset = resolve_inputs(inputs, tags, options=options)
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
     else:

@@ -72,7 +72,7 @@ def evaluate_command(
 
     Example: molflt evaluate runs/tiny data/fg/val.lmdb
     """
-    from molflt.data.reading import Reading
+    from molflt.data.reading import ReadOptions
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
     from molflt.prediction.predictor import unknown_elements
@@ -93,7 +93,7 @@ def evaluate_command(
         device=device,
         max_atoms=max_atoms,
         on_bad="skip" if on_error == "skip" else "stop",
-        how=Reading(allow_charged, conformers, accept_unconverged=accept_unconverged, pairs=pairs),
+        options=ReadOptions(allow_charged, conformers, accept_unconverged=accept_unconverged, pairs=pairs),
         tags=tags,
     )
     if found.skipped:

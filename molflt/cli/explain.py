@@ -15,7 +15,7 @@ from molflt.errors import InputError, listed
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-    from molflt.data.reading import Reading
+    from molflt.data.reading import ReadOptions
     from molflt.report.explanation import Explanation
 
 PAGE = Path("explain.html")
@@ -50,7 +50,7 @@ def explain_command(
     out = PAGE if out is None and not as_json else out
     if out is not None:
         claim_new_file(context, out, (".html", ".csv"), overwrite)
-    from molflt.data.reading import Reading
+    from molflt.data.reading import ReadOptions
     from molflt.prediction.members import load_member
     from molflt.prediction.predictor import choose_device, outside
     from molflt.report.explain_page import as_json as content
@@ -60,8 +60,8 @@ def explain_command(
     target_device = choose_device(device)
     loaded = load_member(model, remark)
     takes_ions = loaded.model.config.takes_ions
-    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
-    data = _one_structure(structure, index, tags, how)
+    options = ReadOptions(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
+    data = _one_structure(structure, index, tags, options)
     explanation = explain(loaded, data, atom, target_device)
     doubt = ""
     if reasons := [reason.text for reason in outside(loaded, explanation.structure)]:
@@ -80,10 +80,10 @@ def explain_command(
     say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
 
 
-def _one_structure(text: str, index: int | None, tags: TagConvention, how: Reading) -> Data:
+def _one_structure(text: str, index: int | None, tags: TagConvention, options: ReadOptions) -> Data:
     from molflt.data.sources import resolve_inputs
 
-    dataset = resolve_inputs([text], tags, how=how)
+    dataset = resolve_inputs([text], tags, options=options)
     n = len(dataset)
     if index is None and n > 1:
         raise InputError(f"{text}: holds {n} structures; choose one with --index, from 0 to {n - 1}")

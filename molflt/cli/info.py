@@ -112,12 +112,12 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
 
     from molflt.bundled import resolve_path
     from molflt.data.progress import track
-    from molflt.data.reading import Reading
+    from molflt.data.reading import ReadOptions
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    how = Reading(allow_charged=True, conformers=1, accept_unconverged=accept_unconverged, pairs=pairs)
-    dataset = open_dataset(resolve_path(path), tags, how=how)
+    options = ReadOptions(allow_charged=True, conformers=1, accept_unconverged=accept_unconverged, pairs=pairs)
+    dataset = open_dataset(resolve_path(path), tags, options=options)
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()
     values: dict[str, list[float]] = {target: [] for target in TARGETS}

@@ -67,7 +67,7 @@ def predict_command(
 
     Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
-    from molflt.data.reading import Reading
+    from molflt.data.reading import ReadOptions
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import calibrated, load_members, meaning_of_uncertainty
     from molflt.prediction.outputs import check_output, write_predictions
@@ -87,16 +87,16 @@ def predict_command(
     members = load_members(model, frequencies)
     takes_ions = members[0].model.config.takes_ions
     # Its labels are not read, and its structure is what it is.
-    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True, pairs=pairs)
-    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
+    options = ReadOptions(allow_charged, conformers, charges=takes_ions, accept_unconverged=True, pairs=pairs)
+    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", options=options)
     chosen = choose_device(device)
     others = f" and {len(members) - 1} more" if len(members) > 1 else ""
     detail(f"{members[0].path}{others}, on {chosen}")
     if calibrate is not None:
         from molflt.prediction.evaluation import measured
 
-        labelled = replace(how, accept_unconverged=False)
-        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, how=labelled)
+        labelled = replace(options, accept_unconverged=False)
+        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, options=labelled)
         members = calibrated(members, known)
     shard_result = None
     if part is None:
@@ -105,7 +105,7 @@ def predict_command(
         from molflt.prediction.shards import predict_shard
 
         shard_result = predict_shard(
-            members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite, how
+            members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite, options
         )
         prediction = shard_result.prediction
     if forces and (doubt := doubt_of_forces(members[0].metadata)):

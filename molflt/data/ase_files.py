@@ -28,7 +28,7 @@ from molflt.data.notes import Notes
 from molflt.data.poscar import poscar_frames
 from molflt.data.progress import track
 from molflt.data.qe import pwi_frames
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.unread import unread_names
 from molflt.data.vasp import outcar_frames, vasprun_frames
 from molflt.data.xyz import xyz_frames
@@ -91,7 +91,7 @@ def read_ase(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     on_bad: OnBad = "stop",
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> ListDataset:
     """Read every frame of a file; the structures are named ``PATH#FRAME``.
 
@@ -114,12 +114,12 @@ def read_ase(
             bad[place] = atoms
             continue
         record = f"{name} ({atoms.info['name']})" if isinstance(atoms.info.get("name"), str) else name
-        if not how.accept_unconverged and (why := shortfall(atoms)):
+        if not options.accept_unconverged and (why := shortfall(atoms)):
             skipped.append(f"{record}: {why}")
             continue
         unread |= dict.fromkeys(unread_names(atoms, labels))
         with noting(bad, place, record, kept_info(atoms)):
-            structure = from_atoms(atoms, name, tags, labels, how)
+            structure = from_atoms(atoms, name, tags, labels, options)
             structure.name = printable(record)
             structures.append(structure)
     if unread:

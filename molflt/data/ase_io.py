@@ -17,7 +17,7 @@ from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.extras import Extra, extra_of, held
 from molflt.data.labels import LabelSpec, agreed, atom_vectors, one_number
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
@@ -25,7 +25,7 @@ from molflt.errors import InputError
 from molflt.printable import printable
 
 _RESULTS = ("energy", "forces")
-_IONS = Reading(charges=True)
+_IONS = ReadOptions(charges=True)
 _SHORT = 9
 """Numbers of an array in ``info`` that is carried along, as long as a tensor."""
 
@@ -35,7 +35,7 @@ def from_atoms(
     name: str,
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> Data:
     """Turn ASE's ``Atoms`` into a structure.
 
@@ -55,7 +55,7 @@ def from_atoms(
         tags: "oc20": as they are; "layers": 0 becomes adsorbate, 1 surface, all else sub-surface, and a slab without
             tags gets those of :func:`molflt.data.surface_tags.tags_of_slab`; "auto".
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
-        how: whether ions and radicals are taken.
+        options: whether ions and radicals are taken.
 
     Raises:
         InputError: tags that are ambiguous or out of range, a periodic direction without a lattice vector, a
@@ -64,9 +64,9 @@ def from_atoms(
     """
     cell, pbc = np.asarray(atoms.cell, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
     _refuse_disorder(atoms, name)
-    refuse_charges(atoms, name, how)
-    how.refuse_slab(name, pbc)
-    charge = charge_of(atoms, name, how)
+    refuse_charges(atoms, name, options)
+    options.refuse_slab(name, pbc)
+    charge = charge_of(atoms, name, options)
     fixed = np.zeros(len(atoms), dtype=bool)
     constraints = []
     for constraint in atoms.constraints:
@@ -193,7 +193,7 @@ def to_atoms(data: Data) -> Atoms:
     return atoms
 
 
-def refuse_charges(atoms: Atoms, name: str, how: Reading = DEFAULT) -> None:
+def refuse_charges(atoms: Atoms, name: str, options: ReadOptions = DEFAULT) -> None:
     """Refuse ions and open shells.
 
     These are: a charge or spin in ``atoms.info`` (an entry that is None says nothing); initial charges that do not
@@ -201,30 +201,30 @@ def refuse_charges(atoms: Atoms, name: str, how: Reading = DEFAULT) -> None:
     moments, or an odd number of electrons where there are no metals.
 
     Raises:
-        InputError: it is one, and ``how`` does not take them.
+        InputError: it is one, and ``options`` does not take them.
     """
-    if how.allow_charged:
+    if options.allow_charged:
         return
-    how.refuse_stated(name, atoms.info, "atoms.info[{!r}]")
+    options.refuse_stated(name, atoms.info, "atoms.info[{!r}]")
     if "initial_charges" in atoms.arrays:
-        how.refuse_state(name, float(np.sum(atoms.arrays["initial_charges"])))
+        options.refuse_state(name, float(np.sum(atoms.arrays["initial_charges"])))
     if not np.any(atoms.pbc):
         for moments in (atoms.arrays.get("initial_magmoms"), getattr(atoms.calc, "results", {}).get("magmoms")):
             if moments is not None:
-                how.refuse_moments(name, np.asarray(moments, dtype=np.float64))
-        how.refuse_odd(name, atoms.numbers.tolist(), charge_of(atoms, name, how))
+                options.refuse_moments(name, np.asarray(moments, dtype=np.float64))
+        options.refuse_odd(name, atoms.numbers.tolist(), charge_of(atoms, name, options))
 
 
-def charge_of(atoms: Atoms, name: str, how: Reading) -> float:
-    """The total charge in e, of ``info`` or else of all initial charges; 0 unless ``how`` is to read it.
+def charge_of(atoms: Atoms, name: str, options: ReadOptions) -> float:
+    """The total charge in e, of ``info`` or else of all initial charges; 0 unless ``options`` is to read it.
 
     Raises:
         InputError: it is no whole number, or too large.
     """
-    if not how.charges:
+    if not options.charges:
         return 0.0
     initial = float(np.sum(atoms.arrays.get("initial_charges", 0.0)))
-    return how.stated_charge(name, atoms.info, "atoms.info[{!r}]", initial)
+    return options.stated_charge(name, atoms.info, "atoms.info[{!r}]", initial)
 
 
 def results_at_hand(atoms: Atoms) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from molflt.data.datasets import ListDataset
 from molflt.data.labels import LabelSpec, agreed
 from molflt.data.notes import Notes
 from molflt.data.progress import track
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import ENERGIES
 from molflt.data.relaxations import same_atoms
 from molflt.data.smiles_tables import TABLES, read_table
@@ -118,14 +118,14 @@ def read_calculations(
     labels: LabelSpec | None = None,
     on_bad: OnBad = "stop",
     with_table: bool = True,
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> ListDataset:
     """Read what ``find_pairs`` and ``find_runs`` found; the structures are named ``FOLDER/NAME``.
 
     The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
     CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
     there is one geometry. Runs that were cut short or are not converged are left out, and named in an
-    ``InputWarning``, unless ``how`` takes them. Columns of a CSV table in the folder become entries of ``info``,
+    ``InputWarning``, unless ``options`` takes them. Columns of a CSV table in the folder become entries of ``info``,
     among which labels are looked for, unless ``with_table`` is False. Other arguments are those of
     :func:`molflt.data.sources.open_dataset`.
 
@@ -146,7 +146,7 @@ def read_calculations(
             if table is not None and row is None:
                 raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
             try:
-                atoms = _atoms(calculation, where, read, how.accept_unconverged)
+                atoms = _atoms(calculation, where, read, options.accept_unconverged)
             except UnfinishedError as error:
                 skipped.append(str(error))
                 continue
@@ -155,7 +155,7 @@ def read_calculations(
                 places = {f"in {end}": _frame(read(end), calculation.frame).info.get(label) for end in ends}
                 agreed({"in the table": (row or {}).get(label), **places}, label, where)
             atoms.info.update(row or {})
-            structures.append(from_atoms(atoms, where, tags, labels, how))
+            structures.append(from_atoms(atoms, where, tags, labels, options))
     give_skipped(skipped, len(calculations), str(folder), "calculations")
     if table is not None:
         unused = sorted(table[1].keys() - {_key(calculation.name or folder.name) for calculation in calculations})

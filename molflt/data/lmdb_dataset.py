@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import RECORD_KEYS, STATES, to_data
 from molflt.data.safe_pickle import load_record, load_value
 from molflt.data.screening import refuse_unusable
@@ -54,10 +54,10 @@ class LmdbDataset:
         labels: LabelSpec | None = None,
         strict: bool = True,
         tags: TagConvention = "auto",
-        how: Reading = DEFAULT,
+        options: ReadOptions = DEFAULT,
     ) -> None:
         self.path = Path(path)
-        self._strict, self._labels, self._tags, self._how = strict, labels, tags, how
+        self._strict, self._labels, self._tags, self._options = strict, labels, tags, options
         own = () if labels is None else filter(None, (labels.label, labels.force_label))
         self._wanted = RECORD_KEYS.union(STATES, own)
         self._n_atoms: np.ndarray | None = None
@@ -99,7 +99,7 @@ class LmdbDataset:
         return sizes
 
     def _structure(self, raw: bytes, where: str) -> Data:
-        return to_data(load_record(raw, where, only=self._wanted), where, self._labels, self._tags, self._how)
+        return to_data(load_record(raw, where, only=self._wanted), where, self._labels, self._tags, self._options)
 
     def _raw(self, index: int) -> tuple[str, bytes]:
         key = str(index).encode() if self._keys is None else self._keys[index]

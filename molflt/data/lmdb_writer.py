@@ -24,7 +24,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import close_readonly
 from molflt.data.notes import Notes
 from molflt.data.progress import track
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.data.records import to_record
 from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind, resolve_inputs
 from molflt.errors import InputError
@@ -150,8 +150,8 @@ def convert(
     # What comes from standard input cannot be asked for again: a file begun from it is never gone on with.
     once = [str(uuid.uuid4())] if STANDARD_INPUT in inputs else []
     source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*map(paths_behind, inputs))), *once])
-    how = Reading(allow_charged, charges=True, slabs=True, accept_unconverged=accept_unconverged, pairs=pairs)
-    structures = resolve_inputs(inputs, tags, labels, how=how)
+    options = ReadOptions(allow_charged, charges=True, slabs=True, accept_unconverged=accept_unconverged, pairs=pairs)
+    structures = resolve_inputs(inputs, tags, labels, options=options)
     notes = Notes(os.fspath(target))
     count = write_lmdb(target, _Records(structures, notes), overwrite=overwrite, source=source)
     notes.give()

@@ -11,7 +11,7 @@ from rdkit import Chem
 
 from molflt.data.lines import Line, numbered, numbers, refuse
 from molflt.data.notes import Notes
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.data.symbols import hydrogen_of
 from molflt.errors import InputError
 
@@ -31,7 +31,7 @@ class Mol2:
     text: str
     first_line: int
 
-    def mol(self, name: str, notes: Notes, how: Reading) -> Chem.Mol | None:
+    def mol(self, name: str, notes: Notes, options: ReadOptions) -> Chem.Mol | None:
         """The molecule, or None where RDKit cannot read it.
 
         Raises:
@@ -69,7 +69,7 @@ class Mol2:
             raise InputError(f"{name}: has {len(atoms)} atoms, of which RDKit reads {mol.GetNumAtoms()}")
         partial = numbers(row.words[8] for row in atoms if len(row.words) > 8)
         total, formal = sum(partial or []), Chem.GetFormalCharge(mol)
-        if round(total) not in (0, formal) and not how.allow_charged:
+        if round(total) not in (0, formal) and not options.allow_charged:
             raise InputError(
                 f"{name}: its partial charges add up to {total:+.2f} e, and its bonds and atom types to {formal:+d} "
                 "e; correct them, or take it as if it were neutral with --allow-charged"

@@ -20,7 +20,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.mol2 import Mol2, mol2_blocks
 from molflt.data.notes import Notes
 from molflt.data.rdkit_io import because, captured, from_mol, named
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.errors import InputError, OnBad, noting
 
 _END = b"$$$$"
@@ -35,7 +35,7 @@ def read_sdf(
     path: str | os.PathLike[str],
     labels: LabelSpec | None = None,
     on_bad: OnBad = "stop",
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> ListDataset:
     """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
 
@@ -52,16 +52,16 @@ def read_sdf(
             info: dict[str, Any] = {}
             # What is wrong is said with the record's own name where it has one.
             with noting(bad, index, name, info):
-                mol = record.mol(name, notes, how)
+                mol = record.mol(name, notes, options)
                 if mol is None:
                     with captured() as said:
-                        record.mol(name, notes, how)
+                        record.mol(name, notes, options)
                         why = because(said())
                     raise InputError(f"{name}: not a readable molecule block, from line {record.first_line} on{why}")
                 info |= _properties(mol)
                 with noting(bad, index, named(name, info.get("name", "")), info):
-                    how.refuse_stated(name, info, "property {!r}")
-                    structure = from_mol(mol, name, labels, how)
+                    options.refuse_stated(name, info, "property {!r}")
+                    structure = from_mol(mol, name, labels, options)
                     structure.name, structure.info = named(name, info.get("name", "")), info
                     structures.append(structure)
     notes.give()
@@ -98,7 +98,7 @@ class _Record:
     first_line: int
     problem: str
 
-    def mol(self, name: str, notes: Notes, how: Reading) -> Chem.Mol | None:
+    def mol(self, name: str, notes: Notes, options: ReadOptions) -> Chem.Mol | None:
         """The molecule, or None where RDKit cannot read it.
 
         Raises:

@@ -27,7 +27,7 @@ from molflt.data.molecule_names import (
     refuse_ambiguous,
 )
 from molflt.data.progress import track
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import ENERGIES, make_data
 from molflt.data.smiles_tables import read_rows
 from molflt.errors import InputError, OnBad, noting, refuse
@@ -41,7 +41,7 @@ _SAME = 0.02
 """Å by which the sorted distances of two conformers that count as one differ at most."""
 
 
-def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Reading = DEFAULT) -> Data:
+def from_smiles(smiles: str, name: str | None = None, seed: int = 0, options: ReadOptions = DEFAULT) -> Data:
     """Build a molecule: hydrogens added, conformers by ETKDGv3, then MMFF94 (UFF where MMFF has no parameters).
 
     However a molecule is written, and whichever of its two mirror images it is, its conformers have the same
@@ -52,7 +52,7 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Readin
         smiles: the molecule, or its InChI; the parts of one that is not connected are laid side by side.
         name: kept as ``data.name``; the SMILES by default.
         seed: of the conformers; the same seed gives the same positions.
-        how: the number of conformers, and whether ions and radicals are taken.
+        options: the number of conformers, and whether ions and radicals are taken.
 
     Returns:
         A structure without a cell, tags 0, in the conformer with the lowest force-field energy; where there are
@@ -62,7 +62,7 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0, how: Readin
         InputError: not a SMILES, no atoms, a charge, an open shell, or no conformer found.
     """
     name = smiles if name is None else name
-    return _made(parse_smiles(smiles, name), name, how, seed=seed)
+    return _made(parse_smiles(smiles, name), name, options, seed=seed)
 
 
 def check_text(text: str) -> Chem.Mol | None:
@@ -82,7 +82,7 @@ def check_text(text: str) -> Chem.Mol | None:
         raise
 
 
-def from_text(text: str, how: Reading = DEFAULT) -> Data:
+def from_text(text: str, options: ReadOptions = DEFAULT) -> Data:
     """Build a molecule that is given by itself: a SMILES or InChI, also as ``smiles:TEXT``, or ``molecule:NAME``.
 
     Names are those of ASE's g2 set, whose geometry is taken.
@@ -93,17 +93,17 @@ def from_text(text: str, how: Reading = DEFAULT) -> Data:
     mol = check_text(text)
     if mol is None:
         atoms, about = g2_atoms(text)
-        data = from_atoms(atoms, text, how=how)
+        data = from_atoms(atoms, text, options=options)
         data.about = about
         return data
     refuse_ambiguous(text, mol)
-    return from_smiles(text.removeprefix(SMILES), how=how)
+    return from_smiles(text.removeprefix(SMILES), options=options)
 
 
-def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
+def from_any_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Data:
     """As ``from_mol``, but a molecule without a 3D conformer gets hydrogens and some as in ``from_smiles``."""
     if mol.GetNumConformers() and (mol.GetConformer().Is3D() or mol.GetNumAtoms() == 1):
-        return from_mol(mol, name, how=how)
+        return from_mol(mol, name, options=options)
     graph = Chem.Mol(mol)
     graph.RemoveAllConformers()
     with captured() as said:
@@ -113,10 +113,10 @@ def from_any_mol(mol: Chem.Mol, name: str, how: Reading = DEFAULT) -> Data:
             raise InputError(f"{name}: not a molecule RDKit accepts{because(said() or meant(str(error)))}") from error
     if graph.GetNumAtoms() == 0:
         raise InputError(f"{name}: the molecule has no atoms")
-    return _made(graph, name, how)
+    return _made(graph, name, options)
 
 
-def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Reading = DEFAULT) -> Data:
+def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, options: ReadOptions = DEFAULT) -> Data:
     """Turn an RDKit molecule with 3D conformers and explicit hydrogens into a structure.
 
     Of several conformers the first gives the positions, and all are in ``conformers``. Properties ``energy``,
@@ -134,7 +134,7 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Rea
         raise InputError(f"{name}: the positions are a flat drawing, not a 3D geometry; give the SMILES instead")
     # before sanitisation RDKit has not counted them
     mol.UpdatePropertyCache(strict=False)
-    _refuse_state(mol, name, how)
+    _refuse_state(mol, name, options)
     if missing := sum(atom.GetTotalNumHs() for atom in mol.GetAtoms()):
         raise InputError(f"{name}: {missing} hydrogen atoms have no positions; add them, or mark what is a radical")
     n_atoms = mol.GetNumAtoms()
@@ -147,7 +147,7 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, how: Rea
         "tags": np.zeros(n_atoms, dtype=np.int64),
         "fixed": np.zeros(n_atoms, dtype=bool),
     }
-    if how.charges and (charge := how.stated_charge(name, {}, "", Chem.GetFormalCharge(mol))):
+    if options.charges and (charge := options.stated_charge(name, {}, "", Chem.GetFormalCharge(mol))):
         fields["charge"] = np.array([float(charge)])
     if len(conformers) > 1:
         fields["conformers"] = conformers
@@ -180,7 +180,7 @@ def read_smiles_file(
     path: str | os.PathLike[str],
     labels: LabelSpec | None = None,
     on_bad: OnBad = "stop",
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> ListDataset:
     """Read a list or a table of SMILES or InChI, see :func:`molflt.data.smiles_tables.read_rows`.
 
@@ -200,9 +200,9 @@ def read_smiles_file(
         with noting(bad, index, named(name, row.own_name), row.columns):
             if row.problem:
                 raise InputError(f"{name}: {row.problem}")
-            how.refuse_stated(name, row.columns, "column {!r}")
+            options.refuse_stated(name, row.columns, "column {!r}")
             mols[index] = parse_smiles(row.molecule, name)
-            _refuse_state(mols[index], name, how)
+            _refuse_state(mols[index], name, options)
     if on_bad == "stop":
         # Before the time that conformers take.
         refuse(bad, len(rows), str(file))
@@ -211,7 +211,7 @@ def read_smiles_file(
         with noting(bad, index, named(name, row.own_name), row.columns):
             for column, text in row.labels.items():
                 mol.SetProp(column, text)
-            structure = _made(mol, name, how, labels)
+            structure = _made(mol, name, options, labels)
             structure.name, structure.info = named(name, row.own_name), row.columns
             structures.append(structure)
     return ListDataset.read(structures, bad, on_bad, str(file))
@@ -240,16 +240,16 @@ def parse_smiles(smiles: str, name: str) -> Chem.Mol:
     return mol
 
 
-def _refuse_state(mol: Chem.Mol, name: str, how: Reading) -> None:
+def _refuse_state(mol: Chem.Mol, name: str, options: ReadOptions) -> None:
     unpaired = sum(atom.GetNumRadicalElectrons() for atom in mol.GetAtoms())
     if unpaired and sorted(atom.GetAtomicNum() for atom in mol.GetAtoms()) == [6, 8] and mol.GetNumBonds():
         name = f"{name} (carbon monoxide is [C-]#[O+])"
-    how.refuse_state(name, Chem.GetFormalCharge(mol), unpaired)
+    options.refuse_state(name, Chem.GetFormalCharge(mol), unpaired)
 
 
-def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = None, seed: int = 0) -> Data:
+def _made(mol: Chem.Mol, name: str, options: ReadOptions, labels: LabelSpec | None = None, seed: int = 0) -> Data:
     """The structure of a sanitised graph, with conformers made here."""
-    _refuse_state(mol, name, how)
+    _refuse_state(mol, name, options)
     mol = Chem.AddHs(mol)
     if mol.GetNumAtoms() > _MAX_ATOMS:
         raise InputError(
@@ -259,7 +259,7 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
     with captured() as said:
         try:
             graph, places, mirrored = canonical(mol)
-            energies, remark = embed(graph, name, seed, how.conformers)
+            energies, remark = embed(graph, name, seed, options.conformers)
             if not energies:
                 raise InputError(
                     f"{name}: RDKit found no conformer{because(said())}, tried by {TRIED}; give a geometry"
@@ -283,7 +283,7 @@ def _made(mol: Chem.Mol, name: str, how: Reading, labels: LabelSpec | None = Non
         conformer = Chem.Conformer(len(positions))
         conformer.SetPositions(np.ascontiguousarray(positions))
         mol.AddConformer(conformer, assignId=True)
-    data = from_mol(mol, name, labels, how)
+    data = from_mol(mol, name, labels, options)
     data.about = formula_and_name(mol)
     if remark:
         data.remark = remark

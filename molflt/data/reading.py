@@ -36,7 +36,7 @@ _NO_METALS = frozenset((1, 2, *range(5, 11), *range(14, 19), *range(32, 37), 52,
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How molecules are read.
 
     Attributes:
@@ -181,7 +181,7 @@ class Reading:
             )
 
 
-DEFAULT = Reading()
+DEFAULT = ReadOptions()
 
 
 def _said(entries: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from molflt.data.extents import check_extents
 from molflt.data.extras import Extra, decode, encode
 from molflt.data.labels import LabelSpec, agreed, any_array, atom_vectors, one_number
 from molflt.data.overlaps import check_contacts
-from molflt.data.reading import DEFAULT, KNOWN_VALUES, Reading
+from molflt.data.reading import DEFAULT, KNOWN_VALUES, ReadOptions
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
 from molflt.errors import InputError
@@ -42,7 +42,7 @@ def to_data(
     where: str,
     labels: LabelSpec | None = None,
     tags: TagConvention = "auto",
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> Data:
     """Turn an OC20-layout record into a structure.
 
@@ -58,13 +58,13 @@ def to_data(
         labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
         tags: of a record that has none: "layers" finds them, see :func:`molflt.data.surface_tags.tags_of_slab`, and
             "oc20" takes zeros as they are.
-        how: whether ions and open shells are taken.
+        options: whether ions and open shells are taken.
 
     Raises:
         InputError: a field is missing, malformed or out of range, or says that the structure is charged or has an
             open shell.
     """
-    how.refuse_stated(where, record, "field {!r}")
+    options.refuse_stated(where, record, "field {!r}")
     positions = _numbers(record, "pos", where)
     if positions.size == 0:
         raise InputError(f"{where}: the structure has no atoms")
@@ -106,8 +106,8 @@ def to_data(
         fields["forces"] = atom_vectors(agreed(forces, "forces", where), n_atoms, next(iter(forces)), where)
     if tags == "auto" and "tags" not in record:
         refuse_untagged(fields, where)
-    how.refuse_slab(where, pbc)
-    if how.charges and (charge := how.stated_charge(where, record, "field {!r}")):
+    options.refuse_slab(where, pbc)
+    if options.charges and (charge := options.stated_charge(where, record, "field {!r}")):
         fields["charge"] = np.array([charge])
     if "sid" in record:
         fields["sid"] = _integers(record, "sid", where, 1)

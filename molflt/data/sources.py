@@ -39,7 +39,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.molfiles import read_sdf
 from molflt.data.rdkit_io import check_text, from_any_mol, from_text, read_smiles_file
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import check_structure
 from molflt.data.smiles_tables import TABLES
 from molflt.errors import InputError, InputWarning, OnBad, in_line, noting, refuse
@@ -56,7 +56,7 @@ def open_dataset(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     on_bad: OnBad = "stop",
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> StructureDataset:
     """Open whatever a path holds.
 
@@ -69,7 +69,7 @@ def open_dataset(
         labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
         on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
             is wrong with it is raised when it is asked for.
-        how: whether ions and radicals are taken, how many conformers are made of a molecule without positions, and
+        options: whether ions and radicals are taken, how many conformers are made of a molecule without positions, and
             whether files or folders called initial and relaxed are pairs, which they are as well where ``labels``
             are energies of relaxed geometries.
 
@@ -77,39 +77,39 @@ def open_dataset(
         InputError: nothing there, a kind of file that is not read, or damaged content.
     """
     if os.fspath(path) == STANDARD_INPUT:
-        return _read_standard_input(tags, labels, on_bad, how)
+        return _read_standard_input(tags, labels, on_bad, options)
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
-        return _open_folder(source, tags, labels, on_bad, how)
+        return _open_folder(source, tags, labels, on_bad, options)
     suffix = bare_suffix(source)
     if suffix in (".lmdb", ".mdb"):
-        return LmdbDataset(source, labels, on_bad == "stop", tags, how)
+        return LmdbDataset(source, labels, on_bad == "stop", tags, options)
     if suffix == ".aselmdb":
-        return AseLmdbDataset(source, labels, on_bad == "stop", tags, how)
+        return AseLmdbDataset(source, labels, on_bad == "stop", tags, options)
     if suffix in SDF:
-        return read_sdf(source, labels, on_bad, how)
+        return read_sdf(source, labels, on_bad, options)
     if suffix in SMILES:
-        return read_smiles_file(source, labels, on_bad, how)
-    return read_ase(source, tags, labels, on_bad, how)
+        return read_smiles_file(source, labels, on_bad, options)
+    return read_ase(source, tags, labels, on_bad, options)
 
 
 def _open_folder(
-    folder: Path, tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, how: Reading
+    folder: Path, tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, options: ReadOptions
 ) -> StructureDataset:
     if (folder / "data.mdb").is_file():
         say_left_out(folder, [folder / "data.mdb"])
-        return LmdbDataset(folder, labels, on_bad == "stop", tags, how)
+        return LmdbDataset(folder, labels, on_bad == "stop", tags, options)
 
     def opened(files: list[Path]) -> list[StructureDataset]:
-        return _all(files, lambda file: open_dataset(file, tags, labels, on_bad, how), str(folder))
+        return _all(files, lambda file: open_dataset(file, tags, labels, on_bad, options), str(folder))
 
     children = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not is_companion(path))
     if databases := [path for path in children if path.suffix in DATABASES]:
         say_left_out(folder, databases)
         return ConcatDataset(opened(databases))
-    pairs = find_pairs(children) if how.makes_pairs(labels) else []
+    pairs = find_pairs(children) if options.makes_pairs(labels) else []
     if not pairs:
         suggest_pairs(filter(Path.is_file, children), str(folder))
     calculations = [*pairs, *find_runs(folder, pairs)]
@@ -120,7 +120,7 @@ def _open_folder(
         tables = [path for path in files if bare_suffix(path) in TABLES]
         files = [path for path in files if path not in tables and not of_run(path)]
         used |= {*tables}
-    elif how.pairs:
+    elif options.pairs:
         raise InputError(f"{folder}: {NO_PAIRS}")
     elif not files:
         raise InputError(
@@ -132,7 +132,7 @@ def _open_folder(
             )
         )
     say_left_out(folder, used.union(files))
-    found = [read_calculations(calculations, folder, tags, labels, on_bad, how=how)] if calculations else []
+    found = [read_calculations(calculations, folder, tags, labels, on_bad, options=options)] if calculations else []
     return ConcatDataset([*found, *opened(files)])
 
 
@@ -146,7 +146,7 @@ def resolve_inputs(
     tags: TagConvention = "auto",
     labels: LabelSpec | None = None,
     on_bad: OnBad = "stop",
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> StructureDataset:
     """Structures of several inputs: paths, glob patterns, SMILES and ``-`` for standard input, in any mixture.
 
@@ -163,7 +163,7 @@ def resolve_inputs(
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
     paths = [Path(path) for text in inputs if text != STANDARD_INPUT for path in paths_behind(text)]
     found, paired = [], set[Path]()
-    if not how.makes_pairs(labels):
+    if not options.makes_pairs(labels):
         suggest_pairs(paths, "the inputs")
     else:
         beside: dict[Path, list[Path]] = {}
@@ -171,27 +171,29 @@ def resolve_inputs(
             beside.setdefault(path.parent, []).append(path)
         for parent, some in beside.items():
             if pairs := find_pairs(some):
-                found.append(read_calculations(pairs, parent, tags, labels, on_bad, False, how))
+                found.append(read_calculations(pairs, parent, tags, labels, on_bad, False, options))
                 ends = [path for both in named_ends(some).values() for end in both for path in end]
                 paired.update(ends)
                 for end in filter(Path.is_dir, ends):
                     say_left_out(end, files_of(pairs))
         inputs = [one for text in inputs for one in paths_behind(text) or [text] if Path(one) not in paired]
-        if how.pairs and not paired and not any(path.is_dir() for path in paths):
+        if options.pairs and not paired and not any(path.is_dir() for path in paths):
             raise InputError(f"{in_line(inputs)}: {NO_PAIRS}")
 
     def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:
-            return open_dataset(text, tags, labels, on_bad, how)
+            return open_dataset(text, tags, labels, on_bad, options)
         if matches := paths_behind(text):
-            return ConcatDataset(_all(matches, lambda match: open_dataset(match, tags, labels, on_bad, how), text))
+            return ConcatDataset(
+                _all(matches, lambda match: open_dataset(match, tags, labels, on_bad, options), text)
+            )
         try:
             check_text(text)
         except InputError as error:
             raise InputError(
                 f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
             ) from error
-        return ListDataset([from_text(text, how)])
+        return ListDataset([from_text(text, options)])
 
     return ConcatDataset([*found, *_all(inputs, opened, "the inputs")])
 
@@ -216,7 +218,7 @@ def structures_of(
     tags: TagConvention = "auto",
     on_bad: OnBad = "stop",
     labels: LabelSpec | None = None,
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> StructureDataset:
     """Structures of one entry of a list of mixed things; ``name`` is of what has no name of its own.
 
@@ -228,13 +230,13 @@ def structures_of(
         InputError: nothing that molflt reads, or it cannot be read.
     """
     if isinstance(entry, str | os.PathLike):
-        return resolve_inputs([os.fspath(entry)], tags, labels, on_bad, how)
+        return resolve_inputs([os.fspath(entry)], tags, labels, on_bad, options)
     if isinstance(entry, Atoms):
-        return ListDataset([from_atoms(entry, name, tags, labels, how)])
+        return ListDataset([from_atoms(entry, name, tags, labels, options)])
     if isinstance(entry, Chem.Mol):
-        return ListDataset([from_any_mol(entry, name, how=how)])
+        return ListDataset([from_any_mol(entry, name, options=options)])
     if isinstance(entry, Data):
-        return ListDataset([_checked(entry, name, how)])
+        return ListDataset([_checked(entry, name, options)])
     if isinstance(entry, StructureDataset):
         return entry
     raise InputError(
@@ -279,7 +281,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def _checked(data: Data, name: str, how: Reading) -> Data:
+def _checked(data: Data, name: str, options: ReadOptions) -> Data:
     """A copy with the fields of the vocabulary only, and with a name."""
     fields = {key: data[key] for key in data.keys() if key in vocabulary.FIELDS}  # noqa: SIM118 (Data is no dict)
     for key in ("edge_index", "cell_offsets"):
@@ -288,11 +290,11 @@ def _checked(data: Data, name: str, how: Reading) -> Data:
         if not isinstance(value, torch.Tensor):
             raise InputError(f"{name}: '{key}' is {type(value).__name__}, expected a tensor")
     check_structure(fields, name)
-    how.refuse_slab(name, fields["pbc"].tolist()[0])
+    options.refuse_slab(name, fields["pbc"].tolist()[0])
     if "charge" in fields:
         stated = {"charge": fields.pop("charge").item()}
-        how.refuse_stated(name, stated, "field {!r}")
-        if how.charges and (charge := how.stated_charge(name, stated, "field {!r}")):
+        options.refuse_stated(name, stated, "field {!r}")
+        if options.charges and (charge := options.stated_charge(name, stated, "field {!r}")):
             fields["charge"] = torch.tensor([charge], dtype=torch.float64)
     structure = Data(**fields)
     structure.num_nodes = int(fields["atomic_numbers"].shape[0])
@@ -302,7 +304,9 @@ def _checked(data: Data, name: str, how: Reading) -> Data:
     return structure
 
 
-def _read_standard_input(tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, how: Reading) -> ListDataset:
+def _read_standard_input(
+    tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, options: ReadOptions
+) -> ListDataset:
     what = "SMILES, one a line, or (extended) xyz"
     content = standard_input(what=what)
     if not content.strip():
@@ -315,9 +319,9 @@ def _read_standard_input(tags: TagConvention, labels: LabelSpec | None, on_bad: 
         file.write_bytes(content)
         try:
             if suffix == ".xyz":
-                found = read_ase(file, tags, labels, on_bad, how)
+                found = read_ase(file, tags, labels, on_bad, options)
             else:
-                found = read_smiles_file(file, labels, on_bad, how)
+                found = read_smiles_file(file, labels, on_bad, options)
         except InputError as error:
             raise _of_standard_input(error, file) from error
     for remark in remarks:

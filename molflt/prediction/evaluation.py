@@ -19,7 +19,7 @@ from molflt.bundled import resolve_path
 from molflt.choices import EnergyUnit, OnError, Per, TagConvention
 from molflt.data.datasets import ConcatDataset, StructureDataset, SubsetDataset
 from molflt.data.labels import ENERGY_UNITS, LabelSpec, checked_force_unit
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.screening import Screening
 from molflt.data.sources import fingerprint, open_dataset, structures_of
 from molflt.errors import InputError, OnBad
@@ -198,7 +198,7 @@ def evaluate(
     device: torch.device | str = "auto",
     max_atoms: int = DEFAULT_MAX_ATOMS,
     on_bad: OnBad = "stop",
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
     tags: TagConvention = "auto",
 ) -> Evaluation:
     """Predict a labelled set, and set the predictions beside the labels.
@@ -217,7 +217,7 @@ def evaluate(
         device: where to compute, unless the model says so itself: auto, cpu or cuda.
         max_atoms: atoms per batch; bounds memory, changes no result.
         on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
-        how: whether ions and radicals are taken, and how many conformers are made of molecules without positions.
+        options: whether ions and radicals are taken, and how many conformers are made of molecules without positions.
         tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
 
     Raises:
@@ -225,19 +225,19 @@ def evaluate(
     """
     members = model.members if isinstance(model, Model) else load_members(model)
     metadata = members[0].metadata
-    how = replace(how, charges=metadata.config.takes_ions)
+    options = replace(options, charges=metadata.config.takes_ions)
     given = {"label": label, "unit": unit, "per": per, "force_label": force_label}
     given |= {"force_unit": checked_force_unit(force_unit)}
     spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
     path: Path | None = None
     if isinstance(data, str | os.PathLike):
         path = resolve_path(os.fspath(data))
-        source, dataset = os.fspath(data), open_dataset(path, tags, spec, on_bad, how)
+        source, dataset = os.fspath(data), open_dataset(path, tags, spec, on_bad, options)
         name = name or path.stem
     else:
         entries = [data] if isinstance(data, Atoms) else list(data)
         dataset = ConcatDataset(
-            [structures_of(e, f"entry {k}", tags, labels=spec, how=how) for k, e in enumerate(entries)]
+            [structures_of(e, f"entry {k}", tags, labels=spec, options=options) for k, e in enumerate(entries)]
         )
         name = name or "data"
         source = name
@@ -263,10 +263,10 @@ def evaluate(
     return Evaluation(name, source, structures, table, prediction, skipped, warnings)
 
 
-def measured(members: Sequence[LoadedModel], data: str, **how: Any) -> tuple[Uncertainty, Evaluation]:
+def measured(members: Sequence[LoadedModel], data: str, **options: Any) -> tuple[Uncertainty, Evaluation]:
     """Measure the uncertainty of a model, or of an ensemble, on labelled structures that it was not trained on.
 
-    What the members' files know of their errors is left aside. ``data`` and ``how`` are for :func:`evaluate`.
+    What the members' files know of their errors is left aside. ``data`` and ``options`` are for :func:`evaluate`.
 
     Returns:
         How wide errors are, and the evaluation.
@@ -274,7 +274,7 @@ def measured(members: Sequence[LoadedModel], data: str, **how: Any) -> tuple[Unc
     Raises:
         InputError: as :func:`evaluate`, or too few structures.
     """
-    found = evaluate(calibrated(members, None), data, forces=False, **how)
+    found = evaluate(calibrated(members, None), data, forces=False, **options)
     spread = np.zeros(len(found)) if found.std is None else found.std
     return measure(found.predicted, spread, found.expected, len(members), data), found
 

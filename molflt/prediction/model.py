@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from molflt.choices import MethodName, OnError, TagConvention
 from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
-from molflt.data.reading import CONFORMERS, Reading
+from molflt.data.reading import CONFORMERS, ReadOptions
 from molflt.data.sources import structures_of
 from molflt.errors import InputError, listed
 from molflt.model.model_file import LoadedModel, ModelMetadata
@@ -171,11 +171,11 @@ class Model:
         wanted = [name for name, one in zip(BY_ATOM, (forces, per_atom, embeddings), strict=True) if one]
         entries = [structures] if _is_one(structures) else list(structures)
         takes_ions = self.members[0].model.config.takes_ions
-        how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
+        options = ReadOptions(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
         datasets: list[StructureDataset] = []
         for index, entry in enumerate(entries):
             try:
-                datasets.append(structures_of(entry, f"entry {index}", tags, on_bad="skip", how=how))
+                datasets.append(structures_of(entry, f"entry {index}", tags, on_bad="skip", options=options))
             except InputError as error:
                 # It keeps one place.
                 datasets.append(ListDataset([error]))

@@ -16,7 +16,7 @@ from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler
 from molflt.data.datasets import StructureDataset
 from molflt.data.progress import track
-from molflt.data.reading import DEFAULT, Reading
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
@@ -83,7 +83,7 @@ def predict_shard(
     tags: str = "auto",
     frequencies: str | None = None,
     overwrite: bool = False,
-    how: Reading = DEFAULT,
+    options: ReadOptions = DEFAULT,
 ) -> ShardResult:
     """Predict one shard into a file of its own, going on where an interrupted attempt stopped.
 
@@ -101,7 +101,7 @@ def predict_shard(
         tags: how the tags of the inputs were read.
         frequencies: the method with which the model was loaded.
         overwrite: begin again, whatever is there.
-        how: molecules were read.
+        options: molecules were read.
 
     Raises:
         InputError: as ``predict``; inputs that cannot be read again; a file that is of something else.
@@ -116,7 +116,7 @@ def predict_shard(
         end=int(starts[own.stop]),
         n_shards=shard.count,
         model=_model_fingerprint(members),
-        inputs=_inputs_fingerprint(inputs, f"{tags} {how}", sizes),
+        inputs=_inputs_fingerprint(inputs, f"{tags} {options}", sizes),
         n_structures=len(structures),
         max_atoms=max_atoms,
         frequencies=frequencies,
@@ -200,11 +200,11 @@ def _model_fingerprint(members: Sequence[LoadedModel]) -> str:
     return digest.hexdigest()
 
 
-def _inputs_fingerprint(inputs: Sequence[str], how: str, sizes: np.ndarray) -> str:
+def _inputs_fingerprint(inputs: Sequence[str], options: str, sizes: np.ndarray) -> str:
     """Of what was given, since names come from it, and of what it stands for."""
     if STANDARD_INPUT in inputs:
         raise InputError("--shard: standard input cannot be read again by other shards; save it to a file")
-    digest = hashlib.sha256("\0".join([how, *inputs]).encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256("\0".join([options, *inputs]).encode("utf-8", "surrogatepass"))
     digest.update(sizes.astype("<i8").tobytes())
     for text in inputs:
         for path in paths_behind(text):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
@@ -94,9 +94,9 @@ class DataConfig(BaseModel):
         """Which label is read, and what its numbers mean."""
         return LabelSpec(**self.model_dump(include=set(LabelSpec.model_fields)))
 
-    def reading(self, charges: bool = False) -> Reading:
+    def reading(self, charges: bool = False) -> ReadOptions:
         """How structures are read; ``charges``: by a model that takes ions."""
-        return Reading(
+        return ReadOptions(
             self.allow_charged, charges=charges, accept_unconverged=self.accept_unconverged, pairs=self.pairs
         )
 

@@ -108,8 +108,8 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            how = data.reading(config.model.takes_ions)
-            structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, how))
+            options = data.reading(config.model.takes_ions)
+            structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, options))
             return Screening(structures, spec, path, self.forces, data.on_bad, compared=True, crew=crew)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}

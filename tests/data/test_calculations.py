@@ -26,14 +26,14 @@ from molflt.data import calculations
 from molflt.data.ase_io import from_atoms, to_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.data.records import to_data
 from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError, InputWarning
 from tests.data.pickles import Call
 from tests.data.vasp_files import outcar, vasprun
 
-RELAXED, PAIRS = LabelSpec(target="y_relaxed"), Reading(pairs=True)
+RELAXED, PAIRS = LabelSpec(target="y_relaxed"), ReadOptions(pairs=True)
 TAGS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
 
 
@@ -155,12 +155,12 @@ def test_runs_that_are_cut_or_not_converged_are_no_labels(tmp_path: Path) -> Non
     named = {name for name in bad if re.search(rf"{name}[:/]", text)}
     assert len(named) == 10
     assert f"and {len(bad) - 10} more" in text
-    accepted = Reading(accept_unconverged=True)
+    accepted = ReadOptions(accept_unconverged=True)
     for name in bad:
         with pytest.raises(InputError, match=rf"(?s)1 of 1 calculations skipped.*{re.escape(reasons[name])}"):
             open_dataset(tmp_path / name, "layers")
         if "first step is complete" not in reasons[name]:
-            assert float(open_dataset(tmp_path / name, "layers", how=accepted)[0].y_relaxed) == -12.0
+            assert float(open_dataset(tmp_path / name, "layers", options=accepted)[0].y_relaxed) == -12.0
 
 
 def test_the_initial_structure_is_that_of_the_run(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_frames_with_a_flag_that_they_are_not_converged(tmp_path: Path) -> None:
         with pytest.warns(InputWarning, match=rf"1 of 3 structures skipped[^#]*{name}#1: converged is (False|0)"):
             read = open_dataset(tmp_path / name, "layers")
         assert [data.name for data in read] == [f"{tmp_path / name}#{k}" for k in (0, 2)]
-        assert len(open_dataset(tmp_path / name, "layers", how=Reading(accept_unconverged=True))) == 3
+        assert len(open_dataset(tmp_path / name, "layers", options=ReadOptions(accept_unconverged=True))) == 3
 
 
 @pytest.mark.parametrize("layout", ["two folders", "two files", "one folder"])
@@ -236,16 +236,16 @@ def test_pairs_among_other_files(tmp_path: Path) -> None:
         ase.io.write(tmp_path / f"{name}.xyz", molecule("CH3OH"))
     ase.io.write(tmp_path / "water.xyz", molecule("H2O"))
     inputs = [str(tmp_path / name) for name in ("water.xyz", "a_final.xyz", "a_init.xyz")]
-    for found in (open_dataset(tmp_path, how=PAIRS), resolve_inputs(["CCO", *inputs], how=PAIRS)):
+    for found in (open_dataset(tmp_path, options=PAIRS), resolve_inputs(["CCO", *inputs], options=PAIRS)):
         assert ["positions_relaxed" in data for data in found] == [True] + [False] * (len(found) - 1)
         assert str(found[0].name) == str(tmp_path / "a")
     assert len(found) == 3
     for nothing in ([inputs[0]], ["CCO", *inputs[:2]]):
         with pytest.raises(InputError, match="no two are named alike"):
-            resolve_inputs(nothing, how=PAIRS)
+            resolve_inputs(nothing, options=PAIRS)
     ase.io.write(tmp_path / "b_final.xyz", molecule("H2O"))
     with pytest.raises(InputError, match=r"b_final\.xyz: has no initial counterpart"):
-        open_dataset(tmp_path, how=PAIRS)
+        open_dataset(tmp_path, options=PAIRS)
 
 
 def test_two_values_of_a_label_at_the_ends_of_a_pair(tmp_path: Path) -> None:

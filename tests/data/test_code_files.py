@@ -21,7 +21,7 @@ from ase.units import Bohr
 
 from molflt.data.ase_files import read_ase, read_frames
 from molflt.data.ase_io import results_at_hand
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 from tests.data.vasp_files import outcar, vasprun
 
@@ -199,7 +199,7 @@ def _labelled(path: Path) -> list[Atoms]:
     """What ``read_ase`` makes of a file, as ``Atoms``."""
     from molflt.data.ase_io import to_atoms
 
-    return [to_atoms(data) for data in read_ase(path, "oc20", how=Reading(allow_charged=True))]
+    return [to_atoms(data) for data in read_ase(path, "oc20", options=ReadOptions(allow_charged=True))]
 
 
 def test_pymatgen_agrees(files: dict[str, tuple[str, list[Atoms]]], tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_steps_that_are_no_labels(name: str, write: Callable[..., str], tmp_path
     with pytest.warns(InputWarning, match=r"1 of 3 structures skipped(?s:.*)#1: electrons .* after 60 .*NELM=60"):
         read = read_ase(path, "oc20")
     assert [float(data.energy) for data in read] == [-10.0, -12.0]
-    accepted = read_ase(path, "oc20", how=Reading(accept_unconverged=True))
+    accepted = read_ase(path, "oc20", options=ReadOptions(accept_unconverged=True))
     assert [float(data.energy) for data in accepted] == [-10.0, -11.0, -12.0]
     text = write(steps)
     marks = [k for k in range(len(text)) if text.startswith(("<calculation>", "- Iteration"), k)]

@@ -23,7 +23,7 @@ from ase.io import write
 from molflt.data import lmdb_writer
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.lmdb_writer import convert, write_lmdb
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 
 
@@ -279,7 +279,7 @@ def test_converted_ions_keep_their_charge(tmp_path: Path) -> None:
     write(tmp_path / "ions.extxyz", [ion, slab])
     target = tmp_path / "ions.lmdb"
     convert([str(tmp_path / "ions.extxyz")], target, allow_charged=True)
-    kept = LmdbDataset(target, how=Reading(charges=True, slabs=True))
+    kept = LmdbDataset(target, options=ReadOptions(charges=True, slabs=True))
     assert [float(structure.charge) for structure in kept] == [-1, 1]
     with pytest.raises(InputError, match="'charge' is -1"):
         LmdbDataset(target)[0]

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from molflt.data.ase_io import from_atoms
 from molflt.data.domain import Domain, DomainFit, outside
 from molflt.data.occurrence import Occurrence
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.data.stoichiometry import Span
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -34,7 +34,7 @@ def _of(formula: str, **given) -> Data:
     atoms = Atoms(formula)
     atoms.positions[:, 0] = 1.2 * np.arange(len(atoms))
     atoms.info |= given
-    return from_atoms(atoms, formula, how=Reading(allow_charged=True, charges="charge" in given))
+    return from_atoms(atoms, formula, options=ReadOptions(allow_charged=True, charges="charge" in given))
 
 
 def _slab(tags: dict[str, list[int]], adsorbate: str = "CO", n: int = 2, pbc: object = True) -> Data:
