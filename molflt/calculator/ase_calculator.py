@@ -113,7 +113,7 @@ class MolFLTCalculator(Calculator):
         super().__init__()
         self.model = as_model(model, device, dtype)
         self.tags = tags
-        self._options = ReadOptions(allow_charged, charges=self.model.members[0].model.config.takes_ions)
+        self._options = ReadOptions(allow_charged, charges=self.model.members[0].model.config.takes_ions, tags=tags)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
@@ -201,9 +201,9 @@ class MolFLTCalculator(Calculator):
         given = (atoms.numbers.tobytes(), atoms.get_tags().tobytes())
         if given == self._tags_seen:
             bare.set_tags(self._tags_meant)
-            data = from_atoms(bare, name, "oc20", options=self._options)
+            data = from_atoms(bare, name, replace(self._options, tags="oc20"))
         else:
-            data = from_atoms(bare, name, self.tags, options=self._options)
+            data = from_atoms(bare, name, self._options)
             self._tags_seen, self._tags_meant = given, data.tags.numpy()
         self._warnings.ask(self.model.members[0], data)
         config = self.model.members[0].model.config

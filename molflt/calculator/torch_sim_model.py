@@ -16,6 +16,7 @@ from molflt.calculator.domain_warnings import DomainWarnings
 from molflt.data.ase_io import from_atoms
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel
@@ -92,7 +93,7 @@ class MolFLTModel(ModelInterface):
         structures = []
         for k, cell in enumerate(cells):
             atoms = Atoms(numbers[owner == k], positions[owner == k], cell=cell, pbc=pbc)
-            data = from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", "oc20")
+            data = from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", ReadOptions(tags="oc20"))
             self._warnings.ask(self.model.members[0], data, f"{data.name}: ")
             structures.append(attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated))
         batch = collate(structures).to(self.device)

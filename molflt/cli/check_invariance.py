@@ -49,9 +49,13 @@ def check_invariance_command(
     loaded = load_member(model, remark, frequencies)
     if inputs:
         options = ReadOptions(
-            allow_charged=True, conformers=1, charges=loaded.model.config.takes_ions, accept_unconverged=True
+            allow_charged=True,
+            conformers=1,
+            charges=loaded.model.config.takes_ions,
+            accept_unconverged=True,
+            tags=tags,
         )
-        dataset = resolve_inputs(inputs, tags, options=options)
+        dataset = resolve_inputs(inputs, options)
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
     else:

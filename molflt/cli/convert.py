@@ -34,6 +34,7 @@ def convert_command(
     """
     from molflt.data.labels import LabelSpec, checked_force_unit
     from molflt.data.lmdb_writer import convert
+    from molflt.data.reading import ReadOptions
 
     *inputs, out = paths
     if not inputs or not out.endswith(".lmdb"):
@@ -44,7 +45,10 @@ def convert_command(
     spec = LabelSpec.model_validate({"target": target, **given, "force_unit": checked_force_unit(force_unit)})
     try:
         labels = None if spec == LabelSpec() else spec
-        count = convert(inputs, out, overwrite, tags, labels, allow_charged, accept_unconverged, pairs)
+        options = ReadOptions(
+            allow_charged, accept_unconverged=accept_unconverged, pairs=pairs, tags=tags, labels=labels
+        )
+        count = convert(inputs, out, overwrite, options)
     except OSError as error:
         error.add_note("then repeat the command: it goes on where it stopped")
         raise

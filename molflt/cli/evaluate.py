@@ -92,9 +92,14 @@ def evaluate_command(
         forces=forces,
         device=device,
         max_atoms=max_atoms,
-        on_bad="skip" if on_error == "skip" else "stop",
-        options=ReadOptions(allow_charged, conformers, accept_unconverged=accept_unconverged, pairs=pairs),
-        tags=tags,
+        options=ReadOptions(
+            allow_charged,
+            conformers,
+            pairs=pairs,
+            accept_unconverged=accept_unconverged,
+            tags=tags,
+            on_bad="skip" if on_error == "skip" else "stop",
+        ),
     )
     if found.skipped:
         n = len(found.skipped)

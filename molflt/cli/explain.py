@@ -60,8 +60,8 @@ def explain_command(
     target_device = choose_device(device)
     loaded = load_member(model, remark)
     takes_ions = loaded.model.config.takes_ions
-    options = ReadOptions(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
-    data = _one_structure(structure, index, tags, options)
+    options = ReadOptions(allow_charged, conformers, charges=takes_ions, accept_unconverged=True, tags=tags)
+    data = _one_structure(structure, index, options)
     explanation = explain(loaded, data, atom, target_device)
     doubt = ""
     if reasons := [reason.text for reason in outside(loaded, explanation.structure)]:
@@ -80,10 +80,10 @@ def explain_command(
     say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
 
 
-def _one_structure(text: str, index: int | None, tags: TagConvention, options: ReadOptions) -> Data:
+def _one_structure(text: str, index: int | None, options: ReadOptions) -> Data:
     from molflt.data.sources import resolve_inputs
 
-    dataset = resolve_inputs([text], tags, options=options)
+    dataset = resolve_inputs([text], options)
     n = len(dataset)
     if index is None and n > 1:
         raise InputError(f"{text}: holds {n} structures; choose one with --index, from 0 to {n - 1}")

@@ -116,8 +116,10 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
     from molflt.data.sources import open_dataset
     from molflt.vocabulary import TARGETS
 
-    options = ReadOptions(allow_charged=True, conformers=1, accept_unconverged=accept_unconverged, pairs=pairs)
-    dataset = open_dataset(resolve_path(path), tags, options=options)
+    options = ReadOptions(
+        allow_charged=True, conformers=1, accept_unconverged=accept_unconverged, pairs=pairs, tags=tags
+    )
+    dataset = open_dataset(resolve_path(path), options)
     elements: Counter[int] = Counter()
     boundary: Counter[str] = Counter()
     values: dict[str, list[float]] = {target: [] for target in TARGETS}

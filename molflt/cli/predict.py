@@ -88,7 +88,7 @@ def predict_command(
     takes_ions = members[0].model.config.takes_ions
     # Its labels are not read, and its structure is what it is.
     options = ReadOptions(allow_charged, conformers, charges=takes_ions, accept_unconverged=True, pairs=pairs)
-    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", options=options)
+    structures = resolve_inputs(inputs, replace(options, tags=tags, on_bad="skip" if skip else "stop"))
     chosen = choose_device(device)
     others = f" and {len(members) - 1} more" if len(members) > 1 else ""
     detail(f"{members[0].path}{others}, on {chosen}")

@@ -14,7 +14,6 @@ from typing import IO
 from ase import Atoms
 from torch_geometric.data import Data
 
-from molflt.choices import TagConvention
 from molflt.data.ase_databases import database_rows, json_rows, trajectory_frames
 from molflt.data.ase_io import from_atoms, kept_info
 from molflt.data.code_files import cube_frames, gen_frames, xsf_frames
@@ -22,7 +21,6 @@ from molflt.data.compression import COMPRESSED, bare_name, content
 from molflt.data.convergence import give_skipped, shortfall, was_cut
 from molflt.data.crystals import cif_frames
 from molflt.data.datasets import ListDataset
-from molflt.data.labels import LabelSpec
 from molflt.data.macromolecules import pdb_frames
 from molflt.data.notes import Notes
 from molflt.data.poscar import poscar_frames
@@ -32,7 +30,7 @@ from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.unread import unread_names
 from molflt.data.vasp import outcar_frames, vasprun_frames
 from molflt.data.xyz import xyz_frames
-from molflt.errors import InputError, OnBad, noting, ordinary_file
+from molflt.errors import InputError, noting, ordinary_file
 from molflt.printable import printable
 
 _PATTERNS: dict[str, str] = {
@@ -88,9 +86,6 @@ def ase_format(path: Path) -> str | None:
 
 def read_ase(
     path: str | os.PathLike[str],
-    tags: TagConvention = "auto",
-    labels: LabelSpec | None = None,
-    on_bad: OnBad = "stop",
     options: ReadOptions = DEFAULT,
 ) -> ListDataset:
     """Read every frame of a file; the structures are named ``PATH#FRAME``.
@@ -117,9 +112,9 @@ def read_ase(
         if not options.accept_unconverged and (why := shortfall(atoms)):
             skipped.append(f"{record}: {why}")
             continue
-        unread |= dict.fromkeys(unread_names(atoms, labels))
+        unread |= dict.fromkeys(unread_names(atoms, options.labels))
         with noting(bad, place, record, kept_info(atoms)):
-            structure = from_atoms(atoms, name, tags, labels, options)
+            structure = from_atoms(atoms, name, options)
             structure.name = printable(record)
             structures.append(structure)
     if unread:
@@ -132,7 +127,7 @@ def read_ase(
         notes.add("was cut short; the steps that are complete are read")
     notes.give()
     give_skipped(skipped, len(structures) + len(bad) + len(skipped), str(file))
-    return ListDataset.read(structures, bad, on_bad, str(file))
+    return ListDataset.read(structures, bad, options.on_bad, str(file))
 
 
 def read_frames(file: Path) -> list[Atoms]:

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.choices import TagConvention
 from molflt.data.extras import Extra, extra_of, held
-from molflt.data.labels import LabelSpec, agreed, atom_vectors, one_number
+from molflt.data.labels import agreed, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
@@ -33,8 +33,6 @@ _SHORT = 9
 def from_atoms(
     atoms: Atoms,
     name: str,
-    tags: TagConvention = "auto",
-    labels: LabelSpec | None = None,
     options: ReadOptions = DEFAULT,
 ) -> Data:
     """Turn ASE's ``Atoms`` into a structure.
@@ -47,15 +45,14 @@ def from_atoms(
 
     Tags mean two things. OC20 has 0 sub-surface, 1 surface, 2 adsorbate; ASE's slab builders number the layers
     1, 2, ... from the top and give adsorbates 0. Reading one as the other would turn a slab upside down
-    unnoticed, so "auto" takes tags 0 to 2 as OC20's but refuses tags that look like layers.
+    unnoticed, so "auto" takes tags 0 to 2 as OC20's but refuses tags that look like layers. "oc20" takes them as they
+    are; with "layers" 0 becomes adsorbate, 1 surface, all else sub-surface, and a slab without tags gets those of
+    :func:`molflt.data.surface_tags.tags_of_slab`.
 
     Args:
         atoms: the structure; lengths in Å, energies in eV.
         name: where it came from; kept as ``data.name`` and used in messages.
-        tags: "oc20": as they are; "layers": 0 becomes adsorbate, 1 surface, all else sub-surface, and a slab without
-            tags gets those of :func:`molflt.data.surface_tags.tags_of_slab`; "auto".
-        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
-        options: whether ions and radicals are taken.
+        options: of which ``tags`` (see above), ``labels``, and whether ions and radicals are taken count here.
 
     Raises:
         InputError: tags that are ambiguous or out of range, a periodic direction without a lattice vector, a
@@ -80,7 +77,7 @@ def from_atoms(
         "positions": atoms.positions,
         "cell": cell[None],
         "pbc": pbc[None],
-        "tags": _tags(atoms, fixed, name, tags),
+        "tags": _tags(atoms, fixed, name, options.tags),
         "fixed": fixed,
     }
     if charge:
@@ -110,11 +107,11 @@ def from_atoms(
         fields["forces"] = atom_vectors(find("forces"), len(atoms), "forces", name)
         taken.add("forces")
     texts = {key: str(atoms.info[key]) for key in TEXTS if key in atoms.info and key != "name"}
-    if tags == "auto":
+    if options.tags == "auto":
         refuse_untagged(fields, name)
-    if labels is not None:
+    if options.labels is not None:
         own = ("numbers", "positions", "tags")
-        texts |= labels.apply(fields, find, (key for key in stored if key not in own), name)
+        texts |= options.labels.apply(fields, find, (key for key in stored if key not in own), name)
     data = make_data(fields, name, name, texts)
     data.info = kept_info(atoms)
     extra = Extra.of(

@@ -39,7 +39,7 @@ class AseLmdbDataset(LmdbDataset):
 
     def _structure(self, raw: bytes, where: str) -> Data:
         atoms = row_atoms(load_row(raw, where), where)
-        return from_atoms(atoms, where, self._tags, self._labels, self._options)
+        return from_atoms(atoms, where, self._options)
 
     def _stored_count(self, index: int) -> int:
         where, raw = self._raw(index)

@@ -13,13 +13,12 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from torch_geometric.data import Data
 
-from molflt.choices import TagConvention
 from molflt.data.ase_files import ase_format, read_frames
 from molflt.data.ase_io import from_atoms, results_at_hand
 from molflt.data.compression import bare_name, bare_suffix, read_text
 from molflt.data.convergence import UnfinishedError, give_skipped, shortfall
 from molflt.data.datasets import ListDataset
-from molflt.data.labels import LabelSpec, agreed
+from molflt.data.labels import agreed
 from molflt.data.notes import Notes
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, ReadOptions
@@ -27,7 +26,7 @@ from molflt.data.records import ENERGIES
 from molflt.data.relaxations import same_atoms
 from molflt.data.smiles_tables import TABLES, read_table
 from molflt.data.vasp import is_static, relaxation_shortfall
-from molflt.errors import InputError, OnBad, in_line, noting
+from molflt.errors import InputError, in_line, noting
 
 _OUTPUTS = ("vasprun.xml", "outcar")
 _RUN = ("poscar", "contcar", *_OUTPUTS)
@@ -114,11 +113,8 @@ def of_run(path: Path) -> bool:
 def read_calculations(
     calculations: Sequence[_Calculation],
     folder: Path,
-    tags: TagConvention = "auto",
-    labels: LabelSpec | None = None,
-    on_bad: OnBad = "stop",
-    with_table: bool = True,
     options: ReadOptions = DEFAULT,
+    with_table: bool = True,
 ) -> ListDataset:
     """Read what ``find_pairs`` and ``find_runs`` found; the structures are named ``FOLDER/NAME``.
 
@@ -150,12 +146,14 @@ def read_calculations(
             except UnfinishedError as error:
                 skipped.append(str(error))
                 continue
-            for label in {"y_init", "y_relaxed"} | ({labels.name} if labels and labels.of_relaxation else set()):
+            for label in {"y_init", "y_relaxed"} | (
+                {options.labels.name} if options.labels and options.of_relaxation else set()
+            ):
                 ends = [end for end in (calculation.initial, calculation.relaxed) if end is not None]
                 places = {f"in {end}": _frame(read(end), calculation.frame).info.get(label) for end in ends}
                 agreed({"in the table": (row or {}).get(label), **places}, label, where)
             atoms.info.update(row or {})
-            structures.append(from_atoms(atoms, where, tags, labels, options))
+            structures.append(from_atoms(atoms, where, options))
     give_skipped(skipped, len(calculations), str(folder), "calculations")
     if table is not None:
         unused = sorted(table[1].keys() - {_key(calculation.name or folder.name) for calculation in calculations})
@@ -163,7 +161,7 @@ def read_calculations(
             notes = Notes(str(table[0]))
             notes.add(f"rows of no calculation that is in the folder: {in_line(unused)}")
             notes.give()
-    return ListDataset.read(structures, bad, on_bad, str(folder), "calculations")
+    return ListDataset.read(structures, bad, options.on_bad, str(folder), "calculations")
 
 
 def _atoms(

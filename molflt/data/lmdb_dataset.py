@@ -16,8 +16,6 @@ import lmdb
 import numpy as np
 from torch_geometric.data import Data
 
-from molflt.choices import TagConvention
-from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import RECORD_KEYS, STATES, to_data
@@ -51,13 +49,11 @@ class LmdbDataset:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        labels: LabelSpec | None = None,
-        strict: bool = True,
-        tags: TagConvention = "auto",
         options: ReadOptions = DEFAULT,
     ) -> None:
         self.path = Path(path)
-        self._strict, self._labels, self._tags, self._options = strict, labels, tags, options
+        self._options = options
+        labels = options.labels
         own = () if labels is None else filter(None, (labels.label, labels.force_label))
         self._wanted = RECORD_KEYS.union(STATES, own)
         self._n_atoms: np.ndarray | None = None
@@ -99,7 +95,11 @@ class LmdbDataset:
         return sizes
 
     def _structure(self, raw: bytes, where: str) -> Data:
-        return to_data(load_record(raw, where, only=self._wanted), where, self._labels, self._tags, self._options)
+        return to_data(
+            load_record(raw, where, only=self._wanted),
+            where,
+            self._options,
+        )
 
     def _raw(self, index: int) -> tuple[str, bytes]:
         key = str(index).encode() if self._keys is None else self._keys[index]
@@ -117,7 +117,7 @@ class LmdbDataset:
         try:
             return self._stored_count(index)
         except InputError as error:
-            if self._strict:
+            if self._options.on_bad == "stop":
                 refuse_unusable(self, str(self.path), {index: error})
         return 1
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,12 @@ import lmdb
 import numpy as np
 import torch
 
-from molflt.choices import TagConvention
 from molflt.data.datasets import StructureDataset
 from molflt.data.extras import extra_of
-from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import close_readonly
 from molflt.data.notes import Notes
 from molflt.data.progress import track
-from molflt.data.reading import ReadOptions
+from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import to_record
 from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind, resolve_inputs
 from molflt.errors import InputError
@@ -125,19 +124,13 @@ def convert(
     inputs: Sequence[str],
     target: str | os.PathLike[str],
     overwrite: bool = False,
-    tags: TagConvention = "auto",
-    labels: LabelSpec | None = None,
-    allow_charged: bool = False,
-    accept_unconverged: bool = False,
-    pairs: bool = False,
+    options: ReadOptions = DEFAULT,
 ) -> int:
     """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
 
-    Inputs, tags and labels are those of :func:`molflt.data.sources.resolve_inputs`; the label is written in eV under
-    its target's name. With ``allow_charged`` open shells are taken, for which the file's reader does not refuse them
-    again; with ``accept_unconverged`` calculations that are not converged or were cut short; with ``pairs`` what is
-    called initial and relaxed is one structure. Charges are kept either way, and models that know none refuse them. A
-    warning names what is left behind.
+    Inputs and options are those of :func:`molflt.data.sources.resolve_inputs`; the label is written in eV under its
+    target's name. Charges are kept whatever the options say, and models that know none refuse them. A warning names
+    what is left behind.
 
     Returns:
         How many structures it holds.
@@ -145,13 +138,13 @@ def convert(
     Raises:
         InputError: unreadable inputs, or a target that exists.
     """
-    reading = [tags, "" if labels is None else labels.model_dump_json()]
-    reading += [*["unconverged"] * accept_unconverged, *["pairs"] * pairs]
+    labels = options.labels
+    reading = [options.tags, "" if labels is None else labels.model_dump_json()]
+    reading += [*["unconverged"] * options.accept_unconverged, *["pairs"] * options.pairs]
     # What comes from standard input cannot be asked for again: a file begun from it is never gone on with.
     once = [str(uuid.uuid4())] if STANDARD_INPUT in inputs else []
     source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*map(paths_behind, inputs))), *once])
-    options = ReadOptions(allow_charged, charges=True, slabs=True, accept_unconverged=accept_unconverged, pairs=pairs)
-    structures = resolve_inputs(inputs, tags, labels, options=options)
+    structures = resolve_inputs(inputs, replace(options, charges=True, slabs=True))
     notes = Notes(os.fspath(target))
     count = write_lmdb(target, _Records(structures, notes), overwrite=overwrite, source=source)
     notes.give()

@@ -16,12 +16,11 @@ from torch_geometric.data import Data
 
 from molflt.data.compression import BYTE_ORDER_MARK, bare_suffix, content, read_text
 from molflt.data.datasets import ListDataset
-from molflt.data.labels import LabelSpec
 from molflt.data.mol2 import Mol2, mol2_blocks
 from molflt.data.notes import Notes
 from molflt.data.rdkit_io import because, captured, from_mol, named
 from molflt.data.reading import DEFAULT, ReadOptions
-from molflt.errors import InputError, OnBad, noting
+from molflt.errors import InputError, noting
 
 _END = b"$$$$"
 _FIELD = re.compile(rb">.*?<(.+)>")
@@ -33,8 +32,6 @@ _V3000_COUNTS = re.compile(rb"M  V30 COUNTS +(\d+)")
 
 def read_sdf(
     path: str | os.PathLike[str],
-    labels: LabelSpec | None = None,
-    on_bad: OnBad = "stop",
     options: ReadOptions = DEFAULT,
 ) -> ListDataset:
     """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
@@ -61,13 +58,13 @@ def read_sdf(
                 info |= _properties(mol)
                 with noting(bad, index, named(name, info.get("name", "")), info):
                     options.refuse_stated(name, info, "property {!r}")
-                    structure = from_mol(mol, name, labels, options)
+                    structure = from_mol(mol, name, options)
                     structure.name, structure.info = named(name, info.get("name", "")), info
                     structures.append(structure)
     notes.give()
     if not structures and not bad:
         raise InputError(f"{file}: holds no molecules")
-    return ListDataset.read(structures, bad, on_bad, str(file))
+    return ListDataset.read(structures, bad, options.on_bad, str(file))
 
 
 def _records_of(file: Path) -> Iterator[Mol2 | _Record]:

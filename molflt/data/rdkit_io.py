@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from molflt.data.ase_io import from_atoms
 from molflt.data.conformers import TRIED, canonical, embed, side_by_side
 from molflt.data.datasets import ListDataset
-from molflt.data.labels import LabelSpec, one_number
+from molflt.data.labels import one_number
 from molflt.data.molecule_names import (
     MOLECULE,
     SMILES,
@@ -30,7 +30,7 @@ from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import ENERGIES, make_data
 from molflt.data.smiles_tables import read_rows
-from molflt.errors import InputError, OnBad, noting, refuse
+from molflt.errors import InputError, noting, refuse
 from molflt.printable import printable
 
 _TIME = re.compile(r"^\[\d\d:\d\d:\d\d\] ?")
@@ -116,11 +116,11 @@ def from_any_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Da
     return _made(graph, name, options)
 
 
-def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, options: ReadOptions = DEFAULT) -> Data:
+def from_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Data:
     """Turn an RDKit molecule with 3D conformers and explicit hydrogens into a structure.
 
     Of several conformers the first gives the positions, and all are in ``conformers``. Properties ``energy``,
-    ``y_init`` and ``y_relaxed`` (eV) become labels, or those that ``labels`` names.
+    ``y_init`` and ``y_relaxed`` (eV) become labels, or those that ``options.labels`` names.
 
     Raises:
         InputError: no atoms, no conformer, a flat drawing, hydrogens that are not explicit, a charge or an open
@@ -167,7 +167,7 @@ def from_mol(mol: Chem.Mol, name: str, labels: LabelSpec | None = None, options:
     for label in ENERGIES:
         if label in found:
             fields[label] = one_number(found[label], label, name)
-    texts = {} if labels is None else labels.apply(fields, found.get, stored, name)
+    texts = {} if options.labels is None else options.labels.apply(fields, found.get, stored, name)
     return make_data(fields, name, name, texts)
 
 
@@ -178,13 +178,11 @@ def named(where: str, own: str) -> str:
 
 def read_smiles_file(
     path: str | os.PathLike[str],
-    labels: LabelSpec | None = None,
-    on_bad: OnBad = "stop",
     options: ReadOptions = DEFAULT,
 ) -> ListDataset:
     """Read a list or a table of SMILES or InChI, see :func:`molflt.data.smiles_tables.read_rows`.
 
-    Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels, or the one that ``labels`` names.
+    Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels, or those of ``options``.
     Structures are named ``PATH#INDEX (NAME)``, after their SMILES where they have no name.
 
     Raises:
@@ -203,7 +201,7 @@ def read_smiles_file(
             options.refuse_stated(name, row.columns, "column {!r}")
             mols[index] = parse_smiles(row.molecule, name)
             _refuse_state(mols[index], name, options)
-    if on_bad == "stop":
+    if options.on_bad == "stop":
         # Before the time that conformers take.
         refuse(bad, len(rows), str(file))
     for index, mol in track(mols.items(), f"conformers of {file.name}", total=len(mols)):
@@ -211,10 +209,10 @@ def read_smiles_file(
         with noting(bad, index, named(name, row.own_name), row.columns):
             for column, text in row.labels.items():
                 mol.SetProp(column, text)
-            structure = _made(mol, name, options, labels)
+            structure = _made(mol, name, options)
             structure.name, structure.info = named(name, row.own_name), row.columns
             structures.append(structure)
-    return ListDataset.read(structures, bad, on_bad, str(file))
+    return ListDataset.read(structures, bad, options.on_bad, str(file))
 
 
 def parse_smiles(smiles: str, name: str) -> Chem.Mol:
@@ -247,7 +245,7 @@ def _refuse_state(mol: Chem.Mol, name: str, options: ReadOptions) -> None:
     options.refuse_state(name, Chem.GetFormalCharge(mol), unpaired)
 
 
-def _made(mol: Chem.Mol, name: str, options: ReadOptions, labels: LabelSpec | None = None, seed: int = 0) -> Data:
+def _made(mol: Chem.Mol, name: str, options: ReadOptions, seed: int = 0) -> Data:
     """The structure of a sanitised graph, with conformers made here."""
     _refuse_state(mol, name, options)
     mol = Chem.AddHs(mol)
@@ -283,7 +281,7 @@ def _made(mol: Chem.Mol, name: str, options: ReadOptions, labels: LabelSpec | No
         conformer = Chem.Conformer(len(positions))
         conformer.SetPositions(np.ascontiguousarray(positions))
         mol.AddConformer(conformer, assignId=True)
-    data = from_mol(mol, name, labels, options)
+    data = from_mol(mol, name, options)
     data.about = formula_and_name(mol)
     if remark:
         data.remark = remark

@@ -11,10 +11,9 @@ from ase import Atoms
 from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.choices import TagConvention
 from molflt.data.extents import check_extents
 from molflt.data.extras import Extra, decode, encode
-from molflt.data.labels import LabelSpec, agreed, any_array, atom_vectors, one_number
+from molflt.data.labels import agreed, any_array, atom_vectors, one_number
 from molflt.data.overlaps import check_contacts
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, ReadOptions
 from molflt.data.relaxations import relaxed_positions
@@ -40,8 +39,6 @@ _NUMPY = {torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_
 def to_data(
     record: Mapping[str, Any],
     where: str,
-    labels: LabelSpec | None = None,
-    tags: TagConvention = "auto",
     options: ReadOptions = DEFAULT,
 ) -> Data:
     """Turn an OC20-layout record into a structure.
@@ -55,10 +52,9 @@ def to_data(
         record: arrays, numbers and text by OC20 key (``RECORD_KEYS``); lengths in Å, energies in eV. Integer fields
             may be stored as floats, ``cell`` as (3, 3) or (1, 3, 3).
         where: file and record: the name of the structure when the record has none, and the start of messages.
-        labels: which label to read and its unit; None: labels as they are, in eV and eV/Å.
-        tags: of a record that has none: "layers" finds them, see :func:`molflt.data.surface_tags.tags_of_slab`, and
-            "oc20" takes zeros as they are.
-        options: whether ions and open shells are taken.
+        options: of which count here ``labels``, whether ions and open shells are taken, and ``tags``, for a record
+            that has none: "layers" finds them, see :func:`molflt.data.surface_tags.tags_of_slab`, and "oc20" takes
+            zeros as they are.
 
     Raises:
         InputError: a field is missing, malformed or out of range, or says that the structure is charged or has an
@@ -91,7 +87,7 @@ def to_data(
         if "fixed" in record
         else np.zeros(n_atoms, dtype=bool),
     }
-    if tags == "layers" and not fields["tags"].any():
+    if options.tags == "layers" and not fields["tags"].any():
         atoms = Atoms(numbers=fields["atomic_numbers"], positions=positions, cell=cell, pbc=pbc)
         fields["tags"] = tags_of_slab(atoms, fields["fixed"], where)
     if "pos_relaxed" in record:
@@ -104,7 +100,7 @@ def to_data(
             fields[label] = one_number(_numbers(record, label, where), label, where)
     if forces := {label: _numbers(record, label, where) for label in ("forces", "force") if label in record}:
         fields["forces"] = atom_vectors(agreed(forces, "forces", where), n_atoms, next(iter(forces)), where)
-    if tags == "auto" and "tags" not in record:
+    if options.tags == "auto" and "tags" not in record:
         refuse_untagged(fields, where)
     options.refuse_slab(where, pbc)
     if options.charges and (charge := options.stated_charge(where, record, "field {!r}")):
@@ -116,7 +112,7 @@ def to_data(
     texts = {key: _text(record[key], key, where) for key in (*TEXTS, "remark") if key in record}
     info = _columns(record, where)
     extra = _text(record["extra_json"], "extra_json", where) if "extra_json" in record else ""
-    if labels is not None:
+    if options.labels is not None:
 
         def find(key: str) -> Any:
             if key in record:
@@ -126,7 +122,7 @@ def to_data(
             carried = Extra.decoded(extra, where)
             return {**carried.arrays, **carried.results, **carried.info}.get(key)
 
-        texts |= labels.apply(fields, find, (record.keys() | info.keys()) - set(OWN), where)
+        texts |= options.labels.apply(fields, find, (record.keys() | info.keys()) - set(OWN), where)
     data = make_data(fields, texts.pop("name", where), where, texts)
     if info:
         data.info = info

@@ -18,7 +18,6 @@ from rdkit import Chem
 from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.choices import TagConvention
 from molflt.data.ase_files import read_ase
 from molflt.data.ase_io import from_atoms
 from molflt.data.aselmdb import AseLmdbDataset
@@ -35,14 +34,13 @@ from molflt.data.calculations import (
 from molflt.data.compression import bare_suffix
 from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
 from molflt.data.folders import DATABASES, SDF, SMILES, is_companion, is_molecules, say_left_out
-from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.molfiles import read_sdf
 from molflt.data.rdkit_io import check_text, from_any_mol, from_text, read_smiles_file
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import check_structure
 from molflt.data.smiles_tables import TABLES
-from molflt.errors import InputError, InputWarning, OnBad, in_line, noting, refuse
+from molflt.errors import InputError, InputWarning, in_line, noting, refuse
 from molflt.files import standard_input
 from molflt.printable import printable
 
@@ -53,9 +51,6 @@ _WHOLE, _END = 64 << 20, 1 << 20
 
 def open_dataset(
     path: str | os.PathLike[str],
-    tags: TagConvention = "auto",
-    labels: LabelSpec | None = None,
-    on_bad: OnBad = "stop",
     options: ReadOptions = DEFAULT,
 ) -> StructureDataset:
     """Open whatever a path holds.
@@ -65,51 +60,43 @@ def open_dataset(
             (.smi, or .csv or .tsv with a column ``smiles`` or ``inchi``), all of text also compressed, or a folder of
             structures (in the order of their names) and VASP runs; ``-``: standard input, (extended) xyz or lines of
             SMILES. What is left out of a folder is said in an ``InputWarning``.
-        tags: how to understand the tags of files read through ASE, see ``ase_io.from_atoms``.
-        labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
-        on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
-            is wrong with it is raised when it is asked for.
-        options: whether ions and radicals are taken, how many conformers are made of a molecule without positions, and
-            whether files or folders called initial and relaxed are pairs, which they are as well where ``labels``
-            are energies of relaxed geometries.
+        options: how tags, labels, ions and molecules without positions are read, and what a bad structure does.
 
     Raises:
         InputError: nothing there, a kind of file that is not read, or damaged content.
     """
     if os.fspath(path) == STANDARD_INPUT:
-        return _read_standard_input(tags, labels, on_bad, options)
+        return _read_standard_input(options)
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
-        return _open_folder(source, tags, labels, on_bad, options)
+        return _open_folder(source, options)
     suffix = bare_suffix(source)
     if suffix in (".lmdb", ".mdb"):
-        return LmdbDataset(source, labels, on_bad == "stop", tags, options)
+        return LmdbDataset(source, options)
     if suffix == ".aselmdb":
-        return AseLmdbDataset(source, labels, on_bad == "stop", tags, options)
+        return AseLmdbDataset(source, options)
     if suffix in SDF:
-        return read_sdf(source, labels, on_bad, options)
+        return read_sdf(source, options)
     if suffix in SMILES:
-        return read_smiles_file(source, labels, on_bad, options)
-    return read_ase(source, tags, labels, on_bad, options)
+        return read_smiles_file(source, options)
+    return read_ase(source, options)
 
 
-def _open_folder(
-    folder: Path, tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, options: ReadOptions
-) -> StructureDataset:
+def _open_folder(folder: Path, options: ReadOptions) -> StructureDataset:
     if (folder / "data.mdb").is_file():
         say_left_out(folder, [folder / "data.mdb"])
-        return LmdbDataset(folder, labels, on_bad == "stop", tags, options)
+        return LmdbDataset(folder, options)
 
     def opened(files: list[Path]) -> list[StructureDataset]:
-        return _all(files, lambda file: open_dataset(file, tags, labels, on_bad, options), str(folder))
+        return _all(files, lambda file: open_dataset(file, options), str(folder))
 
     children = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not is_companion(path))
     if databases := [path for path in children if path.suffix in DATABASES]:
         say_left_out(folder, databases)
         return ConcatDataset(opened(databases))
-    pairs = find_pairs(children) if options.makes_pairs(labels) else []
+    pairs = find_pairs(children) if options.makes_pairs else []
     if not pairs:
         suggest_pairs(filter(Path.is_file, children), str(folder))
     calculations = [*pairs, *find_runs(folder, pairs)]
@@ -132,7 +119,7 @@ def _open_folder(
             )
         )
     say_left_out(folder, used.union(files))
-    found = [read_calculations(calculations, folder, tags, labels, on_bad, options=options)] if calculations else []
+    found = [read_calculations(calculations, folder, options)] if calculations else []
     return ConcatDataset([*found, *opened(files)])
 
 
@@ -143,9 +130,6 @@ def paths_behind(text: str) -> list[str]:
 
 def resolve_inputs(
     inputs: Sequence[str],
-    tags: TagConvention = "auto",
-    labels: LabelSpec | None = None,
-    on_bad: OnBad = "stop",
     options: ReadOptions = DEFAULT,
 ) -> StructureDataset:
     """Structures of several inputs: paths, glob patterns, SMILES and ``-`` for standard input, in any mixture.
@@ -163,7 +147,7 @@ def resolve_inputs(
         raise InputError("no inputs: give files, folders, glob patterns or SMILES")
     paths = [Path(path) for text in inputs if text != STANDARD_INPUT for path in paths_behind(text)]
     found, paired = [], set[Path]()
-    if not options.makes_pairs(labels):
+    if not options.makes_pairs:
         suggest_pairs(paths, "the inputs")
     else:
         beside: dict[Path, list[Path]] = {}
@@ -171,7 +155,7 @@ def resolve_inputs(
             beside.setdefault(path.parent, []).append(path)
         for parent, some in beside.items():
             if pairs := find_pairs(some):
-                found.append(read_calculations(pairs, parent, tags, labels, on_bad, False, options))
+                found.append(read_calculations(pairs, parent, options, with_table=False))
                 ends = [path for both in named_ends(some).values() for end in both for path in end]
                 paired.update(ends)
                 for end in filter(Path.is_dir, ends):
@@ -182,11 +166,9 @@ def resolve_inputs(
 
     def opened(text: str) -> StructureDataset:
         if os.path.exists(text) or text == STANDARD_INPUT:
-            return open_dataset(text, tags, labels, on_bad, options)
+            return open_dataset(text, options)
         if matches := paths_behind(text):
-            return ConcatDataset(
-                _all(matches, lambda match: open_dataset(match, tags, labels, on_bad, options), text)
-            )
+            return ConcatDataset(_all(matches, lambda match: open_dataset(match, options), text))
         try:
             check_text(text)
         except InputError as error:
@@ -215,9 +197,6 @@ def _all(items: Sequence[_Item], opened: Callable[[_Item], StructureDataset], wh
 def structures_of(
     entry: Any,
     name: str,
-    tags: TagConvention = "auto",
-    on_bad: OnBad = "stop",
-    labels: LabelSpec | None = None,
     options: ReadOptions = DEFAULT,
 ) -> StructureDataset:
     """Structures of one entry of a list of mixed things; ``name`` is of what has no name of its own.
@@ -230,9 +209,9 @@ def structures_of(
         InputError: nothing that molflt reads, or it cannot be read.
     """
     if isinstance(entry, str | os.PathLike):
-        return resolve_inputs([os.fspath(entry)], tags, labels, on_bad, options)
+        return resolve_inputs([os.fspath(entry)], options)
     if isinstance(entry, Atoms):
-        return ListDataset([from_atoms(entry, name, tags, labels, options)])
+        return ListDataset([from_atoms(entry, name, options)])
     if isinstance(entry, Chem.Mol):
         return ListDataset([from_any_mol(entry, name, options=options)])
     if isinstance(entry, Data):
@@ -304,9 +283,7 @@ def _checked(data: Data, name: str, options: ReadOptions) -> Data:
     return structure
 
 
-def _read_standard_input(
-    tags: TagConvention, labels: LabelSpec | None, on_bad: OnBad, options: ReadOptions
-) -> ListDataset:
+def _read_standard_input(options: ReadOptions) -> ListDataset:
     what = "SMILES, one a line, or (extended) xyz"
     content = standard_input(what=what)
     if not content.strip():
@@ -318,10 +295,7 @@ def _read_standard_input(
         file = Path(folder) / f"standard_input{suffix}"
         file.write_bytes(content)
         try:
-            if suffix == ".xyz":
-                found = read_ase(file, tags, labels, on_bad, options)
-            else:
-                found = read_smiles_file(file, labels, on_bad, options)
+            found = read_ase(file, options) if suffix == ".xyz" else read_smiles_file(file, options)
         except InputError as error:
             raise _of_standard_input(error, file) from error
     for remark in remarks:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt.data.ase_io import from_atoms
+from molflt.data.reading import ReadOptions
 
 MOLECULES = ("CO2", "NH3", "CH4", "CH3OH", "CH3CH2OH", "C6H6", "C60")
 """Linear, planar, tetrahedral, icosahedral, and without symmetry."""
@@ -40,7 +41,7 @@ def builtin_structures(elements: Collection[int]) -> tuple[list[Data], bool]:
     made = _molecules() + _slabs(metals) + _crystals(metals)
     fitting = {name: atoms for name, atoms in made if set(atoms.get_chemical_symbols()) <= known}
     chosen = fitting if len(fitting) >= 4 else dict(made)
-    return [from_atoms(atoms, name, tags="oc20") for name, atoms in chosen.items()], chosen is fitting
+    return [from_atoms(atoms, name, ReadOptions(tags="oc20")) for name, atoms in chosen.items()], chosen is fitting
 
 
 def _molecules() -> list[tuple[str, Atoms]]:

@@ -16,13 +16,13 @@ from ase import Atoms
 from torch_geometric.data import Data
 
 from molflt.bundled import resolve_path
-from molflt.choices import EnergyUnit, OnError, Per, TagConvention
+from molflt.choices import EnergyUnit, OnError, Per
 from molflt.data.datasets import ConcatDataset, StructureDataset, SubsetDataset
 from molflt.data.labels import ENERGY_UNITS, LabelSpec, checked_force_unit
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.screening import Screening
 from molflt.data.sources import fingerprint, open_dataset, structures_of
-from molflt.errors import InputError, OnBad
+from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.calibration import Calibration, calibrate, measure
@@ -197,9 +197,7 @@ def evaluate(
     forces: bool | None = None,
     device: torch.device | str = "auto",
     max_atoms: int = DEFAULT_MAX_ATOMS,
-    on_bad: OnBad = "stop",
     options: ReadOptions = DEFAULT,
-    tags: TagConvention = "auto",
 ) -> Evaluation:
     """Predict a labelled set, and set the predictions beside the labels.
 
@@ -216,37 +214,33 @@ def evaluate(
         forces: evaluate forces as well; None: where they were trained and the data have them.
         device: where to compute, unless the model says so itself: auto, cpu or cuda.
         max_atoms: atoms per batch; bounds memory, changes no result.
-        on_bad: ``skip`` leaves out structures that cannot be read, used or computed; ``stop`` refuses the set.
-        options: whether ions and radicals are taken, and how many conformers are made of molecules without positions.
-        tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
+        options: of reading; with ``on_bad="skip"`` structures that cannot be read, used or computed are left out.
 
     Raises:
         InputError: the data cannot be read, structures have no label, or none is left to evaluate.
     """
     members = model.members if isinstance(model, Model) else load_members(model)
     metadata = members[0].metadata
-    options = replace(options, charges=metadata.config.takes_ions)
     given = {"label": label, "unit": unit, "per": per, "force_label": force_label}
     given |= {"force_unit": checked_force_unit(force_unit)}
     spec = metadata.label_spec.model_copy(update={k: v for k, v in given.items() if v is not None})
+    options = replace(options, charges=metadata.config.takes_ions, labels=spec)
     path: Path | None = None
     if isinstance(data, str | os.PathLike):
         path = resolve_path(os.fspath(data))
-        source, dataset = os.fspath(data), open_dataset(path, tags, spec, on_bad, options)
+        source, dataset = os.fspath(data), open_dataset(path, options)
         name = name or path.stem
     else:
         entries = [data] if isinstance(data, Atoms) else list(data)
-        dataset = ConcatDataset(
-            [structures_of(e, f"entry {k}", tags, labels=spec, options=options) for k, e in enumerate(entries)]
-        )
+        dataset = ConcatDataset([structures_of(e, f"entry {k}", options) for k, e in enumerate(entries)])
         name = name or "data"
         source = name
     if forces is None:
         forces = any(key.endswith("force_mae") for key in metadata.validation) and _has_forces(dataset)
-    screening = Screening(dataset, spec, source, forces, on_bad)
+    screening = Screening(dataset, spec, source, forces, options.on_bad)
     of_element = members[0].model.standardiser.references.cpu().numpy()
     table, structures = _read(screening, forces, of_element), screening.usable
-    on_error: OnError = "skip" if on_bad == "skip" else "raise"
+    on_error: OnError = "skip" if options.on_bad == "skip" else "raise"
     where = model.device if isinstance(model, Model) else choose_device(str(device))
     prediction = predict(members, structures, where, max_atoms, on_error, forces)
     skipped = [s.reason for s in screening.skipped] + list(prediction.failures.values())

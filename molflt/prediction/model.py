@@ -171,11 +171,13 @@ class Model:
         wanted = [name for name, one in zip(BY_ATOM, (forces, per_atom, embeddings), strict=True) if one]
         entries = [structures] if _is_one(structures) else list(structures)
         takes_ions = self.members[0].model.config.takes_ions
-        options = ReadOptions(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
+        options = ReadOptions(
+            allow_charged, conformers, charges=takes_ions, accept_unconverged=True, tags=tags, on_bad="skip"
+        )
         datasets: list[StructureDataset] = []
         for index, entry in enumerate(entries):
             try:
-                datasets.append(structures_of(entry, f"entry {index}", tags, on_bad="skip", options=options))
+                datasets.append(structures_of(entry, f"entry {index}", options))
             except InputError as error:
                 # It keeps one place.
                 datasets.append(ListDataset([error]))

@@ -56,10 +56,9 @@ def training_report(
     """
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
-    how = config.data.reading()
+    options = config.data.reading()
     sets = [
-        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how, tags=config.data.tags)
-        for name, path in config.data.val.items()
+        evaluate(members, path, name=name, device=device, options=options) for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"
     remove_leftovers(run_dir, [report.name])

@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from molflt import choices
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.prediction.evaluation import Evaluation, evaluate
@@ -61,7 +62,9 @@ def draw(
         panels = _rpe(kind, model)
     else:
         members = load_members(model)
-        found = evaluate(members, data, forces=False, device=device, max_atoms=max_atoms, tags=tags)
+        found = evaluate(
+            members, data, forces=False, device=device, max_atoms=max_atoms, options=ReadOptions(tags=tags)
+        )
         panels = [_errors(kind, found, members[0].metadata.target)]
     with atomic_file(out) as temporary:
         picture(panels).savefig(temporary, dpi=_DPI)

@@ -97,7 +97,12 @@ class DataConfig(BaseModel):
     def reading(self, charges: bool = False) -> ReadOptions:
         """How structures are read; ``charges``: by a model that takes ions."""
         return ReadOptions(
-            self.allow_charged, charges=charges, accept_unconverged=self.accept_unconverged, pairs=self.pairs
+            self.allow_charged,
+            charges=charges,
+            pairs=self.pairs,
+            accept_unconverged=self.accept_unconverged,
+            tags=self.tags,
+            on_bad=self.on_bad,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import lightning
@@ -108,8 +109,8 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            options = data.reading(config.model.takes_ions)
-            structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, options))
+            options = replace(data.reading(config.model.takes_ions), labels=spec)
+            structures = crew.agree(lambda: open_dataset(resolve_path(path), options))
             return Screening(structures, spec, path, self.forces, data.on_bad, compared=True, crew=crew)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}

@@ -69,10 +69,7 @@ def _train_members(
     name, path = next(iter(config.data.val.items()))
     device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
     data = config.data
-    options, max_atoms = data.reading(), data.max_atoms
-    found = evaluate(
-        run_dir, path, device=device, max_atoms=max_atoms, on_bad=data.on_bad, tags=data.tags, options=options
-    )
+    found = evaluate(run_dir, path, device=device, max_atoms=data.max_atoms, options=data.reading())
     metrics = found.metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")

@@ -14,6 +14,7 @@ from filelock import FileLock
 from molflt.bundled import resolve_path
 from molflt.data.labels import LabelSpec
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.reading import ReadOptions
 from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
 from molflt.model.standardiser import Statistics, fit_statistics
@@ -114,7 +115,7 @@ def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[st
         return str(paths["train"]), held_out
     statistics: Statistics | None = None
     for name, source in sources.items():
-        read = open_dataset(resolve_path(source), labels=LabelSpec(target=split.target))
+        read = open_dataset(resolve_path(source), ReadOptions(labels=LabelSpec(target=split.target)))
         structures = [attach_neighbours(read[i], cutoff) for i in range(len(read))]
         composition = torch.stack(
             [torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1) for data in structures]

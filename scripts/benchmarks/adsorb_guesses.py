@@ -35,6 +35,7 @@ from molflt.adsorption.molecules import molecule
 from molflt.adsorption.surfaces import surface
 from molflt.data.ase_io import from_atoms
 from molflt.data.progress import track
+from molflt.data.reading import ReadOptions
 from molflt.data.sources import fingerprint
 from molflt.errors import InputError
 from molflt.prediction.members import member_paths
@@ -113,7 +114,7 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
     """The row of one structure; what cannot be guessed is left out, with the reason."""
     one, info = surface(atoms.info["metal"]), atoms.info
     row: dict[str, Any] = {name: info[name] for name in ("sid", "name", "metal", "molecule", "group", "y_relaxed")}
-    initial = from_atoms(atoms, info["name"], tags="oc20")
+    initial = from_atoms(atoms, info["name"], ReadOptions(tags="oc20"))
     row["from_initial"] = float(model.predict([initial])[0])
     try:
         row["smiles"] = perceived(adsorbate(atoms))

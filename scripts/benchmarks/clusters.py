@@ -29,6 +29,7 @@ from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
 
 from molflt.data.labels import LabelSpec
+from molflt.data.reading import ReadOptions
 from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
@@ -117,7 +118,7 @@ def waves(model: EnergyModel) -> tuple[list[float], list[float]]:
 
 def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
     """Mean square errors of the energies and of the components of the forces of a file, eV² and (eV/Å)²."""
-    data = open_dataset(path, labels=LabelSpec(target="energy"))
+    data = open_dataset(path, ReadOptions(labels=LabelSpec(target="energy")))
     prediction = predict(loaded, data, forces=True)
     labels = [data[k] for k in range(len(data))]
     energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])

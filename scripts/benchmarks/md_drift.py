@@ -28,6 +28,7 @@ from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.data.ase_files import read_ase
 from molflt.data.ase_io import to_atoms
 from molflt.data.progress import track
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from scripts import results
 
@@ -146,7 +147,7 @@ def main() -> None:
         if not value >= least:
             parser.error(f"{name} must be at least {least:g}, not {value:g}")
     with results.input_errors(parser):
-        atoms = to_atoms(read_ase(options.structure, options.tags)[0])
+        atoms = to_atoms(read_ase(options.structure, ReadOptions(tags=options.tags))[0])
         if tuple(options.supercell) != (1, 1, 1):
             if not atoms.pbc.any():
                 raise InputError(f"{options.structure}: --supercell needs a periodic structure")

@@ -31,7 +31,7 @@ def _with_elements(positions: np.ndarray, rng: np.random.Generator, cell: float 
     numbers = rng.choice([1, 6, 7, 8], size=len(positions), p=[0.5, 0.3, 0.05, 0.15])
     box = None if cell is None else [cell] * 3
     atoms = Atoms(numbers, positions, cell=box, pbc=cell is not None)
-    return from_atoms(atoms, f"{len(positions)} atoms", tags="oc20", options=ReadOptions(allow_charged=True))
+    return from_atoms(atoms, f"{len(positions)} atoms", ReadOptions(allow_charged=True, tags="oc20"))
 
 
 def cube(n: int, seed: int = 0) -> Data:
@@ -78,7 +78,7 @@ def slab(wanted: float, rng: np.random.Generator) -> Data:
     tags = np.full(len(atoms), 2)
     tags[: len(layer_of)] = layer_of == 1
     atoms.set_tags(tags)
-    return from_atoms(atoms, f"{atoms.symbols}", tags="oc20", options=ReadOptions(allow_charged=True))
+    return from_atoms(atoms, f"{atoms.symbols}", ReadOptions(allow_charged=True, tags="oc20"))
 
 
 def large_slabs(n_structures: int) -> list[Data]:

@@ -22,6 +22,7 @@ from molflt.data import lmdb_dataset
 from molflt.data.batching import StructureCollater
 from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
 from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.reading import ReadOptions
 from molflt.data.records import to_data
 from molflt.errors import InputError
 
@@ -150,7 +151,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, make_record: Any) -> None:
     dataset = LmdbDataset(_write(tmp_path / "b.lmdb", {"0": pickle.dumps({"sid": 1})}))
     with pytest.raises(InputError, match=r"b\.lmdb#0: the record does not say"):
         _ = dataset.n_atoms
-    assert LmdbDataset(tmp_path / "b.lmdb", strict=False).n_atoms.tolist() == [1]
+    assert LmdbDataset(tmp_path / "b.lmdb", ReadOptions(on_bad="skip")).n_atoms.tolist() == [1]
 
 
 def test_two_data_sets_share_a_file_and_survive_its_replacement(tmp_path: Path, make_record: Any) -> None:

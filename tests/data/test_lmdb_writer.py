@@ -278,7 +278,7 @@ def test_converted_ions_keep_their_charge(tmp_path: Path) -> None:
     slab.set_tags(1)
     write(tmp_path / "ions.extxyz", [ion, slab])
     target = tmp_path / "ions.lmdb"
-    convert([str(tmp_path / "ions.extxyz")], target, allow_charged=True)
+    convert([str(tmp_path / "ions.extxyz")], target, options=ReadOptions(allow_charged=True))
     kept = LmdbDataset(target, options=ReadOptions(charges=True, slabs=True))
     assert [float(structure.charge) for structure in kept] == [-1, 1]
     with pytest.raises(InputError, match="'charge' is -1"):

@@ -44,7 +44,7 @@ def _slab(tags: dict[str, list[int]], adsorbate: str = "CO", n: int = 2, pbc: ob
     add_adsorbate(atoms, Atoms(adsorbate, 1.2 * np.arange(len(Atoms(adsorbate)))[:, None] * [0, 0, 1]), 2.0)
     atoms.set_tags(numbers + tags["C"] * (len(atoms) - len(numbers)))
     atoms.pbc = pbc
-    return from_atoms(atoms, "slab", "oc20")
+    return from_atoms(atoms, "slab", ReadOptions(tags="oc20"))
 
 
 def test_compositions_that_combine_by_exact_arithmetic():

@@ -18,6 +18,7 @@ from scipy.spatial.transform import Rotation
 from molflt.data.ase_io import from_atoms
 from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, LabelSpec
 from molflt.data.plausibility import ForceCheck, doubts, free_atoms
+from molflt.data.reading import ReadOptions
 from molflt.data.screening import Screening
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
@@ -185,15 +186,15 @@ def test_a_wrong_name_leads_to_the_right_one(
     path = _file(tmp_path / "a.extxyz", **info)
     labels = LabelSpec(**spec)
     with pytest.raises(InputError) as error:
-        Screening(open_dataset(path, labels=labels), labels, path).each(lambda *_: 0)
+        Screening(open_dataset(path, ReadOptions(labels=labels)), labels, path).each(lambda *_: 0)
     assert f"Name what is there: {remedy} (evaluate: --label" in str(error.value)
     # What it says works.
     given = dict(word.removeprefix("data.").split("=") for word in remedy.split(" or ")[0].split())
     better = LabelSpec(**{**spec, **{k: None if v == "null" else v for k, v in given.items()}})
-    assert len(Screening(open_dataset(path, labels=better), better, path).each(lambda *_: 0)) == 3
+    assert len(Screening(open_dataset(path, ReadOptions(labels=better)), better, path).each(lambda *_: 0)) == 3
 
 
 def test_no_number_at_all(tmp_path: Path) -> None:
     path = _file(tmp_path / "a.extxyz", comment="x")
     with pytest.raises(InputError, match="None of it is an energy"):
-        Screening(open_dataset(path, labels=LabelSpec()), LabelSpec(), path).each(lambda *_: 0)
+        Screening(open_dataset(path, ReadOptions(labels=LabelSpec())), LabelSpec(), path).each(lambda *_: 0)

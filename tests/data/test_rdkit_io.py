@@ -251,7 +251,7 @@ def test_every_line_of_a_table_is_a_row_or_part_of_one(tmp_path: Path) -> None:
     for end in ("\n", "\r\n", "\r"):
         file.write_bytes(b"\xef\xbb\xbf" + end.join(rows).replace("O,5", "\ufeffO,5").encode())
         with pytest.warns(InputWarning, match="begin with # are passed over: 1$"):
-            found = list(read_smiles_file(file, LabelSpec(label="E"), options=ReadOptions(conformers=1)))
+            found = list(read_smiles_file(file, ReadOptions(conformers=1, labels=LabelSpec(label="E"))))
         assert [float(data.energy) for data in found] == [2, 4, 6]
         assert found[1].info["note"] == "of two, or\nthree lines"
 
@@ -270,7 +270,7 @@ def test_names_that_rdkit_keeps_for_itself(tmp_path: Path) -> None:
     assert float(read_smiles_file(table)[0].energy) == 2.5
     block = Chem.MolToMolBlock(_embedded("C"))
     molecules.write_text(f"{block}> <__computedProps>\nx\n\n$$$$\n{block}$$$$\n", encoding="utf-8")
-    spoilt, _ = read_sdf(molecules, on_bad="skip").items
+    spoilt, _ = read_sdf(molecules, ReadOptions(on_bad="skip")).items
     assert "a.sdf#0: a property has a name" in str(spoilt)
 
 
@@ -337,7 +337,7 @@ def test_ions_and_radicals_are_refused(smiles: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.sdf#0: has "):
         read_sdf(tmp_path / "a.sdf")
     (tmp_path / "a.smi").write_text(f"C\n{smiles}\n", encoding="utf-8")
-    found = read_smiles_file(tmp_path / "a.smi", on_bad="skip").items
+    found = read_smiles_file(tmp_path / "a.smi", ReadOptions(on_bad="skip")).items
     assert [isinstance(item, InputError) for item in found] == [False, True]
     allowed = ReadOptions(allow_charged=True, conformers=1)
     assert from_smiles(smiles, options=allowed).num_nodes == mol.GetNumAtoms()
@@ -347,7 +347,7 @@ def test_ions_and_radicals_are_refused(smiles: str, tmp_path: Path) -> None:
 def test_states_that_columns_and_properties_state(tmp_path: Path) -> None:
     table = "smiles,Charge,multiplicity\nC,0,1\nC,,\nC,1,1\nC,0,3\nC,plus,\n"
     (tmp_path / "a.csv").write_text(table, encoding="utf-8")
-    found = read_smiles_file(tmp_path / "a.csv", on_bad="skip").items
+    found = read_smiles_file(tmp_path / "a.csv", ReadOptions(on_bad="skip")).items
     assert [isinstance(item, InputError) for item in found] == [False, False, True, True, True]
     assert "column 'Charge' is '1' (neutral and closed-shell: 0)" in str(found[2])
     mol = _embedded("C")

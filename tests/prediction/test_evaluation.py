@@ -12,6 +12,7 @@ import pytest
 
 from molflt.data.datasets import ListDataset, StructureDataset
 from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.reading import ReadOptions
 from molflt.data.records import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
@@ -118,7 +119,7 @@ def test_bad_structures_stop_it_or_are_left_out(
     from molflt.prediction import predictor
 
     monkeypatch.setattr(predictor, "_compute", fails_for_one(predictor._compute))
-    found = evaluate(loaded, str(tmp_path / "six.lmdb"), on_bad="skip")
+    found = evaluate(loaded, str(tmp_path / "six.lmdb"), options=ReadOptions(on_bad="skip"))
     assert found.table.names == found.prediction.names == [val_set[k].name for k in (0, 2, 4)]
     assert [data.name for data in found.structures] == found.table.names
     np.testing.assert_array_equal(found.expected, [float(val_set[k].y_relaxed) for k in (0, 2, 4)])
@@ -127,4 +128,4 @@ def test_bad_structures_stop_it_or_are_left_out(
         assert word in reason
     write_lmdb(tmp_path / "one.lmdb", records[5:], progress=False)
     with pytest.raises(InputError, match=r"one.lmdb: no structure has both.*is not finite"):
-        evaluate(loaded, str(tmp_path / "one.lmdb"), on_bad="skip")
+        evaluate(loaded, str(tmp_path / "one.lmdb"), options=ReadOptions(on_bad="skip"))
