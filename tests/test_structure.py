@@ -9,7 +9,7 @@ import molflt
 ROOT = Path(molflt.__file__).parent
 
 FLOORS = (
-    ("__init__", "bundled", "choices", "errors", "files", "memory", "printable", "vocabulary"),
+    ("__init__", "errors", "files", "terminal_text", "vocabulary"),
     ("attention", "data"),
     ("model", "literature"),
     ("prediction", "invariance"),

@@ -29,7 +29,6 @@ from molflt.attention.far.mesh import Grid, Mesh
 from molflt.attention.geometry import Structure
 from molflt.attention.layout import Plan
 from molflt.calculator.domain_warnings import DomainWarnings
-from molflt.choices import TagConvention
 from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
 from molflt.data.batching import collate
 from molflt.data.neighbours import attach_neighbours
@@ -41,7 +40,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
 from molflt.prediction.predictor import choose_device, doubt_of_forces, why_no_forces
-from molflt.vocabulary import DIFFERENTIABLE
+from molflt.vocabulary import DIFFERENTIABLE, TagConvention
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import typer
 
-from molflt.choices import MethodName, TagConvention
 from molflt.cli.options import DEVICE, FREQUENCIES, TAGS
 from molflt.cli.terminal import Verbosity, answer, answer_json, output, remark, say, warn
+from molflt.vocabulary import MethodName, TagConvention
 
 if TYPE_CHECKING:
     from molflt.invariance.harness import DtypeName, Result

@@ -6,10 +6,10 @@ from typing import Literal
 
 import typer
 
-from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.cli.options import ACCEPT_UNCONVERGED, PAIRS, TAGS
 from molflt.cli.terminal import say
 from molflt.errors import InputError
+from molflt.vocabulary import EnergyUnit, Per, TagConvention
 
 
 def convert_command(

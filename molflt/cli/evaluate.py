@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.choices import EnergyUnit, MethodName, OnError, Per, TagConvention
 from molflt.cli.options import (
     ACCEPT_UNCONVERGED,
     ALLOW_CHARGED,
@@ -24,6 +23,7 @@ from molflt.cli.options import (
 )
 from molflt.cli.terminal import answer, answer_json, command_line, remark, say, warn
 from molflt.errors import InputError, listed
+from molflt.vocabulary import EnergyUnit, MethodName, OnError, Per, TagConvention
 
 if TYPE_CHECKING:
     from molflt.prediction.calibration import Calibration

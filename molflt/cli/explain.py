@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from molflt.choices import TagConvention
 from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, TAGS, claim_new_file
 from molflt.cli.terminal import answer, answer_json, output, remark, say, warn
 from molflt.errors import InputError, listed
+from molflt.vocabulary import TagConvention
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.choices import TagConvention
 from molflt.cli.options import ACCEPT_UNCONVERGED, JSON, PAIRS, TAGS
 from molflt.cli.terminal import answer, answer_json
+from molflt.vocabulary import TagConvention
 
 if TYPE_CHECKING:
     from molflt.data.domain import Domain
@@ -110,10 +110,10 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
     import numpy as np
     from ase.data import chemical_symbols
 
-    from molflt.bundled import resolve_path
     from molflt.data.progress import track
     from molflt.data.reading import ReadOptions
     from molflt.data.sources import open_dataset
+    from molflt.files import resolve_path
     from molflt.vocabulary import TARGETS
 
     options = ReadOptions(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import typer
 
-from molflt.choices import OC20Split
 from molflt.cli.options import claim
 from molflt.cli.terminal import say
 from molflt.errors import InputError
+from molflt.vocabulary import OC20Split
 
 
 def merge_command(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 
-from molflt.choices import Figure, TagConvention
 from molflt.cli.options import DEVICE, MAX_ATOMS, TAGS, claim_new_file
 from molflt.cli.terminal import say
+from molflt.vocabulary import Figure, TagConvention
 
 
 def plot_command(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.choices import MethodName, OC20Split, OnError, TagConvention
 from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, PAIRS, TAGS, claim
 from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn
 from molflt.errors import InputError, listed
-from molflt.printable import printable
+from molflt.terminal_text import printable
+from molflt.vocabulary import MethodName, OC20Split, OnError, TagConvention
 
 if TYPE_CHECKING:
     from molflt.prediction.prediction import Prediction

@@ -19,7 +19,7 @@ from rich.text import Text
 from molflt import __version__
 from molflt.data import progress
 from molflt.errors import InputWarning
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 
 class Terminal(Console):

@@ -31,7 +31,7 @@ from molflt.data.unread import unread_names
 from molflt.data.vasp import outcar_frames, vasprun_frames
 from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, noting, ordinary_file
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 _PATTERNS: dict[str, str] = {
     "*.extxyz": "extxyz",

@@ -14,7 +14,6 @@ from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.choices import TagConvention
 from molflt.data.extras import Extra, extra_of, held
 from molflt.data.labels import agreed, atom_vectors, one_number
 from molflt.data.reading import DEFAULT, ReadOptions
@@ -22,7 +21,8 @@ from molflt.data.records import ENERGIES, TEXTS, make_data
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
 from molflt.errors import InputError
-from molflt.printable import printable
+from molflt.terminal_text import printable
+from molflt.vocabulary import TagConvention
 
 _RESULTS = ("energy", "forces")
 _IONS = ReadOptions(charges=True)

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 from molflt.data.labels import any_array
 from molflt.errors import InputError
-from molflt.printable import shown
+from molflt.terminal_text import shown
 
 CONSTRAINTS = frozenset(
     ("FixAtoms", "FixCartesian", "FixScaled", "FixedPlane", "FixedLine", "FixedMode", "FixCom", "FixSubsetCom")

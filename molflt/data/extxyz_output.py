@@ -17,7 +17,7 @@ from ase import Atoms
 from ase.constraints import FixAtoms, FixCartesian
 from ase.io.extxyz import SPECIAL_3_3_KEYS, per_atom_properties, per_config_properties
 
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 _COLUMN = re.compile(r"[^\s:=,'\"\\{}\[\]]+")
 _WORDS = re.compile(r"\S+( \S+)*")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from molflt.data.pickle_limits import take
-from molflt.printable import holds_text, shown
+from molflt.terminal_text import holds_text, shown
 
 _MAX_AXES = 8
 _PER_PAIR = 100

@@ -10,10 +10,9 @@ import numpy as np
 from ase import units
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from molflt.choices import EnergyUnit, Per
 from molflt.errors import InputError
-from molflt.printable import shown
-from molflt.vocabulary import TARGETS
+from molflt.terminal_text import shown
+from molflt.vocabulary import TARGETS, EnergyUnit, Per
 
 ForceUnit = Literal["eV/Ang", "meV/Ang", "kcal/mol/Ang", "kJ/mol/Ang", "Hartree/Ang", "Hartree/bohr"]
 

@@ -28,7 +28,7 @@ from molflt.data.records import to_record
 from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind, resolve_inputs
 from molflt.errors import InputError
 from molflt.files import sole_writer, sync_folder
-from molflt.printable import holds_text, printable
+from molflt.terminal_text import holds_text, printable
 
 _PER_COMMIT = 256
 _FIRST_MAP_SIZE = 16 << 20

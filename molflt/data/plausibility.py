@@ -10,11 +10,10 @@ from ase import units
 from scipy.spatial.distance import cdist, pdist
 from torch_geometric.data import Data
 
-from molflt.choices import Per
 from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, LabelSpec
 from molflt.data.neighbours import shortest_images
 from molflt.errors import InputError
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, Per
 
 _CLOSE = 0.12
 """Relative difference to the sum over free atoms up to which energies are totals of all electrons. Bonds and

@@ -20,7 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 T = TypeVar("T")
 _PATIENCE = 2.0

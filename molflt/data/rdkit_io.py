@@ -31,7 +31,7 @@ from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.records import ENERGIES, make_data
 from molflt.data.smiles_tables import read_rows
 from molflt.errors import InputError, noting, refuse
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 _TIME = re.compile(r"^\[\d\d:\d\d:\d\d\] ?")
 _SAYS_NOTHING = re.compile(r"(ERROR|WARNING):\s*$|.*Violation$")

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from molflt.choices import TagConvention
 from molflt.data.labels import LabelSpec
 from molflt.errors import InputError, OnBad
-from molflt.printable import shown
+from molflt.terminal_text import shown
+from molflt.vocabulary import TagConvention
 
 CONFORMERS = 8
 KNOWN_VALUES: dict[str, tuple[float, ...]] = {

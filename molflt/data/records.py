@@ -19,7 +19,7 @@ from molflt.data.reading import DEFAULT, KNOWN_VALUES, ReadOptions
 from molflt.data.relaxations import relaxed_positions
 from molflt.data.surface_tags import refuse_untagged, tags_of_slab
 from molflt.errors import InputError
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 ENERGIES = ("y_init", "y_relaxed", "energy")
 TEXTS = ("name", "adsorbate", "metal", "molecule", "group", "slice")
@@ -31,9 +31,6 @@ RECORD_KEYS = frozenset(
 """What is read from a record; stored graphs are not. OC20's S2EF records have ``force``."""
 STATES = frozenset(spelt for key in KNOWN_VALUES for spelt in (key, key.capitalize(), key.upper()))
 """What is read besides: the charge, and what refuses ions and open shells."""
-
-
-_NUMPY = {torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
 
 
 def to_data(
@@ -147,7 +144,7 @@ def make_data(
     """
     tensors = {
         # a copy: the structure must not share memory with its source
-        key: torch.from_numpy(np.array(value, dtype=_NUMPY[vocabulary.FIELDS[key].dtype], order="C"))
+        key: torch.from_numpy(np.array(value, dtype=vocabulary.FIELDS[key].dtype, order="C"))
         for key, value in fields.items()
     }
     check_structure(tensors, where)

@@ -32,7 +32,7 @@ from molflt.data.inert_objects import (
 from molflt.data.pickle_limits import allowance, refuse_opcodes
 from molflt.data.storage import read_storage
 from molflt.errors import InputError
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 _MAX_DEPTH = 8
 _MAX_BYTES = 1 << 26

@@ -42,7 +42,7 @@ from molflt.data.records import check_structure
 from molflt.data.smiles_tables import TABLES
 from molflt.errors import InputError, InputWarning, in_line, noting, refuse
 from molflt.files import standard_input
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 STANDARD_INPUT = "-"
 _WHOLE, _END = 64 << 20, 1 << 20

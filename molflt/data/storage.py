@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from molflt.data.pickle_limits import refuse_opcodes
-from molflt.printable import shown
+from molflt.terminal_text import shown
 
 _TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(code)

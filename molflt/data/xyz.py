@@ -19,7 +19,7 @@ from molflt.data.symbols import is_label
 from molflt.data.xyz_columns import PLAIN, parse_properties, read_column, reals
 from molflt.data.xyz_comments import has_keys, parse_comment
 from molflt.errors import InputError
-from molflt.printable import shown
+from molflt.terminal_text import shown
 
 _MOST_DIGITS = 12
 _FEWEST = 4

@@ -12,7 +12,7 @@ from ase.calculators.calculator import all_properties
 
 from molflt.data.symbols import element
 from molflt.errors import InputError
-from molflt.printable import shown
+from molflt.terminal_text import shown
 
 PLAIN = "species:S:1:pos:R:3"
 """``Properties`` of a frame without them."""

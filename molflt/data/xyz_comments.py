@@ -13,7 +13,7 @@ from ase.calculators.calculator import all_properties
 from molflt.data.labels import any_array
 from molflt.data.records import ENERGIES, TEXTS
 from molflt.errors import InputError
-from molflt.printable import shown
+from molflt.terminal_text import shown
 
 _OWN = {word.lower(): word for word in ("Lattice", "Properties", "pbc", "virial", "sid", *ENERGIES, *TEXTS)} | {
     word: word for word in all_properties

@@ -22,7 +22,6 @@ from safetensors.torch import save as to_bytes
 
 from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys
 from molflt.attention.far.field import ExactMethod
-from molflt.choices import MethodName
 from molflt.data.domain import Domain
 from molflt.data.labels import LabelSpec, Target
 from molflt.errors import InputError, ordinary_file
@@ -30,7 +29,7 @@ from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.uncertainty import Uncertainty
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, MethodName
 
 SCHEMA_VERSION = 10
 OLDEST_SCHEMA = 10

@@ -15,14 +15,13 @@ import torch
 from ase import Atoms
 from torch_geometric.data import Data
 
-from molflt.bundled import resolve_path
-from molflt.choices import EnergyUnit, OnError, Per
 from molflt.data.datasets import ConcatDataset, StructureDataset, SubsetDataset
 from molflt.data.labels import ENERGY_UNITS, LabelSpec, checked_force_unit
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.screening import Screening
 from molflt.data.sources import fingerprint, open_dataset, structures_of
 from molflt.errors import InputError
+from molflt.files import resolve_path
 from molflt.model.model_file import LoadedModel
 from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.calibration import Calibration, calibrate, measure
@@ -31,6 +30,7 @@ from molflt.prediction.metrics import EnergyMetrics, ForceMetrics, energy_metric
 from molflt.prediction.model import Model
 from molflt.prediction.prediction import Prediction
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, choose_device, predict
+from molflt.vocabulary import EnergyUnit, OnError, Per
 
 if TYPE_CHECKING:
     from pandas import DataFrame

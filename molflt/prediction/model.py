@@ -14,7 +14,6 @@ from ase import Atoms
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.choices import MethodName, OnError, TagConvention
 from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
 from molflt.data.reading import CONFORMERS, ReadOptions
 from molflt.data.sources import structures_of
@@ -24,6 +23,7 @@ from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.members import ModelPath, load_members, meaning_of_uncertainty, uncertainty_of
 from molflt.prediction.prediction import BY_ATOM, Prediction
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, choose_device, doubt_of_forces, predict
+from molflt.vocabulary import MethodName, OnError, TagConvention
 
 
 class Model:

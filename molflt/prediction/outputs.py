@@ -14,7 +14,6 @@ import numpy as np
 from ase import Atoms
 from torch_geometric.data import Data
 
-from molflt.choices import OC20Split
 from molflt.data.ase_io import to_atoms
 from molflt.data.datasets import StructureDataset
 from molflt.data.extras import extra_of
@@ -24,7 +23,8 @@ from molflt.errors import InputError
 from molflt.files import atomic_file, sole_writer
 from molflt.prediction.prediction import Prediction
 from molflt.prediction.predictor import conformers_of
-from molflt.printable import printable
+from molflt.terminal_text import printable
+from molflt.vocabulary import OC20Split
 
 FORMATS = (".csv", ".extxyz", ".npz")
 _STANDARD_INPUT = re.compile(r"-#\d+( \([^|!]*\))?")

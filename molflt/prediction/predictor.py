@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt.attention.layout import Plan
-from molflt.choices import OnError
 from molflt.data import domain
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.datasets import ListDataset, StructureDataset
@@ -21,15 +20,14 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.occurrence import Reason
 from molflt.data.progress import track
 from molflt.data.screening import refuse_unusable
-from molflt.errors import InputError
-from molflt.memory import does_not_fit, fitting
+from molflt.errors import InputError, does_not_fit, fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import uncertainty_of
 from molflt.prediction.prediction import BY_ATOM, Conformers, Prediction, joined
-from molflt.printable import printable
-from molflt.vocabulary import DIFFERENTIABLE, LABELS
+from molflt.terminal_text import printable
+from molflt.vocabulary import DIFFERENTIABLE, LABELS, OnError
 
 DEFAULT_MAX_ATOMS = 2048
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from molflt.errors import InputError, naming
 from molflt.files import lock
 from molflt.prediction.prediction import Conformers, Prediction
-from molflt.printable import printable
+from molflt.terminal_text import printable
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 MOST_SHARDS = 1_000_000

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from molflt.choices import OnError
 from molflt.data.batching import AtomBudgetSampler
 from molflt.data.datasets import StructureDataset
 from molflt.data.progress import track
@@ -23,6 +22,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.prediction.prediction import Prediction, joined
 from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict_batches
 from molflt.prediction.shard_file import ShardContent, ShardHeader, open_shard, read_shard
+from molflt.vocabulary import OnError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from molflt import choices
+from molflt import vocabulary as choices
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.files import atomic_file

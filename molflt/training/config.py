@@ -7,13 +7,12 @@ from typing import Annotated, Any, Literal
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.data.reading import ReadOptions
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
-from molflt.vocabulary import DIFFERENTIABLE
+from molflt.vocabulary import DIFFERENTIABLE, EnergyUnit, Per, TagConvention
 
 
 class DataConfig(BaseModel):

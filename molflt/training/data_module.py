@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from molflt.attention.layout import Plan
-from molflt.bundled import resolve_path
 from molflt.data.batching import AtomBudgetSampler, collate
 from molflt.data.domain import GEOMETRIC, outside
 from molflt.data.likeness import alike
@@ -19,6 +18,7 @@ from molflt.data.occurrence import Reason
 from molflt.data.screening import ALONE, Crew, Screening, label_of
 from molflt.data.sources import fingerprint, open_dataset
 from molflt.errors import InputError, listed
+from molflt.files import resolve_path
 from molflt.model.standardiser import mean_absolute_deviation
 from molflt.training.config import TrainConfig
 from molflt.training.prepared import NoisyDataset, PreparedDataset

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from molflt.data.batching import collate
-from molflt.errors import InputError
-from molflt.memory import does_not_fit, fitting
+from molflt.errors import InputError, does_not_fit, fitting
 
 
 @dataclass

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from molflt.attention.registry import attention_config, presets
-from molflt.bundled import resolve_path
 from molflt.data.sources import open_dataset
+from molflt.files import resolve_path
 from molflt.invariance.energies import energies
 from molflt.invariance.structures import rotation
 from molflt.model.model_file import load_model

@@ -22,7 +22,6 @@ from ase.build import add_adsorbate, fcc111, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
 
-from molflt.bundled import resolve_path
 from molflt.data import calculations
 from molflt.data.ase_io import from_atoms, to_atoms
 from molflt.data.labels import LabelSpec
@@ -31,6 +30,7 @@ from molflt.data.reading import ReadOptions
 from molflt.data.records import to_data
 from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError, InputWarning
+from molflt.files import resolve_path
 from tests.data.pickles import Call
 from tests.data.vasp_files import outcar, vasprun
 

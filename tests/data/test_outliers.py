@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from ase import Atoms
 
-from molflt.bundled import resolve_path
 from molflt.data.outliers import energies_out_of_line, forces_out_of_line
 from molflt.data.reading import ReadOptions
 from molflt.data.sources import open_dataset
+from molflt.files import resolve_path
 
 ELEMENTS = (-13.6, -1029.5, -2042.0)
 """eV: of hydrogen, carbon and oxygen."""

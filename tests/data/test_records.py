@@ -15,7 +15,7 @@ from molflt.data.labels import CANDIDATES, STORED, LabelSpec
 from molflt.data.reading import ReadOptions
 from molflt.data.records import to_data, to_record
 from molflt.errors import InputError
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 
 def test_fields_follow_the_vocabulary(make_record: Any) -> None:

@@ -12,8 +12,8 @@ from ase import Atoms
 from ase.io import read, write
 from typer.testing import CliRunner
 
-from molflt.bundled import resolve_path
 from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.files import resolve_path
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts.benchmarks import fg_splits
 from scripts.benchmarks.accuracy_data import split

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from molflt.data.fetch.catalogue import Archive
 from molflt.data.progress import ByteMeter, MeteredFile, size_text
 from molflt.errors import InputError, naming
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 _BLOCK = 1 << 20
 _HEADERS = 1 << 20
