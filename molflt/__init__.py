@@ -8,9 +8,9 @@ from molflt.errors import InputError
 if TYPE_CHECKING:
     from molflt.adsorption.adsorb import adsorb
     from molflt.calculator import MolFLTCalculator
-    from molflt.prediction.evaluation import Evaluation, evaluate
+    from molflt.prediction.evaluate import Evaluation, evaluate
     from molflt.prediction.model import Model, load
-    from molflt.prediction.prediction import Prediction
+    from molflt.prediction.output import Prediction
     from molflt.training.run import Run
     from molflt.training.start import train
 
@@ -31,13 +31,13 @@ __all__ = [
 
 # torch takes seconds to import, and the command line's help needs none of it.
 _LAZY = {
-    "Evaluation": "prediction.evaluation",
+    "Evaluation": "prediction.evaluate",
     "Model": "prediction.model",
     "MolFLTCalculator": "calculator",
-    "Prediction": "prediction.prediction",
+    "Prediction": "prediction.output",
     "Run": "training.run",
     "adsorb": "adsorption.adsorb",
-    "evaluate": "prediction.evaluation",
+    "evaluate": "prediction.evaluate",
     "load": "prediction.model",
     "train": "training.start",
 }

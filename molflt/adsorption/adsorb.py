@@ -23,7 +23,7 @@ from molflt.data.datasets import ListDataset
 from molflt.errors import InputError, InputWarning, listed
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict, unknown_elements
+from molflt.prediction.predict import DEFAULT_MAX_ATOMS, predict, unknown_elements
 
 DEFAULT_MODEL = "pretrained:fg"
 N_GUESSES = 200
@@ -43,7 +43,7 @@ class Adsorption:
         face: of the surface, such as ``fcc(111)``.
         guesses: of where the molecule sits.
         energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
-        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.prediction.Prediction.std`; NaN where nothing is
+        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.output.Prediction.std`; NaN where nothing is
             known.
         warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.domain`.
     """

@@ -39,7 +39,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, doubt_of_forces, why_no_forces
+from molflt.prediction.predict import choose_device, doubt_of_forces, why_no_forces
 from molflt.vocabulary import DIFFERENTIABLE, TagConvention
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 from molflt.data.domain import GEOMETRIC
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import outside
+from molflt.prediction.predict import outside
 
 
 class DomainWarnings:

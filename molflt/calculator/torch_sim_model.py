@@ -22,7 +22,7 @@ from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
-from molflt.prediction.predictor import doubt_of_forces, why_no_forces
+from molflt.prediction.predict import doubt_of_forces, why_no_forces
 
 try:
     from torch_sim.models.interface import ModelInterface

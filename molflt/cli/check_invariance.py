@@ -44,7 +44,7 @@ def check_invariance_command(
     from molflt.invariance.harness import run_suite
     from molflt.invariance.structures import builtin_structures
     from molflt.prediction.members import load_member
-    from molflt.prediction.predictor import choose_device, unlabelled
+    from molflt.prediction.predict import choose_device, unlabelled
 
     loaded = load_member(model, remark, frequencies)
     if inputs:

@@ -26,8 +26,8 @@ from molflt.errors import InputError, listed
 from molflt.vocabulary import EnergyUnit, MethodName, OnError, Per, TagConvention
 
 if TYPE_CHECKING:
-    from molflt.prediction.calibration import Calibration
-    from molflt.prediction.evaluation import Evaluation
+    from molflt.prediction.evaluate import Evaluation
+    from molflt.prediction.uncertainty import Calibration
 
 
 def evaluate_command(
@@ -73,9 +73,9 @@ def evaluate_command(
     Example: molflt evaluate runs/tiny data/fg/val.lmdb
     """
     from molflt.data.reading import ReadOptions
-    from molflt.prediction.evaluation import evaluate
+    from molflt.prediction.evaluate import evaluate
     from molflt.prediction.members import load_members
-    from molflt.prediction.predictor import unknown_elements
+    from molflt.prediction.predict import unknown_elements
     from molflt.report.model_report import evaluation_report
 
     if report is not None:

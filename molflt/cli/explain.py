@@ -52,7 +52,7 @@ def explain_command(
         claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.data.reading import ReadOptions
     from molflt.prediction.members import load_member
-    from molflt.prediction.predictor import choose_device, outside
+    from molflt.prediction.predict import choose_device, outside
     from molflt.report.explain_page import as_json as content
     from molflt.report.explain_page import write_csv, write_page
     from molflt.report.explanation import explain

@@ -30,7 +30,7 @@ def merge_command(
 
     Example: molflt merge energies.csv.shard-* -o energies.csv
     """
-    from molflt.prediction.outputs import check_output, write_predictions
+    from molflt.prediction.output import check_output, write_predictions
     from molflt.prediction.shards import merge
 
     claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")

@@ -37,7 +37,7 @@ def plot_command(
     data/fg/val.lmdb -o parity.png
     """
     claim_new_file(context, out, (".png", ".svg", ".pdf"), overwrite, "a figure")
-    from molflt.prediction.predictor import choose_device
+    from molflt.prediction.predict import choose_device
     from molflt.report.pictures import draw
 
     draw(kind, model, data, out, choose_device(device), max_atoms, tags)

@@ -15,7 +15,7 @@ from molflt.terminal_text import printable
 from molflt.vocabulary import MethodName, OC20Split, OnError, TagConvention
 
 if TYPE_CHECKING:
-    from molflt.prediction.prediction import Prediction
+    from molflt.prediction.output import Prediction
     from molflt.prediction.shards import Shard, ShardResult
 
 
@@ -70,8 +70,8 @@ def predict_command(
     from molflt.data.reading import ReadOptions
     from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import calibrated, load_members, meaning_of_uncertainty
-    from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, doubt_of_forces, predict
+    from molflt.prediction.output import check_output, write_predictions
+    from molflt.prediction.predict import choose_device, doubt_of_forces, predict
 
     if as_json and out is not None:
         raise InputError("--json: prints; leave out -o")
@@ -93,7 +93,7 @@ def predict_command(
     others = f" and {len(members) - 1} more" if len(members) > 1 else ""
     detail(f"{members[0].path}{others}, on {chosen}")
     if calibrate is not None:
-        from molflt.prediction.evaluation import measured
+        from molflt.prediction.evaluate import measured
 
         labelled = replace(options, accept_unconverged=False)
         known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, options=labelled)

@@ -13,7 +13,7 @@ from molflt.data.neighbours import nearest_image
 from molflt.data.progress import track
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import choose_device, lowest_of, unlabelled
+from molflt.prediction.predict import choose_device, lowest_of, unlabelled
 from molflt.report.attention_rows import attention_row, recorded_forward
 
 

@@ -15,11 +15,10 @@ from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
 from molflt.model.model_file import LoadedModel
 from molflt.model.uncertainty import LEVELS
-from molflt.prediction.evaluation import Evaluation, evaluate
-from molflt.prediction.group_errors import GroupErrors, by_adsorbate, by_element, by_size
+from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members
-from molflt.prediction.metrics import EWT_THRESHOLD
-from molflt.prediction.predictor import choose_device, unlabelled
+from molflt.prediction.metrics import EWT_THRESHOLD, GroupErrors, by_adsorbate, by_element, by_size
+from molflt.prediction.predict import choose_device, unlabelled
 from molflt.report.charts import (
     MOST_ERROR_BARS,
     MOST_POINTS,

@@ -13,9 +13,9 @@ from molflt import vocabulary as choices
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.files import atomic_file
-from molflt.prediction.evaluation import Evaluation, evaluate
-from molflt.prediction.group_errors import by_adsorbate, by_element, by_size
+from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members
+from molflt.prediction.metrics import by_adsorbate, by_element, by_size
 from molflt.report.charts import Panel, Series, curves_panel, far_panels, groups_panel, parity_panels
 from molflt.report.learning_curves import best_epoch, learning_curves
 from molflt.report.rpe_curves import far_curves

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from molflt.errors import InputError
 from molflt.files import alone
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import MEMBER
 from molflt.training.config import TrainConfig
 from molflt.training.initial import each_initial, load_initial, with_architecture

@@ -34,7 +34,7 @@ from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 from scripts import results

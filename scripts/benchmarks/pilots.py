@@ -46,7 +46,7 @@ from molflt.data.screening import Screening, labels
 from molflt.data.sources import open_dataset
 from molflt.model.model_file import load_model
 from molflt.prediction.metrics import energy_metrics
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 from scripts import results

@@ -38,10 +38,8 @@ from molflt.data.sources import open_dataset
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
-from molflt.prediction.outputs import write_predictions
-from molflt.prediction.prediction import Prediction
-from molflt.prediction.shard_file import ShardHeader
-from molflt.prediction.shards import merge
+from molflt.prediction.output import Prediction, write_predictions
+from molflt.prediction.shards import ShardHeader, merge
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import preset_config
 from scripts.tools import fuzz_inputs as inputs

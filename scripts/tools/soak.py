@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 import molflt
 from molflt.data.lmdb_writer import write_lmdb
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members
 from molflt.training.config import TrainConfig
 from molflt.training.run import train

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from molflt.files import sole_writer
-from molflt.prediction.outputs import write_predictions
-from molflt.prediction.prediction import Prediction
+from molflt.prediction.output import Prediction, write_predictions
 
 pytest.importorskip("fcntl")
 

@@ -21,7 +21,7 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
 from molflt.model.model_file import LoadedModel, save_models
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from tests.model.files import altered
 
 Run = Callable[..., Any]

@@ -26,7 +26,7 @@ from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.model.standardiser import Statistics
-from molflt.prediction.predictor import unlabelled
+from molflt.prediction.predict import unlabelled
 from molflt.training.presets import preset_config
 from tests.attention.structures import STRUCTURES, slab
 from tests.model.files import metadata_of

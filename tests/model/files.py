@@ -23,7 +23,7 @@ from molflt.model.model_file import (
     load_model,
     save_model,
 )
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]
 """Something done to the tensors and to the metadata of a file."""

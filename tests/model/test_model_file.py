@@ -33,7 +33,7 @@ from molflt.model.model_file import (
     save_models,
     set_frequencies,
 )
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from tests.model.files import Change, altered, check_round_trip, content_of, metadata_of, tiny
 
 Alter = Callable[[Change], Path]

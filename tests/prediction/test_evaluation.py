@@ -16,10 +16,10 @@ from molflt.data.reading import ReadOptions
 from molflt.data.records import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.evaluation import Evaluation, StructureTable, evaluate
-from molflt.prediction.group_errors import by_adsorbate, by_element, by_size, size_edges
-from molflt.prediction.prediction import Prediction
-from molflt.prediction.predictor import predict
+from molflt.prediction.evaluate import Evaluation, StructureTable, evaluate
+from molflt.prediction.metrics import by_adsorbate, by_element, by_size, size_edges
+from molflt.prediction.output import Prediction
+from molflt.prediction.predict import predict
 
 
 def invented(elements: list[set[int]], error: list[float], sizes: list[int], adsorbates: list[str]) -> Evaluation:

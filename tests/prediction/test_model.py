@@ -18,7 +18,7 @@ from molflt.data.datasets import ConcatDataset, ListDataset
 from molflt.data.sources import structures_of
 from molflt.errors import InputError
 from molflt.prediction.members import load_members
-from molflt.prediction.predictor import conformers_of, predict
+from molflt.prediction.predict import conformers_of, predict
 from tests.conftest import rows_of
 
 

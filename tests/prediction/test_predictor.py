@@ -11,7 +11,7 @@ from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.prediction.metrics import energy_metrics
-from molflt.prediction.predictor import choose_device, predict, unknown_elements
+from molflt.prediction.predict import choose_device, predict, unknown_elements
 
 
 @pytest.fixture

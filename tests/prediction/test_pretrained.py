@@ -20,7 +20,7 @@ from molflt.files import resolve_path
 from molflt.invariance.energies import ADDITIVE
 from molflt.model.model_file import load_models, read_metadata
 from molflt.prediction.members import pretrained_models
-from molflt.prediction.predictor import outside
+from molflt.prediction.predict import outside
 from scripts.benchmarks.additivity import excess
 
 MODELS = pretrained_models()

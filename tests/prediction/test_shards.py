@@ -12,9 +12,8 @@ import pytest
 
 from molflt.data.sources import resolve_inputs
 from molflt.errors import InputError
-from molflt.prediction.predictor import predict
-from molflt.prediction.shard_file import open_shard, read_shard
-from molflt.prediction.shards import Shard, divide, merge, predict_shard
+from molflt.prediction.predict import predict
+from molflt.prediction.shards import Shard, divide, merge, open_shard, predict_shard, read_shard
 
 MAX_ATOMS = 40
 
@@ -117,7 +116,7 @@ def test_a_complete_shard_is_not_computed_again(complete, loaded, inputs, monkey
         raise AssertionError("computed again")
 
     before = complete.read_bytes()
-    monkeypatch.setattr("molflt.prediction.predictor._predict_batch", refuse)
+    monkeypatch.setattr("molflt.prediction.predict._predict_batch", refuse)
     one(loaded, inputs, "1/1", complete.with_name("out.csv"))
     assert complete.read_bytes() == before
     with pytest.raises(AssertionError, match="computed again"):

@@ -15,7 +15,7 @@ from molflt.data.ase_io import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.report.explanation import Explanation, explain
 from tests.attention.structures import STRUCTURES, rotated
 from tests.model.files import metadata_of

@@ -10,7 +10,7 @@ from ase import Atoms
 
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.model.model_file import save_model
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
 from molflt.report.adsorption_page import GUESSED
 from scripts import results

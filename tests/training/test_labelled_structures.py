@@ -16,7 +16,7 @@ from molflt.data.reading import ReadOptions
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.config_file import load_config
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import Score

@@ -19,7 +19,7 @@ from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model, read_metadata
 from molflt.prediction.metrics import energy_metrics
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import RunRecorder
 from molflt.training.run import train

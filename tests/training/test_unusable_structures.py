@@ -17,7 +17,7 @@ from molflt.data.records import to_record
 from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.data_module import EnergyDataModule
 from tests.conftest import rows_of
 from tests.training.runs import QUICK, written

@@ -23,9 +23,9 @@ from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.data.sources import fingerprint
 from molflt.model.model_file import LoadedModel, save_models
 from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
-from molflt.prediction.calibration import cross_fitted
-from molflt.prediction.evaluation import Evaluation, evaluate, measured
+from molflt.prediction.evaluate import Evaluation, evaluate, measured
 from molflt.prediction.members import calibrated, load_members
+from molflt.prediction.uncertainty import cross_fitted
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 from scripts.tools.fg import describe

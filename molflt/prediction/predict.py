@@ -25,7 +25,7 @@ from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import uncertainty_of
-from molflt.prediction.prediction import BY_ATOM, Conformers, Prediction, joined
+from molflt.prediction.output import BY_ATOM, Conformers, Prediction, conformers_of, joined
 from molflt.terminal_text import printable
 from molflt.vocabulary import DIFFERENTIABLE, LABELS, OnError
 
@@ -109,43 +109,46 @@ def predict(
             energy is not that of the given geometry; or embeddings of an ensemble, whose members' have nothing in
             common.
     """
-    batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0))
+    members = [loaded] if isinstance(loaded, LoadedModel) else list(loaded)
+    if forces and (reason := why_no_forces(members[0].metadata.target)):
+        raise InputError(f"{members[0].path}: {reason}")
+    if embeddings and len(members) > 1:
+        raise InputError(f"embeddings: those of {len(members)} models have nothing in common; load one of them")
+    wanted = [name for name, asked in zip(BY_ATOM, (forces, per_atom, embeddings), strict=True) if asked]
+    batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0)) if len(dataset) else [[]]
     tracked = track(batches, "predicting", total=len(batches))
-    return joined(predict_batches(loaded, dataset, tracked, device, on_error, forces, per_atom, embeddings))
+    return joined(predict_batches(members, dataset, tracked, device, on_error, wanted))
 
 
 def predict_batches(
-    loaded: LoadedModel | Sequence[LoadedModel],
+    members: Sequence[LoadedModel],
     dataset: StructureDataset,
     batches: Iterable[Sequence[int]],
     device: torch.device | str = "cpu",
     on_error: OnError = "raise",
-    forces: bool = False,
-    per_atom: bool = False,
-    embeddings: bool = False,
+    wanted: Sequence[str] = (),
 ) -> Iterator[Prediction]:
-    """Predict the energy of every structure, batch by batch; arguments are as of :func:`predict`.
+    """Predict the energy of every structure, batch by batch.
 
-    ``batches`` are indices of the structures that are computed together. Company changes no more than the last digits
-    of an energy.
+    Args:
+        members: the model, or those of an ensemble.
+        dataset: as of :func:`predict`, as ``device`` and ``on_error`` are.
+        batches: indices of the structures that are computed together. Company changes no more than the last digits of
+            an energy.
+        device: where to compute.
+        on_error: what a bad structure does.
+        wanted: those of ``BY_ATOM`` that are wanted as well.
 
     Yields:
         For every batch, the predictions in its order; ``failures`` are counted in it.
 
     Raises:
-        InputError: as :func:`predict`.
+        InputError: structures cannot be read or computed.
     """
-    members = [loaded] if isinstance(loaded, LoadedModel) else list(loaded)
     device = torch.device(device)
     models = [member.model.to(device) for member in members]
-    if forces and (reason := why_no_forces(members[0].metadata.target)):
-        raise InputError(f"{members[0].path}: {reason}")
-    if embeddings and len(members) > 1:
-        raise InputError(f"embeddings: those of {len(members)} models have nothing in common; load one of them")
-    asked = zip(BY_ATOM, (forces, per_atom, embeddings), strict=True)
-    wanted = [name for name, is_wanted in asked if is_wanted]
     for indices in batches:
-        with torch.no_grad() if forces else torch.inference_mode():
+        with torch.no_grad() if "forces" in wanted else torch.inference_mode():
             part = _predict_batch(members, models, dataset, indices, device, on_error, wanted)
         yield part
 
@@ -182,14 +185,12 @@ def _predict_batch(
             found.info[position] = data.get("info") or {}
             if "about" in data:
                 found.about[position] = data.about
+            each = conformers_of(data)
             shapes[position] = [
-                attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated)
-                for shape in conformers_of(data)
+                attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated) for shape in each
             ]
-            if reasons := [
-                *(reason.text for reason in outside(members[0], shapes[position][0])),
-                *filter(None, [data.get("remark")]),
-            ]:
+            reasons = [reason.text for reason in outside(members[0], shapes[position][0])]
+            if reasons := [*reasons, *filter(None, [data.get("remark")])]:
                 found.warnings[position] = printable("; ".join(reasons))
         except InputError as error:
             shapes.pop(position, None)
@@ -198,37 +199,20 @@ def _predict_batch(
     energies = {position: np.full((len(models), len(each)), np.nan) for position, each in shapes.items()}
     of_atoms: dict[tuple[int, int], dict[str, np.ndarray]] = {}
     # The first conformers of all are computed together, then the second: none of these batches is larger than the
-    # one asked for. Parts of them, smaller and smaller, where they do not fit into memory.
-    most = max(map(len, shapes.values()), default=0)
-    waiting = [[(position, k) for position, each in shapes.items() if k < len(each)] for k in range(most)]
-    while waiting:
-        part = [(position, k) for position, k in waiting.pop(0) if position not in found.failures]
-        structures = [shapes[position][k] for position, k in part]
-        if not structures:
-            continue
-        refusal: InputError | None = None
-        try:
-            computed = fitting(lambda structures=structures: _compute(models, structures, device, wanted))  # type: ignore[misc]
-        except InputError as error:
-            # Of one structure of the batch, which the halves will tell.
-            computed, refusal = None, error.again()
-        if computed is None and len(part) == 1:
-            too_large = does_not_fit(structures[0].name, int(structures[0].num_nodes))
-            fail(part[0][0], refusal or InputError(too_large))
-        elif computed is None:
-            found.n_in_parts |= refusal is None
-            middle = len(part) // 2
-            waiting[:0] = [part[:middle], part[middle:]]
-        else:
-            some, contractions, by_atom = computed[0]
-            for column, (position, k) in enumerate(part):
-                energies[position][:, k] = some[:, column]
-                of_atoms[position, k] = {name: values[column] for name, values in by_atom.items()}
-            found.contractions.update(how for (_, k), how in zip(part, contractions, strict=False) if k == 0)
-            found.elements.update(*(data.atomic_numbers.tolist() for data in structures))
+    # one asked for.
+    for k in range(max(map(len, shapes.values()), default=0)):
+        part = [place for place, each in shapes.items() if k < len(each) and place not in found.failures]
+        results = _each(models, [shapes[place][k] for place in part], device, wanted, found)
+        for position, result in zip(part, results, strict=True):
+            if isinstance(result, InputError):
+                fail(position, result)
+                continue
+            energies[position][:, k], contraction, of_atoms[position, k] = result
+            found.contractions.update([contraction] if contraction and k == 0 else [])
+            found.elements.update(shapes[position][k].atomic_numbers.tolist())
     spread = np.full(len(indices), np.nan)
-    for position, each in energies.items():
-        mean = each.mean(axis=0)
+    for position, values in energies.items():
+        mean = values.mean(axis=0)
         if position in found.failures:
             continue
         if not np.isfinite(mean).all():
@@ -237,29 +221,44 @@ def _predict_batch(
             continue
         lowest = int(mean.argmin())
         found.energies[position] = mean[lowest]
-        spread[position] = each[:, lowest].std(ddof=1) if len(models) > 1 else 0.0
+        spread[position] = values[:, lowest].std(ddof=1) if len(models) > 1 else 0.0
         if len(mean) > 1:
             found.conformers[position] = Conformers(len(mean), lowest, float(np.ptp(mean)))
         for name, value in of_atoms[position, lowest].items():
             found.by_atom[name][position] = value
-    if known is not None:
-        found.std = known.half_width(spread)
-    elif len(models) > 1:
-        found.std = spread
+    if known is not None or len(models) > 1:
+        found.std = spread if known is None else known.half_width(spread)
     return found
 
 
-def conformers_of(data: Data) -> list[Data]:
-    """A structure as it is, or one for each of its conformers."""
-    if "conformers" not in data:
-        return [copy.copy(data)]
-    shapes = []
-    for positions in data.conformers:
-        shape = copy.copy(data)
-        del shape.conformers
-        shape.positions = positions
-        shapes.append(shape)
-    return shapes
+_Result = tuple[np.ndarray, str, dict[str, np.ndarray]]
+"""Of a structure: (n_models,) energies in eV, how the far field was computed, and what is wanted of its atoms."""
+
+
+def _each(
+    models: Sequence[EnergyModel],
+    structures: Sequence[Data],
+    device: torch.device,
+    wanted: Sequence[str],
+    found: Prediction,
+) -> Sequence[_Result | InputError]:
+    """Compute a batch, in halves where it does not fit into memory or the model refuses a structure of it."""
+    if not structures:
+        return []
+    try:
+        computed = fitting(lambda: _compute(models, structures, device, wanted))
+        if computed:
+            return computed[0]
+        reason = InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes)))
+        found.n_in_parts = max(found.n_in_parts, int(len(structures) > 1))
+    except InputError as error:
+        # Without its traceback, which holds tensors.
+        reason = error.again()
+    if len(structures) == 1:
+        return [reason]
+    middle = len(structures) // 2
+    halves = (structures[:middle], structures[middle:])
+    return [result for half in halves for result in _each(models, half, device, wanted, found)]
 
 
 def lowest_of(loaded: LoadedModel | Sequence[LoadedModel], data: Data, device: torch.device | str) -> Data:
@@ -276,8 +275,7 @@ def lowest_of(loaded: LoadedModel | Sequence[LoadedModel], data: Data, device: t
 
 def _compute(
     models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, wanted: Sequence[str]
-) -> tuple[np.ndarray, list[str], dict[str, list[np.ndarray]]]:
-    """(n_models, n_structures) energies, the contractions, and of every structure what is wanted of its atoms."""
+) -> list[_Result]:
     batch = collate(structures, Plan.covering([model.plan() for model in models])).to(device)
     sizes = [int(data.num_nodes) for data in structures]
     energies = np.empty((len(models), len(structures)))
@@ -292,12 +290,11 @@ def _compute(
         energies[k] = output.energy.detach().cpu().numpy()
         found |= {"atomic_energies": output.atomic_energies, "embeddings": output.embeddings}
         for name in wanted:
-            values = found[name].detach()
-            sums[name] = sums[name] + values if name in sums else values
-    by_atom = {
-        name: [part.cpu().numpy() for part in (total / len(models)).split(sizes)] for name, total in sums.items()
-    }
-    return energies, output.contractions, by_atom
+            sums[name] = sums.get(name, 0) + found[name].detach()
+    parts = {name: (total / len(models)).cpu().split(sizes) for name, total in sums.items()}
+    ways = output.contractions or [""] * len(structures)
+    by_atom = [{name: values[k].numpy() for name, values in parts.items()} for k in range(len(structures))]
+    return list(zip(energies.T, ways, by_atom, strict=True))
 
 
 def why_no_forces(target: str) -> str | None:

@@ -1,14 +1,18 @@
-"""Predictions as files: CSV, extxyz, and the OC20 leaderboard's npz."""
+"""What a model says of many structures, energies in their order, and its files: CSV, extxyz, OC20's npz."""
 
 from __future__ import annotations
 
+import copy
 import csv
 import re
 import zipfile
 import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from ase import Atoms
@@ -19,16 +23,154 @@ from molflt.data.datasets import StructureDataset
 from molflt.data.extras import extra_of
 from molflt.data.extxyz_output import write_extxyz
 from molflt.data.notes import Notes
-from molflt.errors import InputError
+from molflt.errors import InputError, listed
 from molflt.files import atomic_file, sole_writer
-from molflt.prediction.prediction import Prediction
-from molflt.prediction.predictor import conformers_of
 from molflt.terminal_text import printable
 from molflt.vocabulary import OC20Split
 
 FORMATS = (".csv", ".extxyz", ".npz")
 _STANDARD_INPUT = re.compile(r"-#\d+( \([^|!]*\))?")
 """Names of structures from standard input, which no spreadsheet can compute."""
+BY_ATOM = ("forces", "atomic_energies", "embeddings")
+"""Fields of a prediction that hold an array for each structure."""
+
+
+class Conformers(NamedTuple):
+    """What was computed of a molecule with several conformers.
+
+    Attributes:
+        n: how many there are.
+        lowest: place of the one with the lowest energy, which is the molecule's.
+        spread: eV, the highest energy minus the lowest.
+    """
+
+    n: int
+    lowest: int
+    spread: float
+
+
+@dataclass
+class Prediction:
+    """Energies in the order of the structures.
+
+    Attributes:
+        energies: (n_structures,) eV, float64; the mean over the members of an ensemble; NaN where it failed.
+        names: where each structure came from.
+        contractions: how the far field was computed ("waves") and for how many structures.
+        std: (n_structures,) eV: what 68 % of the errors are below, where the model's file knows; else the standard
+            deviation over the members (n − 1 in the denominator), or None for one model. It is measured on structures
+            inside the domain, and says nothing of others, which have an entry in ``warnings``.
+        failures: what is wrong with the structures that were skipped, by index.
+        forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
+        info: what each structure's file says of it, such as the columns of a table; also of those that failed.
+        atomic_energies: (n_atoms,) eV of each structure: the terms that, with a mean per structure where the model
+            has one, add up to its energy; None when they were not asked for.
+        embeddings: (n_atoms, dim) of each structure, what the encoder makes of its atoms; None likewise.
+        ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
+        elements: atomic numbers seen.
+        n_in_parts: batches that did not fit into memory and were computed in parts.
+        conformers: of the molecules that have several, by index.
+        warnings: why the energy of a structure is not to be trusted, by index.
+        about: formula and, where known, name of the molecules that were given as graphs or names, by index.
+    """
+
+    energies: np.ndarray
+    names: list[str]
+    contractions: Counter[str]
+    std: np.ndarray | None = None
+    failures: dict[int, str] = field(default_factory=dict)
+    forces: list[np.ndarray] | None = None
+    info: list[Mapping[str, Any]] = field(default_factory=list)
+    atomic_energies: list[np.ndarray] | None = None
+    embeddings: list[np.ndarray] | None = None
+    ids: list[str] = field(default_factory=list)
+    elements: set[int] = field(default_factory=set)
+    n_in_parts: int = 0
+    conformers: dict[int, Conformers] = field(default_factory=dict)
+    warnings: dict[int, str] = field(default_factory=dict)
+    about: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def far_field(self) -> str:
+        """``contractions`` in words: "waves (300 structures)"."""
+        return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
+
+    @property
+    def by_atom(self) -> dict[str, list[np.ndarray]]:
+        """What was asked for of every atom, by name."""
+        return {name: values for name in BY_ATOM if (values := getattr(self, name)) is not None}
+
+    def of(self, places: Sequence[int]) -> Prediction:
+        """The predictions of some of the structures, none of which failed."""
+        lists = {name: [getattr(self, name)[k] for k in places] for name in (*_LISTS, *self.by_atom)}
+        known = {name: getattr(self, name) for name in _BY_INDEX}
+        by_index = {name: {i: of[k] for i, k in enumerate(places) if k in of} for name, of in known.items()}
+        std = None if self.std is None else self.std[places]
+        return replace(self, energies=self.energies[places], std=std, **lists, **by_index)
+
+    def of_conformers(self) -> str | None:
+        """How many conformers the energies are the lowest of, and their spread, in a line; None without any."""
+        if not self.conformers:
+            return None
+        widest = max(self.conformers, key=lambda i: self.conformers[i].spread)
+        numbers = [conformers.n for conformers in self.conformers.values()]
+        n = len(numbers)
+        return (
+            f"lowest of {min(numbers)}{f' to {max(numbers)}' if max(numbers) > min(numbers) else ''} distinct "
+            f"conformers for {n:,} molecule{'s' * (n != 1)}; energies spread by up to "
+            f"{self.conformers[widest].spread:.3f} eV ({self.names[widest]})"
+        )
+
+    def doubts(self) -> list[str]:
+        """Energies that are not to be trusted and why, and memory that did not suffice, in some lines each."""
+        found = []
+        if lines := [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]:
+            of = f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
+            uncovered = "" if self.std is None else ", and ± does not cover it"
+            verb = "are" if len(lines) != 1 else "is"
+            what = f"{len(lines):,} {of} {verb} doubtful; the energies may mean little{uncovered}"
+            found.append(listed(what, lines, most=5))
+        if n := self.n_in_parts:
+            batches = f"{n} whole batch{'es' * (n != 1)}"
+            found.append(f"out of memory with {batches}: computed in parts; a smaller max_atoms is faster")
+        return found
+
+
+_LISTS, _BY_INDEX = ("names", "ids", "info"), ("failures", "conformers", "warnings", "about")
+
+
+def joined(parts: Iterable[Prediction]) -> Prediction:
+    """Predictions of several sets, one after the other, as one."""
+    parts = list(parts)
+    whole = Prediction(np.concatenate([np.empty(0), *(part.energies for part in parts)]), [], Counter())
+    for part in parts:
+        before = len(whole.names)
+        for name in _BY_INDEX:
+            getattr(whole, name).update({before + i: found for i, found in getattr(part, name).items()})
+        for name in _LISTS:
+            getattr(whole, name).extend(getattr(part, name))
+        whole.contractions += part.contractions
+        whole.elements |= part.elements
+        whole.n_in_parts += part.n_in_parts
+    if parts and all(part.std is not None for part in parts):
+        whole.std = np.concatenate([part.std for part in parts if part.std is not None])
+    for name in BY_ATOM:
+        if parts and all(name in part.by_atom for part in parts):
+            setattr(whole, name, [values for part in parts for values in part.by_atom[name]])
+    return whole
+
+
+def conformers_of(data: Data) -> list[Data]:
+    """A structure as it is, or one for each of its conformers."""
+    if "conformers" not in data:
+        return [copy.copy(data)]
+    shapes = []
+    for positions in data.conformers:
+        shape = copy.copy(data)
+        del shape.conformers
+        shape.positions = positions
+        shapes.append(shape)
+    return shapes
 
 
 def check_output(path: Path, oc20_split: OC20Split | None, overwrite: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,12 @@ from molflt.errors import InputError
 from molflt.files import resolve_path
 from molflt.model.model_file import LoadedModel
 from molflt.model.uncertainty import Uncertainty
-from molflt.prediction.calibration import Calibration, calibrate, measure
 from molflt.prediction.members import ModelPath, calibrated, load_members
 from molflt.prediction.metrics import EnergyMetrics, ForceMetrics, energy_metrics, force_metrics
 from molflt.prediction.model import Model
-from molflt.prediction.prediction import Prediction
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, choose_device, predict
+from molflt.prediction.output import Prediction
+from molflt.prediction.predict import DEFAULT_MAX_ATOMS, choose_device, predict
+from molflt.prediction.uncertainty import Calibration, calibrate, measure
 from molflt.vocabulary import EnergyUnit, OnError, Per
 
 if TYPE_CHECKING:
@@ -65,17 +65,10 @@ class StructureTable:
 
     def of(self, places: Sequence[int]) -> StructureTable:
         """Some of the rows."""
-        return StructureTable(
-            names=[self.names[k] for k in places],
-            formulas=[self.formulas[k] for k in places],
-            elements=[self.elements[k] for k in places],
-            sizes=self.sizes[places],
-            adsorbates=[self.adsorbates[k] for k in places],
-            expected=self.expected[places],
-            references=self.references[places],
-            forces=None if self.forces is None else [self.forces[k] for k in places],
-            fixed=None if self.fixed is None else [self.fixed[k] for k in places],
-        )
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        arrays = {name: column[places] for name, column in columns.items() if isinstance(column, np.ndarray)}
+        lists = {name: [column[k] for k in places] for name, column in columns.items() if isinstance(column, list)}
+        return replace(self, **lists, **arrays)
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +108,7 @@ class Evaluation:
 
     @property
     def std(self) -> np.ndarray | None:
-        """(n,) eV, see :attr:`molflt.prediction.prediction.Prediction.std`."""
+        """(n,) eV, see :attr:`molflt.prediction.output.Prediction.std`."""
         return self.prediction.std
 
     @property
@@ -153,7 +146,7 @@ class Evaluation:
         """Whether the ensemble's spread is as large as its errors; None for one model.
 
         Raises:
-            InputError: see :func:`molflt.prediction.calibration.calibrate`.
+            InputError: see :func:`molflt.prediction.uncertainty.calibrate`.
         """
         return None if self.std is None else calibrate(self.predicted, self.std, self.expected)
 
@@ -316,14 +309,8 @@ def _read(screening: Screening, forces: bool, of_element: np.ndarray) -> Structu
 
     found = list(map(list, zip(*screening.each(look), strict=True))) or [[] for _ in range(9)]
     names, formulas, elements, sizes, adsorbates, expected, references, given_forces, fixed = found
+    energies = [np.array(column, dtype=np.float64) for column in (expected, references)]
+    of_atoms = (given_forces, fixed) if forces else ()
     return StructureTable(
-        names=names,
-        formulas=formulas,
-        elements=elements,
-        sizes=np.array(sizes, dtype=np.int64),
-        adsorbates=adsorbates,
-        expected=np.array(expected, dtype=np.float64),
-        references=np.array(references, dtype=np.float64),
-        forces=given_forces if forces else None,
-        fixed=fixed if forces else None,
+        names, formulas, elements, np.array(sizes, dtype=np.int64), adsorbates, *energies, *of_atoms
     )
