@@ -12,7 +12,7 @@ from molflt.data.molecule_names import refuse_ambiguous
 from molflt.data.rdkit_io import check_text, from_smiles, from_text
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
-from molflt.prediction.predict import conformers_of
+from molflt.prediction.output import conformers_of
 
 MOST_CONFORMERS = 6
 _TRIED = 30

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from molflt.cli.options import DEVICE, MAX_ATOMS, claim_new_file
-from molflt.cli.terminal import answer, errors, output, say
+from molflt.cli.terminal import DEVICE, MAX_ATOMS, answer, claim_new_file, errors, output, say
 
 
 def adsorb_command(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -13,18 +11,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from molflt import __version__
 from molflt.cli.adsorb import adsorb_command
-from molflt.cli.average import average_command
-from molflt.cli.check_invariance import check_invariance_command
-from molflt.cli.config import config_command
-from molflt.cli.convert import convert_command
-from molflt.cli.evaluate import evaluate_command
-from molflt.cli.explain import explain_command
-from molflt.cli.export import export_command
-from molflt.cli.fetch import fetch_command
-from molflt.cli.info import info_command
-from molflt.cli.merge import merge_command
-from molflt.cli.plot import plot_command
-from molflt.cli.predict import predict_command
+from molflt.cli.data import convert_command, fetch_command
+from molflt.cli.evaluate import check_invariance_command, evaluate_command, plot_command
+from molflt.cli.inspect import explain_command, info_command
+from molflt.cli.models import average_command, export_command
+from molflt.cli.predict import merge_command, predict_command
 from molflt.cli.terminal import (
     Verbosity,
     defect,
@@ -36,62 +27,31 @@ from molflt.cli.terminal import (
     show_place,
     system_error,
 )
-from molflt.cli.train import train_command
+from molflt.cli.train import config_command, train_command
 from molflt.errors import InputError
 
 _HOW_MUCH = ("--quiet", "-q", "--verbose", "-v")
 
 
 class _Commands(TyperGroup):
-    """The commands, with ``--quiet`` and ``--verbose`` before or after the name of one.
-
-    They end with status 0 when the reader of a pipe, such as ``head``, has what it wanted. Click itself would end
-    with status 1, and only some versions of rich ask ``Terminal`` first.
-    """
+    """The commands, with ``--quiet`` and ``--verbose`` before or after the name of one."""
 
     def make_context(self, info_name: Any, args: list[str], *arguments: Any, **options: Any) -> Any:
         own = args[: args.index("--")] if "--" in args else args
         first = [word for word in own if word in _HOW_MUCH]
         args = [*first, *(word for word in own if word not in _HOW_MUCH), *args[len(own) :]]
-        with _enough_is_enough():
-            return super().make_context(info_name, args, *arguments, **options)
-
-    def get_params(self, ctx: Any) -> Any:
-        return _flags_shown(super().get_params(ctx))
-
-    def invoke(self, context: Any) -> Any:
-        with _enough_is_enough():
-            return super().invoke(context)
+        return super().make_context(info_name, args, *arguments, **options)
 
 
 class _Command(TyperCommand):
     """A command whose flags are shown as such: typer's help would say ``<bool>``, as if they took a value."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _flags_shown(super().get_params(ctx))
-
-
-def _flags_shown(parameters: Any) -> Any:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
-
-
-@contextmanager
-def _enough_is_enough() -> Iterator[None]:
-    try:
-        yield
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        forget_output()
-        raise SystemExit(0) from None
-    except SystemExit as stop:
-        # rich ends so where it prints the help.
-        if isinstance(stop.__context__, BrokenPipeError):
-            raise SystemExit(0) from None
-        raise
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
 app = typer.Typer(
@@ -135,11 +95,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+        False, "--version", callback=_print_version, is_eager=True, metavar="", help="Print the version."
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="Results and errors only: no progress, no remarks."),
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", metavar="", help="Results and errors only: no progress, no remarks."
+    ),
     verbose: bool = typer.Option(
-        False, "--verbose", "-v", help="Also details, and the place of an error in the code."
+        False, "--verbose", "-v", metavar="", help="Also details, and the place of an error in the code."
     ),
 ) -> None:
     if quiet and verbose:
@@ -161,6 +123,18 @@ def main() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         app()
+    except SystemExit as stop:
+        # It is no failure that the reader of a pipe, such as head, has enough; click and rich end with status 1.
+        enough = isinstance(stop.__context__, BrokenPipeError)
+        try:
+            if not enough and sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            enough = not stop.code
+        if not enough:
+            raise
+        forget_output()
+        sys.exit(0)
     except InputError as error:
         show_place()
         errors.print("Error:", str(error), style="red", markup=False)

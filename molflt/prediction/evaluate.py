@@ -68,7 +68,8 @@ class StructureTable:
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
         arrays = {name: column[places] for name, column in columns.items() if isinstance(column, np.ndarray)}
         lists = {name: [column[k] for k in places] for name, column in columns.items() if isinstance(column, list)}
-        return replace(self, **lists, **arrays)
+        changed: dict[str, Any] = arrays | lists
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, repr=False)
@@ -250,10 +251,10 @@ def evaluate(
     return Evaluation(name, source, structures, table, prediction, skipped, warnings)
 
 
-def measured(members: Sequence[LoadedModel], data: str, **options: Any) -> tuple[Uncertainty, Evaluation]:
+def measured(model: Model | Sequence[LoadedModel], data: str, **given: Any) -> tuple[Uncertainty, Evaluation]:
     """Measure the uncertainty of a model, or of an ensemble, on labelled structures that it was not trained on.
 
-    What the members' files know of their errors is left aside. ``data`` and ``options`` are for :func:`evaluate`.
+    What the members' files know of their errors is left aside. ``data`` and ``given`` are for :func:`evaluate`.
 
     Returns:
         How wide errors are, and the evaluation.
@@ -261,7 +262,9 @@ def measured(members: Sequence[LoadedModel], data: str, **options: Any) -> tuple
     Raises:
         InputError: as :func:`evaluate`, or too few structures.
     """
-    found = evaluate(calibrated(members, None), data, forces=False, **options)
+    members = model.members if isinstance(model, Model) else list(model)
+    device = {"device": str(model.device)} if isinstance(model, Model) else {}
+    found = evaluate(calibrated(members, None), data, forces=False, **{**device, **given})
     spread = np.zeros(len(found)) if found.std is None else found.std
     return measure(found.predicted, spread, found.expected, len(members), data), found
 
@@ -309,8 +312,6 @@ def _read(screening: Screening, forces: bool, of_element: np.ndarray) -> Structu
 
     found = list(map(list, zip(*screening.each(look), strict=True))) or [[] for _ in range(9)]
     names, formulas, elements, sizes, adsorbates, expected, references, given_forces, fixed = found
-    energies = [np.array(column, dtype=np.float64) for column in (expected, references)]
-    of_atoms = (given_forces, fixed) if forces else ()
-    return StructureTable(
-        names, formulas, elements, np.array(sizes, dtype=np.int64), adsorbates, *energies, *of_atoms
-    )
+    labels, own = np.array(expected, dtype=np.float64), np.array(references, dtype=np.float64)
+    of_atoms = (given_forces, fixed) if forces else (None, None)
+    return StructureTable(names, formulas, elements, np.array(sizes, np.int64), adsorbates, labels, own, *of_atoms)

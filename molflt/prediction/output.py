@@ -104,9 +104,11 @@ class Prediction:
         """The predictions of some of the structures, none of which failed."""
         lists = {name: [getattr(self, name)[k] for k in places] for name in (*_LISTS, *self.by_atom)}
         known = {name: getattr(self, name) for name in _BY_INDEX}
-        by_index = {name: {i: of[k] for i, k in enumerate(places) if k in of} for name, of in known.items()}
+        changed: dict[str, Any] = lists | {
+            name: {i: of[k] for i, k in enumerate(places) if k in of} for name, of in known.items()
+        }
         std = None if self.std is None else self.std[places]
-        return replace(self, energies=self.energies[places], std=std, **lists, **by_index)
+        return replace(self, energies=self.energies[places], std=std, **changed)
 
     def of_conformers(self) -> str | None:
         """How many conformers the energies are the lowest of, and their spread, in a line; None without any."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from molflt.data.datasets import StructureDataset
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind
-from molflt.errors import InputError, in_line, naming
+from molflt.errors import InputError, InputWarning, in_line, naming
 from molflt.files import lock
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.model import Model
@@ -65,21 +66,6 @@ class Shard:
         return out.with_name(f"{out.name}.shard-{self.number:0{width}d}-of-{self.count}")
 
 
-@dataclass(frozen=True)
-class ShardResult:
-    """What became of a shard.
-
-    Attributes:
-        path: its file.
-        prediction: of its structures.
-        n_before: how many of them were there already.
-    """
-
-    path: Path
-    prediction: Prediction
-    n_before: int
-
-
 def predict_shard(
     model: Model,
     structures: StructureDataset,
@@ -91,7 +77,7 @@ def predict_shard(
     frequencies: str | None = None,
     overwrite: bool = False,
     options: ReadOptions = DEFAULT,
-) -> ShardResult:
+) -> tuple[Prediction, Path, int]:
     """Predict one shard into a file of its own, going on where an interrupted attempt stopped.
 
     A shard is a run of whole batches of the undivided prediction, so not a digit depends on the division.
@@ -107,6 +93,9 @@ def predict_shard(
         frequencies: the method with which the model was loaded.
         overwrite: begin again, whatever is there.
         options: with which the structures were read.
+
+    Returns:
+        The prediction, its file, and how many of its structures were there already.
 
     Raises:
         InputError: as ``predict``; inputs that cannot be read again; a file that is of something else, or that
@@ -154,7 +143,10 @@ def predict_shard(
             content.parts.append(part)
         with naming(path):
             os.fsync(handle.fileno())
-    return ShardResult(path, joined(content.parts), before)
+    prediction = joined(content.parts)
+    for line in prediction.doubts():
+        warnings.warn(line, InputWarning, stacklevel=2)
+    return prediction, path, before
 
 
 def divide(costs: Sequence[int], n: int) -> list[slice]:

@@ -117,7 +117,7 @@ def write_report(
         "sources": [(f"data of {s.name}", s.source) for s in sets],
         "left_out": ", ".join(f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped),
         "warnings": dict.fromkeys([*warnings, *(warning for s in sets for warning in s.warnings)]),
-        "doubtful": [(s.name, s.prediction.of_warnings()) for s in sets if s.prediction.warnings],
+        "doubtful": [(s.name, s.prediction.doubts()[0]) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
         "curves": [page.figure(page_figure([curves_panel(found, q, best)], 380)) for found, q in curves if found],
     }

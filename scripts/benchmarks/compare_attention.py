@@ -23,8 +23,7 @@ import numpy as np
 from molflt.attention.registry import attention_config, presets
 from molflt.data.sources import open_dataset
 from molflt.files import resolve_path
-from molflt.invariance.energies import energies
-from molflt.invariance.structures import rotation
+from molflt.invariance.structures import energies, rotation
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
 from molflt.training.presets import preset_config

@@ -19,9 +19,16 @@ from molflt.data.rdkit_io import from_smiles
 from molflt.data.reading import ReadOptions
 from molflt.data.sources import open_dataset
 from molflt.invariance import structures as make
-from molflt.invariance.energies import SHARE, additivity, energies, far_share, has_far_field, scaled_until_it_matters
 from molflt.invariance.harness import CHECKS, Result, run_suite
-from molflt.invariance.structures import builtin_structures
+from molflt.invariance.structures import (
+    SHARE,
+    additivity,
+    builtin_structures,
+    energies,
+    far_share,
+    has_far_field,
+    scaled_until_it_matters,
+)
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel

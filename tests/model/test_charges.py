@@ -12,7 +12,7 @@ from ase.build import bulk, molecule
 
 from molflt import load
 from molflt.calculator.ase_calculator import MolFLTCalculator
-from molflt.cli.info import info_command
+from molflt.cli.inspect import info_command
 from molflt.data.ase_io import from_atoms, to_atoms
 from molflt.data.batching import collate
 from molflt.data.compositions import apart

@@ -116,7 +116,7 @@ def test_bad_structures_stop_it_or_are_left_out(
 
         return computed
 
-    from molflt.prediction import predictor
+    from molflt.prediction import predict as predictor
 
     monkeypatch.setattr(predictor, "_compute", fails_for_one(predictor._compute))
     found = evaluate(loaded, str(tmp_path / "six.lmdb"), options=ReadOptions(on_bad="skip"))

@@ -18,7 +18,8 @@ from molflt.data.datasets import ConcatDataset, ListDataset
 from molflt.data.sources import structures_of
 from molflt.errors import InputError
 from molflt.prediction.members import load_members
-from molflt.prediction.predict import conformers_of, predict
+from molflt.prediction.output import conformers_of
+from molflt.prediction.predict import predict
 from tests.conftest import rows_of
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from molflt.data.datasets import ListDataset
 from molflt.errors import InputError
-from molflt.prediction import outputs
+from molflt.prediction import output as outputs
 from molflt.prediction.output import Prediction, check_output, write_predictions
 from molflt.prediction.predict import predict
 from molflt.vocabulary import OC20Split

@@ -17,7 +17,7 @@ from molflt.data.ase_io import from_atoms, to_atoms
 from molflt.data.domain import GEOMETRIC
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.files import resolve_path
-from molflt.invariance.energies import ADDITIVE
+from molflt.invariance.structures import ADDITIVE
 from molflt.model.model_file import load_models, read_metadata
 from molflt.prediction.members import pretrained_models
 from molflt.prediction.predict import outside

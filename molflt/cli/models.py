@@ -1,4 +1,4 @@
-"""``molflt export``: a model for programs that know nothing of molflt."""
+"""``molflt average`` and ``molflt export``: other files of a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.options import claim_new_file
-from molflt.cli.terminal import say
+from molflt.cli.terminal import claim_new_file, say
+
+
+def average_command(
+    models: list[Path] = typer.Argument(..., help="Model files of one run.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="Model file to write.", show_default=False),
+) -> None:
+    """Average the weights of checkpoints of one run (trainer.keep_last=5 keeps the last five).
+
+    Example: molflt average runs/tiny/epoch-*.safetensors -o averaged.safetensors
+    """
+    from molflt.prediction.members import average_models
+
+    average_models(models, out)
+    say(f"mean of {len(models)} models in {out}; 'molflt evaluate {out} DATA' tells whether it is better")
 
 
 def export_command(
