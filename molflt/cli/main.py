@@ -33,7 +33,22 @@ from molflt.errors import InputError
 _HOW_MUCH = ("--quiet", "-q", "--verbose", "-v")
 
 
-class _Commands(TyperGroup):
+class _Flags:
+    """Flags are shown as such: typer's help would say ``<bool>``, as if they took a value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        parameters = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
+class _Commands(_Flags, TyperGroup):
     """The commands, with ``--quiet`` and ``--verbose`` before or after the name of one."""
 
     def make_context(self, info_name: Any, args: list[str], *arguments: Any, **options: Any) -> Any:
@@ -41,17 +56,6 @@ class _Commands(TyperGroup):
         first = [word for word in own if word in _HOW_MUCH]
         args = [*first, *(word for word in own if word not in _HOW_MUCH), *args[len(own) :]]
         return super().make_context(info_name, args, *arguments, **options)
-
-
-class _Command(TyperCommand):
-    """A command whose flags are shown as such: typer's help would say ``<bool>``, as if they took a value."""
-
-    def get_params(self, ctx: Any) -> Any:
-        parameters = super().get_params(ctx)
-        for parameter in parameters:
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""
-        return parameters
 
 
 app = typer.Typer(
@@ -95,13 +99,11 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, metavar="", help="Print the version."
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
-    quiet: bool = typer.Option(
-        False, "--quiet", "-q", metavar="", help="Results and errors only: no progress, no remarks."
-    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Results and errors only: no progress, no remarks."),
     verbose: bool = typer.Option(
-        False, "--verbose", "-v", metavar="", help="Also details, and the place of an error in the code."
+        False, "--verbose", "-v", help="Also details, and the place of an error in the code."
     ),
 ) -> None:
     if quiet and verbose:

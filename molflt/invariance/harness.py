@@ -155,7 +155,7 @@ def _save_and_load(subject: Subject, random: np.random.Generator) -> Comparison:
         path = Path(folder) / "model.safetensors"
         metadata = subject.loaded.metadata.model_copy(update={"config": subject.model.config})
         save_model(path, subject.model, metadata)
-        again = load_model(path).model.to(subject.model.device)
+        again = load_model(path).model.to(subject.model.device).requires_grad_(False)
     return _all(subject, energies(again, subject.structures).energy)
 
 
@@ -213,7 +213,7 @@ def _tasks(
             models.append((scaled_model, True))
     for model, scaled in models:
         for dtype in dtypes:
-            cast = copy.deepcopy(model).to(getattr(torch, dtype)).train(mode=False)
+            cast = copy.deepcopy(model).to(getattr(torch, dtype)).train(mode=False).requires_grad_(False)
             reference = energies(cast, structures)
             yield Subject(LoadedModel(cast, loaded.metadata, loaded.path), structures, reference), dtype, scaled
 
