@@ -46,7 +46,7 @@ def adsorb_command(
     from rich.table import Table
 
     from molflt.adsorption.adsorb import adsorb
-    from molflt.adsorption.surfaces import METALS
+    from molflt.adsorption.placing import METALS
     from molflt.data.molecule_names import described
     from molflt.prediction.model import load
     from molflt.report.adsorption_page import GUESSED, HEAD, about_uncertainty, rows, write_adsorption

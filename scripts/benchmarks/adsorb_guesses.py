@@ -30,9 +30,8 @@ from ase import Atoms
 from rdkit import Chem
 from rdkit.Chem import rdDetermineBonds
 
-from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers
-from molflt.adsorption.molecules import molecule
-from molflt.adsorption.surfaces import surface
+from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers, molecule
+from molflt.adsorption.placing import surface
 from molflt.data.ase_io import from_atoms
 from molflt.data.progress import track
 from molflt.data.reading import ReadOptions

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ase.geometry import get_distances
 
-from molflt.adsorption.surfaces import METALS, Surface, surface
+from molflt.adsorption.placing import METALS, Surface, surface
 from molflt.data.ase_io import to_atoms
 from molflt.data.lmdb_dataset import LmdbDataset
 from molflt.errors import InputError

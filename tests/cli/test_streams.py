@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from molflt.cli import terminal, train
+from molflt.cli import train
 from molflt.cli.terminal import open_streams
 
 Run = Callable[..., Any]
