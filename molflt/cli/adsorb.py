@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from molflt.cli.terminal import DEVICE, MAX_ATOMS, answer, claim_new_file, errors, output, say
+from molflt.cli.terminal import DEVICE, MAX_ATOMS, OVERWRITE, answer, claim_new_file, errors, output, say
 
 
 def adsorb_command(
@@ -29,7 +29,7 @@ def adsorb_command(
         show_default=False,
     ),
     seed: int = typer.Option(0, min=0, help="Of conformers and places."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    overwrite: bool = OVERWRITE,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
 ) -> None:

@@ -16,7 +16,9 @@ from molflt.cli.terminal import (
     FREQUENCIES,
     JSON,
     MAX_ATOMS,
+    MODEL,
     ON_ERROR,
+    OVERWRITE,
     PAIRS,
     TAGS,
     Verbosity,
@@ -40,9 +42,7 @@ if TYPE_CHECKING:
 
 def evaluate_command(
     context: typer.Context,
-    model: Path = typer.Argument(
-        ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
-    ),
+    model: Path = MODEL,
     data: str = typer.Argument(
         ..., help="LMDB file or folder, or any file of labelled structures.", show_default=False
     ),
@@ -210,10 +210,10 @@ def plot_command(
         help="curves, parity, residuals, elements, adsorbates, sizes, rpe or spectrum.",
         show_default=False,
     ),
-    model: Path = typer.Argument(..., help="Model file, run directory, or pretrained:NAME.", show_default=False),
+    model: Path = MODEL,
     data: str = typer.Argument(None, help="Labelled structures, for plots of errors.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="NAME.png, NAME.svg or NAME.pdf.", show_default=False),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing figure."),
+    overwrite: bool = OVERWRITE,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
     tags: TagConvention = TAGS,
@@ -236,7 +236,7 @@ def plot_command(
 
 
 def check_invariance_command(
-    model: Path = typer.Argument(..., help="Model file, run directory, or pretrained:NAME.", show_default=False),
+    model: Path = MODEL,
     inputs: list[str] = typer.Argument(
         None, help="Files, folders, globs or SMILES; left out: molecules, slabs and crystals of known elements."
     ),

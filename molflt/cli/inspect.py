@@ -14,6 +14,8 @@ from molflt.cli.terminal import (
     CONFORMERS,
     DEVICE,
     JSON,
+    MODEL,
+    OVERWRITE,
     PAIRS,
     TAGS,
     answer,
@@ -193,7 +195,7 @@ _ROWS = 20
 
 def explain_command(
     context: typer.Context,
-    model: Path = typer.Argument(..., help="Model file, run directory, or pretrained:NAME.", show_default=False),
+    model: Path = MODEL,
     structure: str = typer.Argument(..., help="A file, or a SMILES.", show_default=False),
     atom: int = typer.Option(
         None, "--atom", help="Whose attention, counted from 0; left out: the one that stands out."
@@ -203,7 +205,7 @@ def explain_command(
         None, "--out", "-o", help="NAME.html, a page in 3D, or NAME.csv; left out: explain.html.", show_default=False
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object; no page unless -o says so."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    overwrite: bool = OVERWRITE,
     allow_charged: bool = ALLOW_CHARGED,
     conformers: int = CONFORMERS,
     tags: TagConvention = TAGS,

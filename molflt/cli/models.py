@@ -7,7 +7,7 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.terminal import claim_new_file, say
+from molflt.cli.terminal import OVERWRITE, claim_new_file, say
 
 
 def average_command(
@@ -29,7 +29,7 @@ def export_command(
     model: Path = typer.Argument(..., help="Model file, run directory or pretrained:NAME.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="File to write: NAME.pt.", show_default=False),
     dtype: Literal["float32", "float64"] = typer.Option(None, help="Precision to compute in; default: as trained."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    overwrite: bool = OVERWRITE,
 ) -> None:
     """Write a model as TorchScript: energy, forces and stress with PyTorch alone, in Python or C++.
 

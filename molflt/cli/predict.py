@@ -14,7 +14,9 @@ from molflt.cli.terminal import (
     DEVICE,
     FREQUENCIES,
     MAX_ATOMS,
+    MODEL,
     ON_ERROR,
+    OVERWRITE,
     PAIRS,
     TAGS,
     answer_json,
@@ -36,9 +38,7 @@ if TYPE_CHECKING:
 
 def predict_command(
     context: typer.Context,
-    model: Path = typer.Argument(
-        ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
-    ),
+    model: Path = MODEL,
     inputs: list[str] = typer.Argument(
         ..., help="Files, folders, globs, SMILES or molecule:NAME; - for standard input.", show_default=False
     ),
@@ -68,7 +68,7 @@ def predict_command(
         "'molflt merge' makes one file of all.",
         show_default=False,
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    overwrite: bool = OVERWRITE,
     pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     device: str = DEVICE,
@@ -190,7 +190,7 @@ def merge_command(
     oc20_split: OC20Split = typer.Option(
         None, help="With npz: the OC20 leaderboard's keys for this split; four runs make one file."
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    overwrite: bool = OVERWRITE,
 ) -> None:
     """Put the shards of a prediction together.
 

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -102,16 +102,9 @@ def show_input_warnings() -> None:
     """Print every ``InputWarning`` as a warning of the command, each text once; others go where Python sends them."""
     python, said = warnings.showwarning, set[str]()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
         if not issubclass(category, InputWarning):
-            python(message, category, filename, lineno, file, line)
+            python(message, category, *place, **options)
         elif str(message) not in said:
             said.add(str(message))
             warn(str(message))
@@ -216,6 +209,8 @@ CONFORMERS = typer.Option(
 )
 ON_ERROR = typer.Option("raise", help="skip: go on without structures that fail.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of text.")
+OVERWRITE = typer.Option(False, "--overwrite", help="Replace an existing output.")
+MODEL = typer.Argument(..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False)
 
 
 def claim(context: typer.Context, path: Path, check: Callable[[], None], part: str = "") -> None:
@@ -240,13 +235,13 @@ def claim_new_file(
     Raises:
         InputError: another suffix, a folder, a file that exists, or one that another process is writing.
     """
-    claim(context, path, lambda: _check_new_file(path, suffixes, overwrite, what))
 
+    def check() -> None:
+        if path.suffix.lower() not in suffixes:
+            raise InputError(f"{path}: {what} must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; choose another name")
+        if path.exists() and not overwrite:
+            raise InputError(f"{path}: exists already; choose another name or give --overwrite")
 
-def _check_new_file(path: Path, suffixes: Sequence[str], overwrite: bool, what: str) -> None:
-    if path.suffix.lower() not in suffixes:
-        raise InputError(f"{path}: {what} must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; choose another name")
-    if path.exists() and not overwrite:
-        raise InputError(f"{path}: exists already; choose another name or give --overwrite")
+    claim(context, path, check)

@@ -19,9 +19,7 @@ from molflt.data.datasets import ListDataset, StructureDataset
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.occurrence import Reason
 from molflt.data.progress import track
-from molflt.data.screening import refuse_unusable
 from molflt.errors import InputError, does_not_fit, fitting
-from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.prediction.members import uncertainty_of
@@ -170,6 +168,8 @@ def _predict_batch(
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
+            from molflt.data.screening import refuse_unusable
+
             refuse_unusable(dataset, "the inputs", {indices[position]: error})
         found.names[position] = found.names[position] or printable(error.record)
         found.info[position] = found.info[position] or error.info
@@ -283,6 +283,8 @@ def _compute(
     for k, model in enumerate(models):
         found: dict[str, Tensor] = {}
         if "forces" in wanted:
+            from molflt.model.derivatives import derivatives
+
             derived = derivatives(model, batch)
             output, found["forces"] = derived.output, derived.forces
         else:
