@@ -19,7 +19,7 @@ from ase import Atoms
 from molflt.adsorption.molecules import molecule
 from molflt.adsorption.placing import Guess, guesses
 from molflt.adsorption.surfaces import METALS, Surface, surface
-from molflt.data.datasets import ListDataset
+from molflt.data.dataset import ListDataset
 from molflt.errors import InputError, InputWarning, listed
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
@@ -45,7 +45,7 @@ class Adsorption:
         energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
         uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.prediction.Prediction.std`; NaN where nothing is
             known.
-        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.domain`.
+        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.quality.domain`.
     """
 
     molecule: str

@@ -7,10 +7,10 @@ import warnings
 from ase import Atoms
 from rdkit import Chem
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.molecule_names import refuse_ambiguous
-from molflt.data.rdkit_io import check_text, from_smiles, from_text
+from molflt.data.ase import to_atoms
+from molflt.data.rdkit import check_text, from_smiles, from_text
 from molflt.data.reading import ReadOptions
+from molflt.data.tables import refuse_ambiguous
 from molflt.errors import InputError, InputWarning
 from molflt.prediction.predictor import conformers_of
 

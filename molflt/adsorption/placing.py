@@ -12,7 +12,7 @@ from scipy.spatial.transform import Rotation
 from torch_geometric.data import Data
 
 from molflt.adsorption.surfaces import Surface
-from molflt.data.records import make_data
+from molflt.data.record import make_data
 from molflt.errors import InputError
 from molflt.vocabulary import TAG_ADSORBATE
 

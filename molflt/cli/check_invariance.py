@@ -38,8 +38,8 @@ def check_invariance_command(
 
     Example: molflt check-invariance runs/tiny/best.safetensors data/fg/val.lmdb
     """
+    from molflt.data.open import resolve_inputs
     from molflt.data.reading import ReadOptions
-    from molflt.data.sources import resolve_inputs
     from molflt.invariance.energies import additivity, far_share, has_far_field
     from molflt.invariance.harness import run_suite
     from molflt.invariance.structures import builtin_structures

@@ -81,7 +81,7 @@ def explain_command(
 
 
 def _one_structure(text: str, index: int | None, options: ReadOptions) -> Data:
-    from molflt.data.sources import resolve_inputs
+    from molflt.data.open import resolve_inputs
 
     dataset = resolve_inputs([text], options)
     n = len(dataset)

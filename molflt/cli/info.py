@@ -13,7 +13,7 @@ from molflt.cli.terminal import answer, answer_json
 from molflt.vocabulary import TagConvention
 
 if TYPE_CHECKING:
-    from molflt.data.domain import Domain
+    from molflt.data.quality.domain import Domain
     from molflt.model.model_file import LoadedModel
 
 
@@ -92,7 +92,7 @@ def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
 def _domain(domain: Domain | None) -> Any:
     if domain is None:
         return "not recorded (written before molflt looked at more than the elements)"
-    from molflt.data.stoichiometry import formula
+    from molflt.data.quality.occurrence import formula
 
     content = domain.model_dump(mode="json")
     if domain.occurrence is None:
@@ -110,9 +110,9 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
     import numpy as np
     from ase.data import chemical_symbols
 
+    from molflt.data.open import open_dataset
     from molflt.data.progress import track
     from molflt.data.reading import ReadOptions
-    from molflt.data.sources import open_dataset
     from molflt.files import resolve_path
     from molflt.vocabulary import TARGETS
 

@@ -67,8 +67,8 @@ def predict_command(
 
     Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
+    from molflt.data.open import resolve_inputs
     from molflt.data.reading import ReadOptions
-    from molflt.data.sources import resolve_inputs
     from molflt.prediction.members import calibrated, load_members, meaning_of_uncertainty
     from molflt.prediction.outputs import check_output, write_predictions
     from molflt.prediction.predictor import choose_device, doubt_of_forces, predict

@@ -12,13 +12,12 @@ from ase.cell import Cell
 from ase.data import atomic_numbers
 from gemmi import cif
 
-from molflt.data.cif_items import DEUTERIUM, Items
-from molflt.data.declared import check_declared
-from molflt.data.extents import check_extents
+from molflt.data.cif import DEUTERIUM, Items, check_declared
 from molflt.data.macromolecules import mmcif_frames
-from molflt.data.notes import Notes
-from molflt.data.overlaps import check_contacts
+from molflt.data.neighbours import check_contacts
+from molflt.data.quality.extents import check_extents
 from molflt.data.symmetry import NO_SYMMETRY, Symmetry, expand
+from molflt.data.text import Notes
 from molflt.errors import InputError
 
 _AT = re.compile(r"^string:(\d+)\S*:? ")

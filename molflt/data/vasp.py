@@ -16,9 +16,8 @@ from ase.constraints import FixConstraint
 from ase.io.vasp import read_vasp_xml
 from ase.io.vasp_parsers.vasp_outcar_parsers import outcarchunks
 
-from molflt.data.convergence import UNCONVERGED, UnfinishedError, shortfall
-from molflt.data.notes import Notes
-from molflt.data.symbols import hydrogen_of
+from molflt.data.formats import UNCONVERGED, UnfinishedError, shortfall
+from molflt.data.text import Notes, hydrogen_of
 from molflt.errors import InputError
 
 _SETTINGS = {

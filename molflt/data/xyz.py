@@ -14,10 +14,8 @@ from ase.calculators.calculator import all_properties
 from ase.constraints import FixAtoms, FixCartesian
 from ase.io.extxyz import set_calc_and_arrays
 
-from molflt.data.notes import Notes
-from molflt.data.symbols import is_label
-from molflt.data.xyz_columns import PLAIN, parse_properties, read_column, reals
-from molflt.data.xyz_comments import has_keys, parse_comment
+from molflt.data.extxyz import PLAIN, has_keys, parse_comment, parse_properties, read_column, reals
+from molflt.data.text import Notes, is_label
 from molflt.errors import InputError
 from molflt.terminal_text import shown
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.data.batching import StructureCollater
-from molflt.data.compositions import apart
+from molflt.data.batch import StructureCollater
+from molflt.data.images import apart
 from molflt.model.energy_model import EnergyModel
 
 SHARE = 0.3

@@ -13,7 +13,7 @@ from ase.data import chemical_symbols
 from torch import Tensor
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 
 MOLECULES = ("CO2", "NH3", "CH4", "CH3OH", "CH3CH2OH", "C6H6", "C60")

@@ -22,8 +22,8 @@ from safetensors.torch import save as to_bytes
 
 from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys
 from molflt.attention.far.field import ExactMethod
-from molflt.data.domain import Domain
 from molflt.data.labels import LabelSpec, Target
+from molflt.data.quality.domain import Domain
 from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 from molflt.model.config import ModelConfig

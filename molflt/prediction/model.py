@@ -14,9 +14,9 @@ from ase import Atoms
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
+from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset
+from molflt.data.open import structures_of
 from molflt.data.reading import CONFORMERS, ReadOptions
-from molflt.data.sources import structures_of
 from molflt.errors import InputError, listed
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.model.uncertainty import Uncertainty
@@ -149,7 +149,7 @@ class Model:
             per_atom: give each atom's term of the energy, (n_atoms,) eV, as well.
             embeddings: give what the encoder makes of each atom, (n_atoms, dim), as well.
             max_atoms: atoms per batch; bounds memory, changes no result.
-            tags: how to read tags of Atoms and files, see :func:`molflt.data.ase_io.from_atoms`.
+            tags: how to read tags of Atoms and files, see :func:`molflt.data.ase.from_atoms`.
             allow_charged: take ions and radicals as if they were neutral and closed-shell.
             conformers: how many to make of a molecule without positions. The energy of a molecule with several
                 conformers is that of the lowest.

@@ -14,11 +14,11 @@ import numpy as np
 from ase import Atoms
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.datasets import StructureDataset
+from molflt.data.ase import to_atoms
+from molflt.data.dataset import StructureDataset
 from molflt.data.extras import extra_of
 from molflt.data.extxyz_output import write_extxyz
-from molflt.data.notes import Notes
+from molflt.data.text import Notes
 from molflt.errors import InputError
 from molflt.files import atomic_file, sole_writer
 from molflt.prediction.prediction import Prediction

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from molflt.data.batching import AtomBudgetSampler
-from molflt.data.datasets import StructureDataset
+from molflt.data.batch import AtomBudgetSampler
+from molflt.data.dataset import StructureDataset, fingerprint
+from molflt.data.open import STANDARD_INPUT, paths_behind
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, ReadOptions
-from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.prediction import Prediction, joined

@@ -15,8 +15,8 @@ from ase.io import read as read_frames
 from safetensors.torch import load_file
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.sources import open_dataset
+from molflt.data.ase import from_atoms
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.files import resolve_path
 from molflt.model.model_file import load_models, save_models

@@ -18,12 +18,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from molflt import vocabulary
-from molflt.data import lmdb_dataset
-from molflt.data.batching import StructureCollater
-from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.batch import StructureCollater
+from molflt.data.oc20 import lmdb as lmdb_dataset
+from molflt.data.oc20.lmdb import LmdbDataset, close_readonly
+from molflt.data.oc20.writer import write_lmdb
 from molflt.data.reading import ReadOptions
-from molflt.data.records import to_data
+from molflt.data.record import to_data
 from molflt.errors import InputError
 
 

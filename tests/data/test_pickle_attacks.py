@@ -22,8 +22,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from molflt.data import safe_pickle
-from molflt.data.safe_pickle import load_record, load_value
+from molflt.data.oc20 import unpickle as safe_pickle
+from molflt.data.oc20.unpickle import load_record, load_value
 from molflt.errors import InputError
 from tests.data.pickles import Call, global_, in_tensor, legacy_save, stack_global, text
 
@@ -249,8 +249,8 @@ BOMBS = {
 
 CHILD = """
 import resource, sys, numpy
-from molflt.data.records import to_data
-from molflt.data.safe_pickle import load_record
+from molflt.data.record import to_data
+from molflt.data.oc20.unpickle import load_record
 from molflt.errors import InputError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 resource.setrlimit(resource.RLIMIT_CPU, (120, 120))

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from ase.build import bulk, molecule
 
-from molflt.data import sources
-from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset, SubsetDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.sources import fingerprint, open_dataset, resolve_inputs
+from molflt.data import open as sources
+from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset, SubsetDataset, fingerprint
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset, resolve_inputs
 from molflt.errors import InputError, InputWarning
 
 
@@ -102,7 +102,7 @@ def test_text_is_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("smiles,Länge\nO,1\n", encoding="utf-8")
     code = """
 import io, sys
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
 assert io.text_encoding(None) == "locale" and io.open(sys.argv[1] + "/b.smi").encoding.lower() != "utf-8"
 print(*open_dataset(sys.argv[1]).n_atoms, *open_dataset("-").n_atoms)
 """

@@ -16,8 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molflt.data.safe_pickle import load_record
-from molflt.data.storage import plain_header, read_storage
+from molflt.data.oc20.unpickle import load_record, plain_header, read_storage
 from molflt.errors import InputError
 from tests.data.pickles import Call, in_tensor, legacy_save
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from molflt.data.sources import resolve_inputs
+from molflt.data.open import resolve_inputs
 from molflt.errors import InputError
 from molflt.prediction.predictor import predict
 from molflt.prediction.shard_file import open_shard, read_shard

@@ -1,0 +1,1 @@
+"""What is checked of structures and labels, and what a training set is like."""
