@@ -21,18 +21,12 @@ from molflt.errors import InputError
 from molflt.terminal_text import printable
 
 _RESULTS = ("energy", "forces")
-
 _IONS = ReadOptions(charges=True)
-
 _SHORT = 9
 """Numbers of an array in ``info`` that is carried along, as long as a tensor."""
 
 
-def from_atoms(
-    atoms: Atoms,
-    name: str,
-    options: ReadOptions = DEFAULT,
-) -> Data:
+def from_atoms(atoms: Atoms, name: str, options: ReadOptions = DEFAULT) -> Data:
     """Turn ASE's ``Atoms`` into a structure.
 
     ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed), else from

@@ -91,12 +91,9 @@ def _pair(item: cif.Item) -> list[str]:
 
 
 _PART = re.compile(r"([A-Z][a-z]?)(\d+(?:\.\d*)?|\.\d+)?")
-
 _DEUTERIUM = 2.014
-
 _DENSITY, _WEIGHT = 0.05, 0.03
 """By which density and weight may miss: they are rounded, and measured at other temperatures."""
-
 _MULTIPLICITIES = ("_atom_site_site_symmetry_multiplicity", "_atom_site_symmetry_multiplicity")
 
 

@@ -20,14 +20,10 @@ from molflt.data.text import Line, Notes, hydrogen_of, numbered, numbers, refuse
 from molflt.errors import InputError
 
 _SPECIES = re.compile(r"([A-Za-z]{1,2})(?:[\d_].*)?")
-
 _ENERGY = re.compile(r"^[ \t]*#[^\n]*\benergy\b[^\n]*", re.MULTILINE | re.IGNORECASE)
-
 _GRID = re.compile(r"^[ \t]*(BEGIN|END)_BLOCK_DATAGRID_?[23]D", re.MULTILINE)
-
 _PERIODIC = {"CRYSTAL": 3, "SLAB": 2, "POLYMER": 1}
 """Axes along which a structure repeats."""
-
 _CASTEP = "castep2cube"
 
 
@@ -243,15 +239,10 @@ _CARDS = {
     *("ATOMIC_SPECIES", "ATOMIC_POSITIONS", "K_POINTS", "ADDITIONAL_K_POINTS", "CELL_PARAMETERS", "CONSTRAINTS"),
     *("OCCUPATIONS", "ATOMIC_VELOCITIES", "ATOMIC_FORCES", "SOLVENTS", "HUBBARD"),
 }
-
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-
 _SIGNS = re.compile(r"\W")
-
 _KEY = re.compile(r"(\w+(?:\s*\([^)=]*\))?)\s*=")
-
 _ISOTOPE = re.compile(r"[DT](?![a-z])")
-
 _MEANT = {"tot_magnetization": (-1, 0), "assume_isolated": ("none",), "starting_charge(1)": (0,)}
 """Variables that say something of a structure that is not read, and their values that say nothing."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,27 +17,18 @@ from molflt.data.progress import track
 
 _MAX_STEPS = 2000
 """Force-field iterations; a molecule that needs more is taken as far as it got."""
-
 _MAX_EMBEDDINGS = 50
-
 _GAP = 3.0
 """Å between the parts of a structure that is not connected."""
-
 _SMALL, _LARGE = 100, 250
 """Atoms up to which all conformers wanted are made (then fewer, as their square), and to which ETKDG is the way."""
-
 _BLOCKS, _BLOCK = 6, 50
 """Force-field iterations for a large molecule, in portions between which progress is shown."""
-
 _STRIDE = 7919
-
 _STIFF = 1e5
 """kcal/mol/Å², by which a bond is held at its length; a hundred times a stretching mode."""
-
 _RANDOM = {"useRandomCoords": True, "ignoreSmoothingFailures": True}
-
 _PLAIN = {"useExpTorsionAnglePrefs": False, "useBasicKnowledge": False}
-
 _WAYS: tuple[dict[str, bool], ...] = (
     {},
     # cages, large rings and long chains: starting from random coordinates often succeeds
@@ -47,10 +39,8 @@ _WAYS: tuple[dict[str, bool], ...] = (
     _RANDOM | _PLAIN | {"enforceChirality": False},
 )
 """Options of ETKDGv3, tried one after the other until one finds a conformer."""
-
 TRIED = "ETKDGv3, random coordinates, inconsistent bounds, no known torsions and rings, and stereochemistry by chance"
 """The ways in words."""
-
 _PLACE = "place"
 
 
@@ -244,130 +234,10 @@ def side_by_side(mol: Chem.Mol, positions: np.ndarray) -> np.ndarray:
 
 
 Pair = tuple[int, int]
-
-_LENGTHS = (
-    ("[H][F]", 0.917),
-    ("[H][Cl]", 1.275),
-    ("[H][Br]", 1.414),
-    ("[H][I]", 1.609),
-    ("[F][F]", 1.412),
-    ("[F][I]", 1.910),
-    # at carbon with two neighbours
-    ("[OX1]=[CX2]=[OX1]", 1.162),
-    ("[SX1]~[CX2]", 1.560),
-    ("[SX1]~[CX1]", 1.535),
-    ("[CX2]#[NX2+][OX1]", 1.162),
-    ("[CX2]=[NX2]", 1.215),
-    ("[CX2]=[CX2]", 1.270),
-    ("[CX2]-[CX2]", 1.380),
-    ("[CX2]-[F]", 1.275),
-    ("[CX2]-[Cl]", 1.634),
-    ("[CX2]-[Br]", 1.790),
-    ("[CX2]-[I]", 1.995),
-    ("[CX2]-[NX2]=[OX1]", 1.401),
-    ("[NX2+]-[CX2]", 1.315),
-    ("[NX3]-[CX2]#[CX2]", 1.355),
-    # at other carbon
-    ("[SX1]=[CX3;!$(C~[#7])]", 1.610),
-    ("[CX3]=[SX2,SX4]", 1.610),
-    ("[CX3]=[SX3]", 1.650),
-    ("[CX3-]-[SX3+]", 1.650),
-    ("[CX3]=[PX4]", 1.670),
-    ("[CX3-]-[PX4+]", 1.670),
-    ("[Cl][CX3](=O)[#6]", 1.790),
-    ("[OX1]=[CX3][F,Cl,Br]", 1.182),
-    # in rings of three and four
-    ("[CX4;r3]-[CX3;r3]=[CX3;r3]", 1.509),
-    ("[CX4;r3]-[CX3;r3]=[C,N,O,S;!r3]", 1.462),
-    ("[CX3;r3;$(C=[C;!r3])]-[CX3;r3]=[CX3;r3]", 1.441),
-    ("[CX3;r4;$(C=[C;r4])]-[CX3;r4]=[CX3;r4]", 1.565),
-    ("[OX2,NX3;r3]-[CX3;r3]=[CX3;r3]", 1.495),
-    ("[#6;r3]-[SX2;r3]", 1.815),
-    ("[NX3;r3]-[OX2;r3]", 1.505),
-    ("[OX2;r3]-[OX2;r3]", 1.514),
-    ("[SX2;r4]-[SX2;r4]", 2.090),
-    # chains of nitrogen, however their charges are written
-    ("[NX1]#[NX1]", 1.098),
-    ("[NX1]~[NX2]", 1.132),
-    ("[NX2]~[NX2+]~[NX1]", 1.240),
-    ("[CX3]~[NX2+]~[NX1]", 1.300),
-    ("[OX1]~[NX2+]~[NX1]", 1.185),
-    ("[OX1]~[NX2+]~[CX2]", 1.210),
-    # nitrogen with oxygen and halogens
-    ("[OX1]=[NX2][F,Cl,Br,I]", 1.140),
-    ("[OX1]=[NX2][OX2]", 1.175),
-    ("[OX1]=[NX2][SX2]", 1.195),
-    ("[OX2]-[NX2]=[OX1]", 1.415),
-    ("[SX2]-[NX2]=[OX1]", 1.835),
-    ("[OX2]-[NX2+]#[CX1]", 1.340),
-    ("[OX1]~[NX3+](~[OX1])[F,Cl,Br]", 1.195),
-    ("[F][NX2]=[OX1]", 1.512),
-    ("[Cl][NX2]=[OX1]", 1.975),
-    ("[Br][NX2]=[OX1]", 2.140),
-    ("[I][NX2]=[OX1]", 2.320),
-    ("[F][NX3](~[OX1])~[OX1]", 1.467),
-    ("[Cl][NX3](~[OX1])~[OX1]", 1.840),
-    ("[Br][NX3](~[OX1])~[OX1]", 2.012),
-    ("[F][NX3;H2]", 1.433),
-    ("[F][NX2]~[NX2+,CX2]", 1.444),
-    ("[NX3]-[NX3+](~[OX1])~[OX1]", 1.385),
-    # oxygen
-    ("[OX1]~[OX2+]~[OX1]", 1.272),
-    ("[OX2;$(OF)]-[OX2;$(OF)]", 1.222),
-    ("[F][OX2][OX2]F", 1.555),
-    ("[I][OX2]", 1.991),
-    # sulfur
-    ("[OX1]~[SX1]", 1.481),
-    ("[OX1]~[SX2]", 1.440),
-    ("[OX1]~[SX3](~[OX1])~[OX1]", 1.420),
-    ("[OX1]~[SX3][F,Cl,Br]", 1.430),
-    ("[Cl][SX3]~[OX1]", 2.076),
-    ("[Br][SX3]~[OX1]", 2.250),
-    ("[SX1]~[SX1,SX2]", 1.889),
-    ("[SX1]~[SX3]", 1.870),
-    ("[SX2;$(SF)]-[SX2]", 1.888),
-    ("[SX2;$(S[Cl,Br])]-[SX2]", 1.940),
-    ("[Br][SX2]", 2.240),
-    ("[NX1]~[SX2]", 1.449),
-    ("[NX2]~[SX1]", 1.570),
-    ("[NX2]=[SX2]", 1.520),
-    ("[Cl][SX2]#[NX1]", 2.161),
-    ("[F][SX2]#[NX1]", 1.643),
-    ("[NX3;H2]-[SX2]", 1.715),
-    # phosphorus
-    ("[OX1]=[PX2,PX3]", 1.455),
-    ("[SX1]=[PX2]", 1.900),
-    ("[NX2]=[PX2]", 1.580),
-    ("[PX2]=[PX2]", 2.034),
-    ("[Cl][PX2]=[OX1]", 2.050),
-    ("[F][PX2]=[OX1]", 1.572),
-    ("[OX2]-[PX2]=[OX1]", 1.630),
-    ("[Cl][PX3]", 2.045),
-    ("[Br][PX3]", 2.220),
-    ("[PX3]-[PX3]", 2.215),
-    ("[CX2]#[PX1]", 1.541),
-    ("[NX1]#[PX1]", 1.491),
-    ("[PX1]#[PX1]", 1.893),
-    # elements that MMFF94 has no types for
-    ("[#5]-[F]", 1.310),
-    ("[#5]-[Cl]", 1.742),
-    ("[#5]-[OX2]", 1.365),
-    ("[#5]-[#6]", 1.570),
-    ("[#14]-[H]", 1.480),
-    ("[#14]-[F]", 1.570),
-    ("[#14]-[Cl]", 2.030),
-    ("[#14]-[OX2]", 1.640),
-    ("[#14]-[#6]", 1.870),
-    ("[#14]-[#14]", 2.340),
-)
-"""SMARTS, whose first two atoms are the bond, and Å: from experiment, as in NIST's CCCBDB, or by coupled
-cluster theory where there is none; the first that matches."""
-
+_TABLE = Path(__file__).with_name("bond_lengths.tsv")
 _ORGANIC = frozenset((1, 6, 7, 8))
-
 _STRAINED = 0.1
 """Å that a bond may be from what is usual."""
-
 _MOST = 10_000
 """Matches of one pattern; more bonds of one of these kinds are in no molecule that is embedded."""
 
@@ -438,4 +308,5 @@ def bond_lengths(mol: Chem.Mol, mmff: Any) -> BondLengths:
 
 @cache
 def _patterns() -> tuple[tuple[Chem.Mol, float], ...]:
-    return tuple((Chem.MolFromSmarts(text), length) for text, length in _LENGTHS)
+    rows = (line.split("\t") for line in _TABLE.read_text("utf-8").splitlines() if not line.startswith("# "))
+    return tuple((Chem.MolFromSmarts(text), float(length)) for text, length in rows)

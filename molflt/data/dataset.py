@@ -13,7 +13,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch_geometric.data import Data
 
-from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
 from molflt.errors import InputError, OnBad, noting, refuse
 
@@ -199,10 +198,10 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
     for index in track(range(n), "looking for all that cannot be used", n):
         if index not in bad:
             with noting(bad, index, "", {}):
-                check_geometry(structures[index])
+                _ = structures[index]
     refuse(bad, n, where)
 
 
 def is_companion(path: Path) -> bool:
     """Whether a file comes and goes beside the data: locks, kept sizes, what is being written."""
-    return path.name.endswith((".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))
+    return path.name.endswith((".natoms", "-lock", "lock.mdb", ".lock", ".partial"))

@@ -19,9 +19,7 @@ from molflt.terminal_text import shown
 
 PLAIN = "species:S:1:pos:R:3"
 """``Properties`` of a frame without them."""
-
 _MOST_COLUMNS = 1000
-
 _NAMES = {
     **{name: name for name in (*all_properties, "positions", "numbers", "symbols", "force", "move_mask", "tags")},
     **{name: name for name in ("initial_charges", "initial_magmoms", "masses", "momenta")},
@@ -32,7 +30,6 @@ _NAMES = {
     "charge": "charges",
 }
 """ASE's names of columns that mean something to ASE or molflt; files have them in any case."""
-
 _SHAPES = {
     "symbols": ("S:1", "I:1"),
     "numbers": ("I:1",),
@@ -40,12 +37,9 @@ _SHAPES = {
     "initial_charges": ("R:1", "I:1"),
     "move_mask": ("L:1", "L:3", "I:1", "I:3"),
 }
-
 _TRUTH = {"T": True, "F": False, "TRUE": True, "FALSE": False, "1": True, "0": False}
-
 _EXPONENT = re.compile(r"(?<=[\d.])(?:\*\^|[dD])(?=[-+\d])")
 """Of Fortran, and of Mathematica, which wrote QM9."""
-
 _Texts = Sequence[Sequence[str]]
 """Words of a column, (width, n_atoms)."""
 
@@ -175,30 +169,19 @@ _OWN = {word.lower(): word for word in ("Lattice", "Properties", "pbc", "virial"
     word: word for word in all_properties
 }
 """Keys that mean something to molflt or ASE, as they are written after reading; files have them in any case."""
-
 _NEEDS_VALUE = ("Lattice", "Properties", "pbc")
-
 _QUOTED = r"""\\.|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\{(?:[^}\\]|\\.)*\}|\[(?:[^\]\\]|\\.)*\]"""
 
 # Every alternative begins with another character, so nothing is tried twice.
 _KEY = rf"""(?:[^\s="'{{\[\\]|{_QUOTED})+"""
-
 _ENTRY = re.compile(rf"({_KEY})(?:(\s*)=(\s*))?")
-
 _VALUE = re.compile(rf"""(?:[^\s"'{{\[\\]|{_QUOTED})*""")
-
 _NEXT_KEY = re.compile(rf"{_KEY}\s*=")
-
 _SPACE = re.compile(r"\s*")
-
 _UNQUOTE = re.compile(_QUOTED)
-
 _ESCAPED = re.compile(r"\\(.)")
-
 _ASSIGNED = re.compile(r"""[\w"'\]}]\s*=""")
-
 _WORDS = re.compile(r"[^\s,]+")
-
 _LOGICAL = {"T": True, "F": False} | {
     word: value for value in (True, False) for word in (str(value), str(value).lower(), str(value).upper())
 }

@@ -24,7 +24,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, ReadOptions
 from molflt.data.record import RECORD_KEYS
-from molflt.data.text import COMPRESSED, Notes, bare_name, bare_suffix, content
+from molflt.data.text import COMPRESSED, Notes, bare_name, bare_suffix, content, remark
 from molflt.errors import InputError, InputWarning, in_line, listed, noting, ordinary_file
 from molflt.terminal_text import printable
 
@@ -61,8 +61,8 @@ _FRAMES: dict[str, str] = {
     "*.pwi": "codes:pwi_frames",
 }
 """Readers of frames by lower-case file name. Each takes a stream of text from its start, the file's name and its
-notes, and gives ``Atoms``, or an error in place of a frame that it alone concerns. Only readers that parse, and nothing
-else: others of ASE's unpickle, run Python, or (``aims``: parametric constraints) evaluate expressions of the file."""
+notes, and gives ``Atoms``, or an error in place of a frame that it alone concerns. Only readers that parse, and
+nothing else: others of ASE's unpickle, run Python, or (``aims``: parametric constraints) evaluate expressions."""
 _BINARY = ("databases:trajectory_frames", "databases:database_rows")
 """Those of bytes, which are not compressed."""
 _ANY_ENCODING = ("crystals:cif_frames", "macromolecules:pdb_frames")
@@ -89,10 +89,7 @@ def _imported(name: str) -> Callable[..., Any]:
     return found
 
 
-def read_ase(
-    path: str | os.PathLike[str],
-    options: ReadOptions = DEFAULT,
-) -> ListDataset:
+def read_ase(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> ListDataset:
     """Read every frame of a file; the structures are named ``PATH#FRAME``.
 
     It may be extxyz, xyz, cif, VASP, pdb, gen, xsf, cube or Quantum ESPRESSO input (also .gz, .bz2, .xz), or ASE's
@@ -193,17 +190,13 @@ def _frames(file: Path, reader: str, notes: Notes) -> Iterator[Atoms | InputErro
 
 
 _LABEL = re.compile(r"energ|force|virial|(?<![a-z])e(?![a-z])")
-
 _STATE = re.compile(r"charge|lattice|constrain|fixed|frozen|(?<![a-z])(?:cell|mask)(?![a-z])")
-
 _READ = frozenset(
     {*RECORD_KEYS, *KNOWN_VALUES, *all_properties, "initial_charges"} - {"charges", "fixed", "cell", "force"}
 )
 """Names that are read, and results that mean what ASE says they do."""
-
 _OURS = "predicted_"
 """What ``predict`` writes."""
-
 _NUMBER = re.compile(r"[\s\[({]*[-+]?\.?\d")
 
 
@@ -230,7 +223,6 @@ def unread_names(atoms: Atoms, labels: LabelSpec | None) -> Iterator[str]:
 
 UNCONVERGED = "unconverged"
 """Key of ``info`` under which a reader says why the results of a frame are not converged."""
-
 _NO = ("false", "f", "no", "n", "0")
 
 
@@ -292,9 +284,7 @@ def say_left_out(folder: Path, read: Collection[Path]) -> None:
     """
     names = list(_left_out(folder, folder, set(read), {place for path in read for place in path.parents}))
     if names:
-        notes = Notes(str(folder))
-        notes.add(f"left out: {in_line(names)}; give what holds structures by its own path")
-        notes.give()
+        remark(str(folder), f"left out: {in_line(names)}; give what holds structures by its own path")
 
 
 def _left_out(folder: Path, place: Path, read: set[Path], open_folders: set[Path]) -> Iterator[str]:
@@ -309,7 +299,6 @@ def _left_out(folder: Path, place: Path, read: set[Path], open_folders: set[Path
 
 
 OUTPUTS = ("vasprun.xml", "outcar")
-
 RUN_FILES = ("poscar", "contcar", *OUTPUTS)
 
 

@@ -15,7 +15,6 @@ from molflt.terminal_text import shown
 from molflt.vocabulary import TARGETS, EnergyUnit, Per
 
 ForceUnit = Literal["eV/Ang", "meV/Ang", "kcal/mol/Ang", "kJ/mol/Ang", "Hartree/Ang", "Hartree/bohr"]
-
 ENERGY_UNITS: dict[str, float] = {
     "eV": 1.0,
     "meV": 1e-3,

@@ -31,18 +31,12 @@ _PASSED_OVER = frozenset(
     """.split()  # noqa: SIM905
 )
 """Records of the format that add no atoms."""
-
 COLUMNS = (30, 38, 46)
 """Where coordinates begin, of eight letters each."""
-
 _COORDINATES = 3
-
 _FIRST_ROW = ["1.000000", "0.000000", "0.000000"]
-
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+")
-
 _ELEMENT = re.compile(r"[ A-Za-z]{2}(  |\d[-+]|[-+]\d)")
-
 _NEAR = 0.3
 """Å: no two atoms are so close, but two frames of a trajectory have theirs nearly in the same places."""
 
@@ -175,7 +169,6 @@ def _frames_of(model: Model, where: str) -> list[Model]:
 
 _NO_CELL = 1.0
 """Å: where there is no crystal, PDB asks for a cell of this length."""
-
 _FEW = 6
 """Atoms other than hydrogen; smaller molecules without any are common: CO2, COCl2."""
 

@@ -33,21 +33,14 @@ from molflt.data.text import (
 from molflt.errors import InputError, noting
 
 _END = b"$$$$"
-
 _FIELD = re.compile(rb">.*?<(.+)>")
-
 _PROPERTIES = (b"M  ", b"A  ", b"V  ", b"G  ", b"S  ")
-
 _WITH_TEXT = (b"A  ", b"G  ")
 """Properties with a line of text behind them."""
-
 _V3000_COUNTS = re.compile(rb"M  V30 COUNTS +(\d+)")
 
 
-def read_sdf(
-    path: str | os.PathLike[str],
-    options: ReadOptions = DEFAULT,
-) -> ListDataset:
+def read_sdf(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> ListDataset:
     """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
 
     Raises:
@@ -199,13 +192,10 @@ def _records(raw: bytes, must_end: bool) -> Iterator[_Record]:
 
 
 _MOL2 = re.compile(r"^@<TRIPOS>MOLECULE", re.MULTILINE)
-
 _SECTION = "@<TRIPOS>"
-
 _GAFF = re.compile(r"(cl|br|[fi])|([chnops])[a-z0-9+]?")
 """Of GAFF and GAFF2: lower case, and the first letter is the element but for halogens; Sybyl's types begin with the
 element in upper case."""
-
 _TYPE = 5
 """Place of the atom type among the words of an atom: number, name, x, y, z, type, ..."""
 

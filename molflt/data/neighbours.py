@@ -18,7 +18,6 @@ from molflt.errors import InputError
 
 _MOST_CELLS = 50_000.0
 """Of the usual search's grid. Beyond twice that it merges cells, and divides by zero where one direction has few."""
-
 _EXACT = "donot_use_mm_for_euclid_dist"
 """torch.cdist loses small distances where it multiplies matrices."""
 
@@ -205,26 +204,9 @@ def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray,
 
 _FEW = 256
 """Atoms up to which to measure all distances is faster than a neighbour search."""
-
 _LATER, _EARLIER = np.tril_indices(_FEW, -1)
 """All pairs of so many atoms; those of the first n come first."""
-
 _REMEDY = "remove one of them, or check the unit of the positions and the cell"
-
-
-def check_geometry(data: Data) -> None:
-    """Check the positions and the cell of a structure that was changed since it was read.
-
-    Raises:
-        InputError: from ``check_extents`` and ``check_contacts``, with the structure's name.
-    """
-    points, lattice, periodic = data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy()
-    try:
-        check_contacts(
-            points, lattice, periodic, data.atomic_numbers.numpy(), check_extents(points, lattice, periodic)
-        )
-    except InputError as error:
-        raise InputError(f"{data.get('name', 'structure')}: {error}") from error
 
 
 def check_contacts(

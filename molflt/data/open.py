@@ -32,10 +32,7 @@ from molflt.terminal_text import printable
 STANDARD_INPUT = "-"
 
 
-def open_dataset(
-    path: str | os.PathLike[str],
-    options: ReadOptions = DEFAULT,
-) -> StructureDataset:
+def open_dataset(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> StructureDataset:
     """Open whatever a path holds.
 
     Args:
@@ -102,10 +99,7 @@ def paths_behind(text: str) -> list[str]:
     return [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
 
 
-def resolve_inputs(
-    inputs: Sequence[str],
-    options: ReadOptions = DEFAULT,
-) -> StructureDataset:
+def resolve_inputs(inputs: Sequence[str], options: ReadOptions = DEFAULT) -> StructureDataset:
     """Structures of several inputs: paths, glob patterns, SMILES and ``-`` for standard input, in any mixture.
 
     What exists as a path is a path. Other arguments are those of :func:`open_dataset`.
@@ -168,11 +162,7 @@ def _all(items: Sequence[_Item], opened: Callable[[_Item], StructureDataset], wh
     return found
 
 
-def structures_of(
-    entry: Any,
-    name: str,
-    options: ReadOptions = DEFAULT,
-) -> StructureDataset:
+def structures_of(entry: Any, name: str, options: ReadOptions = DEFAULT) -> StructureDataset:
     """Structures of one entry of a list of mixed things; ``name`` is of what has no name of its own.
 
     An entry is ASE ``Atoms``; an RDKit ``Mol`` (without 3D conformers it gets hydrogens and some); a SMILES, a path

@@ -27,7 +27,6 @@ _PATIENCE = 2.0
 """Seconds before a bar appears: what ends sooner needs none."""
 _INTERVAL = 30.0
 """Seconds between lines where there is no terminal to draw a bar on."""
-
 _shown = True
 
 

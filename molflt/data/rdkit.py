@@ -26,12 +26,9 @@ from molflt.errors import InputError, noting, refuse
 from molflt.terminal_text import printable
 
 _TIME = re.compile(r"^\[\d\d:\d\d:\d\d\] ?")
-
 _SAYS_NOTHING = re.compile(r"(ERROR|WARNING):\s*$|.*Violation$")
-
 _MAX_ATOMS = 2000
 """With hydrogens; the time of an embedding grows with their square or cube."""
-
 _SAME = 0.02
 """Å by which the sorted distances of two conformers that count as one differ at most."""
 
@@ -171,10 +168,7 @@ def named(where: str, own: str) -> str:
     return printable(f"{where} ({own})") if own else where
 
 
-def read_smiles_file(
-    path: str | os.PathLike[str],
-    options: ReadOptions = DEFAULT,
-) -> ListDataset:
+def read_smiles_file(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> ListDataset:
     """Read a list or a table of SMILES or InChI, see :func:`molflt.data.tables.read_rows`.
 
     Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels, or those of ``options``.

@@ -21,26 +21,18 @@ from molflt.errors import InputError
 from molflt.terminal_text import printable
 
 ENERGIES = ("y_init", "y_relaxed", "energy")
-
 TEXTS = ("name", "adsorbate", "metal", "molecule", "group", "slice")
-
 OWN = ("pos_conformers", "remark", "info_json", "extra_json")
 """Of molflt alone: (n_conformers, n_atoms, 3) positions, a doubt about the geometry, and what is carried along."""
-
 RECORD_KEYS = frozenset(
     ("pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms", "sid", "forces", "force")
 ) | {*ENERGIES, *TEXTS, *OWN}
 """What is read from a record; stored graphs are not. OC20's S2EF records have ``force``."""
-
 STATES = frozenset(spelt for key in KNOWN_VALUES for spelt in (key, key.capitalize(), key.upper()))
 """What is read besides: the charge, and what refuses ions and open shells."""
 
 
-def to_data(
-    record: Mapping[str, Any],
-    where: str,
-    options: ReadOptions = DEFAULT,
-) -> Data:
+def to_data(record: Mapping[str, Any], where: str, options: ReadOptions = DEFAULT) -> Data:
     """Turn an OC20-layout record into a structure.
 
     Stored edges are ignored: neighbour lists are built for the cutoff in use. Without ``pbc``, a lattice

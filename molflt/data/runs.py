@@ -31,22 +31,17 @@ from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.record import ENERGIES
 from molflt.data.slabs import same_atoms
 from molflt.data.tables import read_table
-from molflt.data.text import Notes, bare_name, bare_suffix, read_text
+from molflt.data.text import bare_name, bare_suffix, read_text, remark
 from molflt.data.vasp import is_static, relaxation_shortfall
 from molflt.errors import InputError, in_line, noting
 
 _STAGE = re.compile(r"(.*?)[-_. ]?(initial|init|unrelaxed|relaxed|final)", re.IGNORECASE)
-
 _INITIAL = ("initial", "init", "unrelaxed")
-
 _KEYS = ("name", "folder", "file", "path", "run", "id", "system", "structure")
 """Columns, in any capitalisation, that say which calculation a row is of; without one it is the first column."""
-
 NO_PAIRS = "no two are named alike but for 'initial' and 'relaxed' (or init, unrelaxed; final); leave --pairs out"
-
 _CELL_CHANGE = 0.1
 """Å by which a component of a lattice vector may differ in a pair."""
-
 _SAME = 0.01
 """Å by which the initial structure of a run may differ from its first step."""
 
@@ -98,9 +93,7 @@ def suggest_pairs(paths: Iterable[Path], where: str) -> None:
         first = " and ".join(path.name for path in pairs[0])
         more = f" (and {len(pairs) - 1:,} more such pairs)" if len(pairs) > 1 else ""
         remedy = "give --pairs (in training data.pairs=true) to read them as a relaxation"
-        notes = Notes(where)
-        notes.add(f"{first}{more} are read as two structures; {remedy}")
-        notes.give()
+        remark(where, f"{first}{more} are read as two structures; {remedy}")
 
 
 def find_runs(folder: Path, pairs: Iterable[_Calculation] = ()) -> list[_Calculation]:
@@ -115,10 +108,7 @@ def files_of(calculations: Iterable[_Calculation]) -> set[Path]:
 
 
 def read_calculations(
-    calculations: Sequence[_Calculation],
-    folder: Path,
-    options: ReadOptions = DEFAULT,
-    with_table: bool = True,
+    calculations: Sequence[_Calculation], folder: Path, options: ReadOptions = DEFAULT, with_table: bool = True
 ) -> ListDataset:
     """Read what ``find_pairs`` and ``find_runs`` found; the structures are named ``FOLDER/NAME``.
 
@@ -162,9 +152,7 @@ def read_calculations(
     if table is not None:
         unused = sorted(table[1].keys() - {_key(calculation.name or folder.name) for calculation in calculations})
         if unused:
-            notes = Notes(str(table[0]))
-            notes.add(f"rows of no calculation that is in the folder: {in_line(unused)}")
-            notes.give()
+            remark(str(table[0]), f"rows of no calculation that is in the folder: {in_line(unused)}")
     return ListDataset.read(structures, bad, options.on_bad, str(folder), "calculations")
 
 

@@ -16,13 +16,10 @@ from molflt.errors import InputError
 from molflt.vocabulary import TagConvention
 
 _NONMETALS = (1, 2, 5, 6, 7, 8, 9, 10, 15, 16, 17, 18, 34, 35, 36, 53, 54)
-
 _VACUUM = 4.0
 """Å between two images of a slab, at least."""
-
 _LAYER = 1.0
 """Å below the highest metal atom that count as the surface."""
-
 _BELOW = 0.5
 """Å by which an atom of an adsorbate may lie below the highest metal atom."""
 
@@ -136,10 +133,8 @@ def _look_like_layers(atoms: Atoms, tags: np.ndarray) -> bool:
 
 _SUSPICIOUS = 1.0
 """Å, mean over the atoms: relaxations move them by tenths, and no more than one in a hundred by so much."""
-
 _ABSURD = 5.0
 """Å, mean over the atoms."""
-
 _MOST_ATOMS = 1000
 """Up to which another order is looked for."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import gemmi
@@ -18,8 +19,6 @@ _STRAIN = 5e-3
 """Of the metric tensor, by which a cell may miss the symmetry of its group: lengths are rounded or refined."""
 _SAME = 0.1
 """Å between images of a site that are one atom on a special position, with rounded coordinates."""
-_PERIOD, _GENERAL = 24 * 1009, (1009.0, 6553.0, 20011.0)
-"""A period that holds 24ths, and a point in general position, in parts of it."""
 _SUFFIX = re.compile(r"^(.*?)[\s:]*(?:[(\[]?origin\s+choice\s+|O)?([12HRSZ])[)\]]?$", re.IGNORECASE)
 _SETTINGS = {"S": "1", "Z": "2"}
 """Suffixes of the ICSD for the first and second choice of origin."""
@@ -84,19 +83,17 @@ class Symmetry:
             except (RuntimeError, ValueError) as error:
                 raise InputError(f"'{text:.60}' is no operation of symmetry ({error}); correct it") from error
             found[operation.triplet()] = operation
-        # of a group, every operation moves images of a general point to others of them; in whole parts of a period
-        operations = _array(list(found.values()))
-        shifts = operations[:, :, 3] * _PERIOD
-        images = (operations[:, :, :3] @ _GENERAL + shifts) % _PERIOD
-        again = (operations[:, :, :3].reshape(-1, 3) @ images.T).reshape(-1, 3, len(images)) + shifts[:, :, None]
-        digits = np.array([_PERIOD**2, _PERIOD, 1])
-        moved = np.rint(np.swapaxes(again, 1, 2) % _PERIOD) % _PERIOD @ digits
-        if not np.isin(moved, np.rint(images) % _PERIOD @ digits).all():
+        operations = list(found.values())
+        group = gemmi.GroupOps(operations)
+        with suppress(RuntimeError):
+            # of more elements than any group can have it says so
+            group.add_missing_elements()
+        if len(group) != len(operations):
             raise InputError(
                 f"the {len(found)} operations listed are no group: one after the other, two of them make one that "
                 "is missing; list all of them"
             )
-        return list(found.values())
+        return operations
 
     def _refuse_contradiction(self, operations: list[gemmi.Op]) -> None:
         """Refuse a name or a number of another group than that of the operations."""

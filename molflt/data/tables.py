@@ -23,13 +23,11 @@ from rdkit.Chem.rdMolDescriptors import CalcMolFormula
 from molflt.data.formats import TABLES
 from molflt.data.reading import KNOWN_VALUES
 from molflt.data.record import ENERGIES
-from molflt.data.text import Notes, bare_suffix, read_text
+from molflt.data.text import bare_suffix, read_text, remark
 from molflt.errors import InputError, in_line
 
 _MOLECULES = ("smiles", "inchi")
-
 _SEPARATORS = ",;\t"
-
 _NAMED_BY = ("name", "title", "id", "compound")
 """Columns, in any capitalisation, that name a record; the first of them that a table has and a row fills."""
 
@@ -76,7 +74,7 @@ def _list_rows(file: Path, text: str) -> Iterator[Row]:
     lines = [words for line in text.split("\n") if (words := line.split(maxsplit=1))]
     kept = [words for words in lines if not words[0].startswith("#")]
     if comments := len(lines) - len(kept):
-        _note(file, f"lines that begin with # are passed over: {comments:,}")
+        remark(str(file), f"lines that begin with # are passed over: {comments:,}")
     # A header; as a SMILES it would be none.
     for words in kept[1:] if kept and kept[0][0].lower() in _MOLECULES else kept:
         title = {"name": words[1].strip()} if len(words) > 1 else {}
@@ -120,7 +118,7 @@ def read_table(
     lines, rows, short = text.split("\n"), [], list[str]()
     above = next((k for k, line in enumerate(lines) if not _is_comment(line, wanted)), 0)
     if comments := sum(1 for line in lines[:above] if line.strip()):
-        _note(file, f"lines that begin with # are passed over: {comments:,}")
+        remark(str(file), f"lines that begin with # are passed over: {comments:,}")
     text, begin = "\n".join(lines[above:]), above + 1
     separator = delimiter(text, wanted)
     reader = csv.reader(io.StringIO(text), strict=True, delimiter=separator)
@@ -141,14 +139,8 @@ def read_table(
             f"{file}: cannot be read from line {begin} on ({error}); is a quotation mark there not closed?"
         ) from error
     if short:
-        _note(file, f"cells that are missing at the end of rows are taken as empty: line {in_line(short)}")
+        remark(str(file), f"cells that are missing at the end of rows are taken as empty: line {in_line(short)}")
     return {name.lower(): name for name in header if name}, rows
-
-
-def _note(file: Path, remark: str) -> None:
-    notes = Notes(str(file))
-    notes.add(remark)
-    notes.give()
 
 
 def delimiter(text: str, columns: Collection[str]) -> str:
@@ -198,40 +190,8 @@ def _wrong_with(cells: list[str], header: list[str], separator: str, line: int, 
 
 MOLECULE, SMILES = "molecule:", "smiles:"
 """What stands before a name of ASE's g2 set, and before a SMILES that reads as a formula as well."""
-
 _TERMS = re.compile(r"([A-Z][a-z]?)(\d{0,3})")
-
-_NAMES = {
-    "C": "methane", "CC": "ethane", "CCC": "propane", "CCCC": "butane", "CC(C)C": "isobutane",
-    "C=C": "ethene", "C=CC": "propene", "C#C": "ethyne", "C#CC": "propyne", "C=C=C": "allene",
-    "C=CC=C": "butadiene", "C1CC1": "cyclopropane", "C1CCCCC1": "cyclohexane", "c1ccccc1": "benzene",
-    "Cc1ccccc1": "toluene", "C=Cc1ccccc1": "styrene", "c1ccc2ccccc2c1": "naphthalene",
-    "CO": "methanol", "CCO": "ethanol", "CCCO": "1-propanol", "CC(C)O": "2-propanol", "OCCO": "ethylene glycol",
-    "OCC(O)CO": "glycerol", "Oc1ccccc1": "phenol", "COC": "dimethyl ether", "CCOCC": "diethyl ether",
-    "C1CO1": "oxirane", "C1CCOC1": "tetrahydrofuran", "c1ccoc1": "furan", "C=O": "formaldehyde",
-    "CC=O": "acetaldehyde", "CC(C)=O": "acetone", "C=C=O": "ketene", "O=CO": "formic acid", "CC(=O)O": "acetic acid",
-    "COC=O": "methyl formate", "CCOC(C)=O": "ethyl acetate", "CN": "methylamine", "CCN": "ethylamine",
-    "CNC": "dimethylamine", "CN(C)C": "trimethylamine", "NCCN": "ethylenediamine", "Nc1ccccc1": "aniline",
-    "NC=O": "formamide", "CC(N)=O": "acetamide", "CN(C)C=O": "dimethylformamide", "NC(N)=O": "urea",
-    "NCC(=O)O": "glycine", "NCO": "aminomethanol", "CC#N": "acetonitrile", "C=CC#N": "acrylonitrile",
-    "N#CC#N": "cyanogen", "C#N": "hydrogen cyanide", "N=C=O": "isocyanic acid", "[N]=C=O": "isocyanate radical",
-    "[C]#N": "cyano radical", "C[N+](=O)[O-]": "nitromethane", "C=[N+]=[N-]": "diazomethane",
-    "c1ccncc1": "pyridine", "c1cc[nH]c1": "pyrrole", "CS": "methanethiol", "CSC": "dimethyl sulfide",
-    "CSSC": "dimethyl disulfide", "CS(C)=O": "dimethyl sulfoxide", "c1ccsc1": "thiophene", "OCS": "mercaptomethanol",
-    "CF": "fluoromethane", "CCl": "chloromethane", "ClCCl": "dichloromethane", "ClC(Cl)Cl": "chloroform",
-    "FC(F)(F)F": "tetrafluoromethane", "ClC(Cl)(Cl)Cl": "tetrachloromethane", "O=C(Cl)Cl": "phosgene",
-    "[C-]#[O+]": "carbon monoxide", "O=C=O": "carbon dioxide", "O=C=S": "carbonyl sulfide",
-    "S=C=S": "carbon disulfide", "[C-]#[S+]": "carbon monosulfide", "[H][H]": "hydrogen", "N#N": "nitrogen",
-    "O=O": "oxygen", "[O-][O+]=O": "ozone", "O": "water", "OO": "hydrogen peroxide", "[OH]": "hydroxyl radical",
-    "N": "ammonia", "NN": "hydrazine", "N=N": "diazene", "NO": "hydroxylamine", "[N]=O": "nitric oxide",
-    "[O]N=O": "nitrogen dioxide", "[N-]=[N+]=O": "nitrous oxide", "N=[N+]=[N-]": "hydrogen azide",
-    "O=NO": "nitrous acid", "O=[N+]([O-])O": "nitric acid", "O=NCl": "nitrosyl chloride", "S": "hydrogen sulfide",
-    "O=S=O": "sulfur dioxide", "O=S(=O)=O": "sulfur trioxide", "O=S(=O)(O)O": "sulfuric acid",
-    "[S]=O": "sulfur monoxide",
-    "P": "phosphine", "O=P(O)(O)O": "phosphoric acid", "F": "hydrogen fluoride", "Cl": "hydrogen chloride",
-    "Br": "hydrogen bromide", "I": "hydrogen iodide", "FF": "fluorine", "ClCl": "chlorine", "BrBr": "bromine",
-    "II": "iodine", "OCl": "hypochlorous acid", "[O]Cl": "chlorine monoxide",
-}  # fmt: skip
+_NAMES = Path(__file__).with_name("molecule_names.tsv")
 """Common molecules and adsorbates by their canonical SMILES."""
 
 
@@ -325,7 +285,8 @@ def _key(counts: Counter[str]) -> frozenset[tuple[str, int]]:
 
 @cache
 def _names() -> dict[str, str]:
-    return {Chem.CanonSmiles(smiles): name for smiles, name in _NAMES.items()}
+    lines = (line.split("\t") for line in _NAMES.read_text("utf-8").splitlines()[1:])
+    return {Chem.CanonSmiles(smiles): name for smiles, name in lines}
 
 
 @cache
@@ -335,7 +296,7 @@ def _by_formula() -> dict[frozenset[tuple[str, int]], tuple[list[str], list[tupl
     for name in sorted(g2.names, key=lambda name: (len(name), name)):
         key = _key(Counter(g2_molecule(name).get_chemical_symbols()))
         found.setdefault(key, ([], []))[0].append(name)
-    for smiles, name in _NAMES.items():
+    for smiles, name in _names().items():
         atoms = Chem.AddHs(Chem.MolFromSmiles(smiles)).GetAtoms()
         found.setdefault(_key(Counter(atom.GetSymbol() for atom in atoms)), ([], []))[1].append((smiles, name))
     return found

@@ -17,14 +17,10 @@ from ase.io.formats import open_with_compression
 from molflt.errors import InputError, InputWarning, ordinary_file
 
 _BLOCK = 1 << 20
-
 _ALWAYS_ALLOWED = 64 << 20
-
 _MOST_RATIO = 200
 """Structures shrink to a third or a twentieth; what shrinks a thousand times is empty."""
-
 BYTE_ORDER_MARK = "\ufeff"
-
 COMPRESSED = (".gz", ".bz2", ".xz")
 
 
@@ -119,6 +115,11 @@ def refuse(where: str, lines: Sequence[Line], why: str) -> NoReturn:
     raise InputError(f"{where}: line {lines[0].number}: {why}" if lines else f"{where}: cut short: {why}")
 
 
+def remark(where: str, text: str) -> None:
+    """Warn of what was passed over or taken for granted in a file or folder."""
+    warnings.warn(f"{where}: {text}", InputWarning, stacklevel=3)
+
+
 class Notes:
     """Collects remarks on a file, to be given as one ``InputWarning`` each, however many records they concern.
 
@@ -146,13 +147,11 @@ class Notes:
 
 
 _LABEL = re.compile(r"([A-Za-z]{1,2})[_-]?[0-9]+")
-
 _AMBIGUOUS = frozenset(
     "CA CD CE CF CN CO CS HE HF HG HO HS NA NB ND NE NH NO NP OG OS SB SC SE SG SN".split()  # noqa: SIM905
 )
 """Symbols that in capitals or small letters are also usual names of atoms of C, H, N, O and S: an element and a place
 (CA, HG, in PDB and in force fields), or two elements (CO)."""
-
 _ISOTOPES = ("D", "T")
 
 

@@ -265,7 +265,7 @@ def measure(options: Any) -> dict[str, list[float]]:
     path = options.folder / f"bench_loader_{options.records}.lmdb"
     writing = write_file(path, options.records)
     # The sizes are read anew, not taken from the file that keeps them.
-    path.with_name(path.name + ".natoms.npz").unlink(missing_ok=True)
+    path.with_name(path.name + ".natoms").unlink(missing_ok=True)
     dataset = LmdbDataset(path)
     found: dict[str, list[float]] = {"records": [len(dataset)], "file_bytes": [path.stat().st_size], **writing}
     found |= sizes(dataset)

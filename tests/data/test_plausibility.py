@@ -18,7 +18,8 @@ from scipy.spatial.transform import Rotation
 from molflt.data.ase import from_atoms
 from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, LabelSpec
 from molflt.data.open import open_dataset
-from molflt.data.quality.labels import ForceCheck, doubts, free_atoms
+from molflt.data.quality.forces import ForceCheck
+from molflt.data.quality.labels import doubts, free_atoms
 from molflt.data.quality.screen import Screening
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import threading
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +25,6 @@ from molflt.files import atomic_file
 _CACHE_SIZES_FROM = 20_000
 """Records beyond which the sizes of the structures are kept next to the file."""
 
-_NPY_HEADER = 256
-"""Bytes; NumPy writes 128."""
-
 
 class LmdbDataset:
     """Structures of an OC20 LMDB: a file, or a folder that holds ``data.mdb``.
@@ -46,11 +41,7 @@ class LmdbDataset:
         InputError: nothing there, not an LMDB, empty, cut short; on access: a missing or unreadable record.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        options: ReadOptions = DEFAULT,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> None:
         self.path = Path(path)
         self._options = options
         labels = options.labels
@@ -80,7 +71,7 @@ class LmdbDataset:
     def n_atoms(self) -> np.ndarray:
         """(n_structures,) int64: atoms of every structure; read once, then kept.
 
-        For a large file the numbers are kept next to it (``FILE.natoms.npz``) where the folder is writable.
+        For a large file the numbers are kept next to it (``FILE.natoms``) where the folder is writable.
         """
         if self._n_atoms is not None:
             return self._n_atoms
@@ -95,11 +86,7 @@ class LmdbDataset:
         return sizes
 
     def _structure(self, raw: bytes, where: str) -> Data:
-        return to_data(
-            load_record(raw, where, only=self._wanted),
-            where,
-            self._options,
-        )
+        return to_data(load_record(raw, where, only=self._wanted), where, self._options)
 
     def _raw(self, index: int) -> tuple[str, bytes]:
         key = str(index).encode() if self._keys is None else self._keys[index]
@@ -157,43 +144,25 @@ class LmdbDataset:
 
     @property
     def _sizes_file(self) -> Path:
-        return self.path.with_name(self.path.name + ".natoms.npz")
+        return self.path.with_name(self.path.name + ".natoms")
 
     def _stamp(self) -> np.ndarray:
         status = lmdb_file(self.path).stat()
-        return np.array([status.st_size, status.st_mtime_ns], dtype=np.int64)
+        return np.array([status.st_size, status.st_mtime_ns], dtype="<i8")
 
     def _kept_sizes(self) -> np.ndarray | None:
-        try:
-            with zipfile.ZipFile(self._sizes_file) as kept:
-                stamp, sizes = (_stored_array(kept, name, n) for name, n in (("stamp", 2), ("n_atoms", len(self))))
-        # Absent or damaged: the sizes are counted again and the file is replaced. For damage NumPy, zipfile and zlib
-        # raise a dozen kinds of error without a common one, tokenize.TokenError and MemoryError among them.
-        except Exception:
-            return None
-        return sizes if np.array_equal(stamp, self._stamp()) else None
+        """The sizes kept beside the file; None: absent, damaged or of another file, and they are counted again."""
+        with contextlib.suppress(OSError):
+            if self._sizes_file.stat().st_size == 8 * (2 + len(self)):
+                stored = np.frombuffer(self._sizes_file.read_bytes(), dtype="<i8")
+                if np.array_equal(stored[:2], self._stamp()):
+                    return stored[2:].astype(np.int64)
+        return None
 
     def _keep_sizes(self, sizes: np.ndarray) -> None:
         # a read-only folder is no reason to fail: the sizes are counted again next time
         with contextlib.suppress(OSError), atomic_file(self._sizes_file) as temporary:
-            np.savez_compressed(temporary, stamp=self._stamp(), n_atoms=sizes)
-
-
-def _stored_array(archive: zipfile.ZipFile, name: str, size: int) -> np.ndarray:
-    """(size,) int64 of an ``.npz`` file, whose headers are compared with that before anything is unpacked.
-
-    Raises:
-        ValueError: it is not that.
-    """
-    member = archive.getinfo(f"{name}.npy")
-    if member.file_size > 8 * size + _NPY_HEADER:
-        raise ValueError("too long")
-    stream = io.BytesIO(archive.read(member))
-    np.lib.format.read_magic(stream)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    if shape != (size,) or dtype != np.int64:
-        raise ValueError("not as many numbers as there are records")
-    return np.frombuffer(stream.read(), dtype=np.int64)
+            temporary.write_bytes(np.concatenate([self._stamp(), sizes]).astype("<i8").tobytes())
 
 
 def _length(raw: bytes, where: str) -> int:

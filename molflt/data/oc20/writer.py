@@ -31,9 +31,7 @@ from molflt.files import sole_writer, sync_folder
 from molflt.terminal_text import holds_text, printable
 
 _PER_COMMIT = 256
-
 _FIRST_MAP_SIZE = 16 << 20
-
 _DONE, _SOURCE = b"molflt:done", b"molflt:source"
 """Bookkeeping of an unfinished file; removed before the file gets its name."""
 
@@ -123,10 +121,7 @@ def _write(
 
 
 def convert(
-    inputs: Sequence[str],
-    target: str | os.PathLike[str],
-    overwrite: bool = False,
-    options: ReadOptions = DEFAULT,
+    inputs: Sequence[str], target: str | os.PathLike[str], overwrite: bool = False, options: ReadOptions = DEFAULT
 ) -> int:
     """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
 

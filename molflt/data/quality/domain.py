@@ -39,16 +39,11 @@ from molflt.data.quality.occurrence import ISOLATED, ON_SURFACE, Occurrence, Occ
 
 _MOST = 20_000
 """Structures of a training set whose geometry is looked at."""
-
 _FEWEST, _FOLDS, _SHARE, _SAFETY = 100, 5, 0.998, 1.5
-
 _MARGINS = (0.1, 0.4)
 """Å, the least and the largest."""
-
 _ELEMENT = 1000
-
 _FAR = 1 << 60
-
 _UNLIMITED = 1e9
 
 

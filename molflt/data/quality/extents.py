@@ -12,22 +12,16 @@ from molflt.errors import InputError
 
 SHORTEST = 1e-6
 """Å. What is shorter is no lattice vector, and no distance between two atoms."""
-
 FARTHEST = 1e5
 """Å: 10 µm. Coordinates, extents and lattice vectors beyond are in another unit, or wrong."""
-
 LOWEST = 0.1
 """Å between two lattice planes. The shortest period of any matter is several times that."""
-
 DENSEST = 10.0
 """Atoms per Å³: fifty times diamond."""
-
 MOST_PAIRS, PAIRS_PER_ATOM = 1 << 26, 1000
 """Neighbours in all, which take 150 bytes each, or per atom, whichever allows more."""
-
 _BIN = 3.0
 """Å, edge of the cubes in which atoms are counted."""
-
 _AXES = "xyz"
 
 

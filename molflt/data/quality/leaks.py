@@ -21,16 +21,12 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 FURTHEST = 4.0
 """Å."""
-
 _BOND, _NEAR, _BEYOND = 1.25, 1.3, 0.5
 """Neighbours are closer than 1.25 times the sum of covalent radii; distances matter to 1.3 times that plus 0.5 Å."""
-
 BIN = 0.02
 """Å, of the distances in codes."""
-
 N_BINS = 1000
 """A code is (atomic number · 128 + atomic number) · N_BINS + bin, the smaller number first."""
-
 _ROUNDS = 4
 """Bonds over which the graphs of two molecules are told apart."""
 
@@ -110,15 +106,11 @@ def first_of_each(codes: np.ndarray) -> np.ndarray:
 
 REACH = 5.0
 """Å; distances up to here are compared."""
-
 SAME = 0.02
 """Å; distances that differ by less are the same."""
-
 TOLERANCE = 0.03
 """Distance of two sketches up to which their structures are compared."""
-
 _TRIED = 4
-
 _WEIGHTS = np.stack([0.5 + np.modf(np.arange(MAX_ATOMIC_NUMBER + 1) * x)[0] for x in (0.618034, 0.414214)])
 
 

@@ -21,7 +21,6 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS, TAG_ADSORBATE
 
 Composition = dict[str, int]
 """Atoms by symbol."""
-
 _ROUNDING = 1e-6
 """Atoms. Compositions are whole numbers: one that is no combination of others misses all of them by more."""
 
@@ -79,7 +78,6 @@ def formula(composition: Mapping[str, int]) -> str:
 
 
 ISOLATED, ON_SURFACE = "isolated molecule", "surface with an adsorbate"
-
 NO_ADSORBATE, NO_SURFACE = "cell without an adsorbate", "adsorbate without a surface"
 
 
@@ -150,7 +148,6 @@ def _is_element(symbol: str) -> str:
 
 
 _Symbol = Annotated[str, AfterValidator(_is_element)]
-
 _Composition = dict[_Symbol, Annotated[int, Field(ge=1, lt=2**31)]]
 
 

@@ -13,19 +13,17 @@ from torch_geometric.data import Data
 
 from molflt.data.dataset import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
-from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
-from molflt.data.quality.labels import ForceCheck, doubts, energies_out_of_line, forces_out_of_line
+from molflt.data.quality.forces import ForceCheck
+from molflt.data.quality.labels import doubts, energies_out_of_line, forces_out_of_line
 from molflt.data.quality.leaks import Sketch, sketch
 from molflt.errors import AgreedError, InputError, OnBad, refuse
 from molflt.files import atomic_file
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SKIPPED = "skipped.csv"
-
 _JUDGED = 5_000
 """Labels from which the whole set is judged, evenly from all; twice as many at most."""
-
 T = TypeVar("T")
 
 
@@ -139,8 +137,8 @@ class Screening:
     Args:
         structures: the set, read with ``labels``.
         source: where the structures are from, for messages.
-        on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
-            lacks its label or forces; ``skip`` leaves such structures out.
+        on_bad: ``stop`` refuses a set with a structure that cannot be read, or that lacks its label or forces;
+            ``skip`` leaves such structures out.
         compared: whether sketches are made, by which structures of several sets are compared.
         crew: the processes that share the pass of :meth:`each`.
 
@@ -187,7 +185,6 @@ class Screening:
             try:
                 data = self.structures[index]
                 name = str(data.name)
-                check_geometry(data)
             except InputError as error:
                 found.bad[index] = str(error)
                 found.skipped.append(Skipped(index, name or error.record, str(error)))
