@@ -208,10 +208,10 @@ def _reason(error: Exception) -> str:
 
 
 # The numbers of a tensor's storage, as torch.save writes it inside a pickled tensor: five small pickles (magic
-# number, version, facts about the machine, the storage's description, its key), the number of elements, the elements. These
-# are always the same, so they are matched, not run. PyTorch's own reader of untrusted files keeps code out but does
-# not limit sizes: it makes byte arrays of any length, takes the memory that a storage announces before it looks at
-# the bytes, and unpacks compressed archives.
+# number, version, facts about the machine, the storage's description, its key), the number of elements, the elements.
+# These are always the same, so they are matched, not run. PyTorch's own reader of untrusted files keeps code out but
+# does not limit sizes: it makes byte arrays of any length, takes the memory that a storage announces before it looks
+# at the bytes, and unpacks compressed archives.
 _TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(code)
     for name, code in {
