@@ -15,7 +15,6 @@ from gemmi import cif
 from molflt.data.cif import DEUTERIUM, Items, check_declared
 from molflt.data.macromolecules import mmcif_frames
 from molflt.data.neighbours import check_contacts
-from molflt.data.quality.extents import check_extents
 from molflt.data.symmetry import NO_SYMMETRY, Symmetry, expand
 from molflt.data.text import Notes
 from molflt.errors import InputError
@@ -115,18 +114,12 @@ def _expanded(items: Items, sites: list[_Site], operations: np.ndarray, lattice:
     )
     numbers = np.array([s.number for s in sites])[site]
     atoms = Atoms(numbers=numbers, scaled_positions=fractions, cell=lattice, pbc=True)
-    periodic = np.ones(3, dtype=bool)
     check_declared(items, atoms, orders, site, [s.name for s in sites], np.array([s.deuterium for s in sites])[site])
-    check_contacts(
-        atoms.positions,
-        lattice,
-        periodic,
-        numbers,
-        check_extents(atoms.positions, lattice, periodic),
-        lambda k: f"site {sites[site[k]].name}",
-        "list each site once, one of several alternatives, and coordinates with more digits (1/3 as 0.33333); or the "
-        "cell or the symmetry is wrong",
+    remedy = (
+        "list each site once, one of several alternatives, and coordinates with more digits (1/3 as 0.33333); or "
     )
+    remedy += "the cell or the symmetry is wrong"
+    check_contacts(atoms.positions, lattice, atoms.pbc, numbers, lambda k: f"site {sites[site[k]].name}", remedy)
     return atoms
 
 

@@ -17,7 +17,6 @@ from gemmi import cif
 
 from molflt.data.cif import DEUTERIUM, Items
 from molflt.data.neighbours import check_contacts
-from molflt.data.quality.extents import check_extents
 from molflt.data.symmetry import NO_SYMMETRY, Symmetry, expand
 from molflt.data.text import Notes
 from molflt.errors import InputError
@@ -192,9 +191,7 @@ def _atoms(model: gemmi.Model, place: Callable[[gemmi.Atom], str]) -> list[_Atom
 
 
 def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | InputError]:
-    """Every model of a PDB file, with its cell and its symmetry where it is a crystal.
-
-    Errors stand in the places of the models that they concern.
+    """Every model of a PDB file, with its cell and its symmetry; errors stand in the places of what they concern.
 
     Raises:
         InputError: a line cannot be read, or models cannot be told apart.
@@ -210,8 +207,6 @@ def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
 
 def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator[Atoms | InputError]:
     """Every model of a block of an mmCIF file, the first of which has an index among the structures of the file.
-
-    Errors stand in the places of the models that they concern.
 
     Raises:
         InputError: the block cannot be read.
@@ -290,17 +285,10 @@ def _frame(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes: N
     if any(0 < one.atom.occ < 0.995 and not one.atom.has_altloc() for one in atoms):
         notes.add("atoms with an occupancy below 1 and no alternative are taken as if they were always there", record)
     frame = _expanded(atoms, structure, record, notes)
-    lattice, periodic = np.asarray(frame.cell), np.asarray(frame.pbc)
     names, site = [one.name for one in atoms], frame.arrays.pop("site")
-    check_contacts(
-        frame.positions,
-        lattice,
-        periodic,
-        frame.numbers,
-        check_extents(frame.positions, lattice, periodic),
-        lambda k: names[site[k]],
-        "choose one of several alternatives, or correct the cell or the space group",
-    )
+    remedy = "choose one of several alternatives, or correct the cell or the space group"
+    lattice = np.asarray(frame.cell)
+    check_contacts(frame.positions, lattice, frame.pbc, frame.numbers, lambda k: names[site[k]], remedy)
     if charge := sum(atoms[k].atom.charge for k in site):
         frame.info["charge"] = charge
     return frame

@@ -214,7 +214,6 @@ def check_contacts(
     lattice: np.ndarray,
     periodic: np.ndarray,
     numbers: np.ndarray,
-    inverse: np.ndarray,
     called: Callable[[int], str] | None = None,
     remedy: str = _REMEDY,
 ) -> None:
@@ -225,13 +224,14 @@ def check_contacts(
         lattice: (3, 3), Å, lattice vectors as rows.
         periodic: (3,), bool.
         numbers: (n_atoms,), atomic numbers.
-        inverse: (3, 3), what :func:`molflt.data.quality.extents.check_extents` returns for this structure.
         called: what the message calls an atom, by its index; None: by index and element.
         remedy: what to do.
 
     Raises:
-        InputError: it names the two atoms for which it is worst, and says what to do.
+        InputError: as :func:`molflt.data.quality.extents.check_extents`, or two such atoms: those for which it is
+            worst are named, with what to do.
     """
+    inverse = check_extents(points, lattice, periodic)
     n, radii = len(points), covalent_radii[numbers]
     largest = float(radii.max(initial=0.0))
     reach = largest * np.sqrt((inverse * inverse).sum(axis=0))

@@ -14,7 +14,6 @@ from molflt import vocabulary
 from molflt.data.extras import Extra, decode, encode
 from molflt.data.labels import agreed, any_array, atom_vectors, one_number
 from molflt.data.neighbours import check_contacts
-from molflt.data.quality.extents import check_extents
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, ReadOptions
 from molflt.data.slabs import refuse_untagged, relaxed_positions, tags_of_slab
 from molflt.errors import InputError
@@ -155,13 +154,12 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
     """Check tensors against the vocabulary, and whether they can be a structure at all.
 
     Raises:
-        InputError: from ``vocabulary.check``, ``extents.check_extents`` and ``contacts.check_contacts``.
+        InputError: from ``vocabulary.check`` and ``neighbours.check_contacts``.
     """
     vocabulary.check(fields, where)
     points, lattice, periodic = fields["positions"].numpy(), fields["cell"][0].numpy(), fields["pbc"][0].numpy()
     try:
-        inverse = check_extents(points, lattice, periodic)
-        check_contacts(points, lattice, periodic, fields["atomic_numbers"].numpy(), inverse)
+        check_contacts(points, lattice, periodic, fields["atomic_numbers"].numpy())
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixConstraint
 from torch_geometric.data import Data
 
 from molflt.data.ase import from_atoms, results_at_hand
@@ -32,9 +33,11 @@ from molflt.data.record import ENERGIES
 from molflt.data.slabs import same_atoms
 from molflt.data.tables import read_table
 from molflt.data.text import bare_name, bare_suffix, read_text, remark
-from molflt.data.vasp import is_static, relaxation_shortfall
 from molflt.errors import InputError, in_line, noting
 
+RELAXATIONS = (1, 2, 3)
+"""Values of VASP's IBRION that relax to a minimum."""
+_ROUNDING = 1.001
 _STAGE = re.compile(r"(.*?)[-_. ]?(initial|init|unrelaxed|relaxed|final)", re.IGNORECASE)
 _INITIAL = ("initial", "init", "unrelaxed")
 _KEYS = ("name", "folder", "file", "path", "run", "id", "system", "structure")
@@ -201,6 +204,46 @@ def _atoms(
         if energy is not None:
             atoms.info.setdefault(label, float(energy))
     return atoms
+
+
+def relaxation_shortfall(frames: Sequence[Atoms], constraints: Sequence[FixConstraint] = ()) -> str:
+    """The reason why the last step of a run is no relaxed structure with its energy; empty where it is one.
+
+    Args:
+        frames: all steps of an OUTCAR or vasprun.xml.
+        constraints: of the initial structure, where the steps have none: forces on what is fixed do not count.
+    """
+    last, run = frames[-1], frames[-1].calc.parameters
+    if not run["complete"]:
+        return "the run was cut short: its output has no end"
+    for which, frame in (("first", frames[0]), ("last", last)):
+        if why := shortfall(frame):
+            return f"{which} step: {why}"
+    if is_static(frames) or run["reached"]:
+        return ""
+    nsw, ibrion, criterion = run["nsw"], run["ibrion"], run["ediffg"]
+    if ibrion is not None and ibrion not in RELAXATIONS:
+        return f"molecular dynamics or vibrations, no relaxation (IBRION={ibrion})"
+    stopped = "" if nsw is None or len(frames) < nsw else f" after all NSW={nsw} steps"
+    if criterion is None:
+        return f"not relaxed{stopped}" if stopped else ""
+    if criterion < 0:
+        forces = np.array(last.calc.results.get("forces", np.full((len(last), 3), np.nan)))
+        for constraint in last.constraints or constraints:
+            constraint.adjust_forces(last, forces)
+        largest = float(np.linalg.norm(forces, axis=1).max())
+        converged, what = largest <= -criterion * _ROUNDING, f"a force of {largest:.3g} eV/Å is left"
+    else:
+        energies = [frame.calc.results.get("free_energy", np.nan) for frame in frames[-2:]]
+        change = abs(energies[1] - energies[0]) if len(energies) == 2 else np.nan
+        converged, what = change <= criterion * _ROUNDING, f"the energy changed by {change:.3g} eV in the last step"
+    return "" if converged else f"not relaxed{stopped}: {what} (EDIFFG={criterion:g})"
+
+
+def is_static(frames: Sequence[Atoms]) -> bool:
+    """Whether the steps of an OUTCAR or vasprun.xml are a calculation in which no atom was to move."""
+    nsw = frames[-1].calc.parameters["nsw"]
+    return nsw is not None and nsw <= 0
 
 
 def _frame(frames: list[Atoms], frame: int | None) -> Atoms:
