@@ -204,4 +204,4 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
 
 def is_companion(path: Path) -> bool:
     """Whether a file comes and goes beside the data: locks, kept sizes, what is being written."""
-    return path.name.endswith((".natoms", "-lock", "lock.mdb", ".lock", ".partial"))
+    return path.name.endswith((".natoms", ".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))

@@ -2,10 +2,10 @@
 
     MOLFLT_DATA=DATA python -m scripts.benchmarks.domain --out docs/results
 
-No model is trained: the rule (molflt/data/domain.py) looks at structures alone. It is learnt from a part of a set,
-and asked about others: structures held out, whose share outside is that of false alarms, and structures that a model
-of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that is outside
-by its geometry: distances, neighbours and gaps.
+No model is trained: the rule (molflt/data/quality/domain.py) looks at structures alone. It is learnt from a part of
+a set, and asked about others: structures held out, whose share outside is that of false alarms, and structures that
+a model of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that
+is outside by its geometry: distances, neighbours and gaps.
 """
 
 from __future__ import annotations

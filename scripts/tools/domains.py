@@ -2,8 +2,8 @@
 
     MOLFLT_DATA=FOLDER python -m scripts.tools.domains
 
-After a change of the rule (molflt/data/domain.py) this brings molflt/pretrained/*.safetensors up to date. Weights and
-all other metadata stay as they are, which is checked.
+After a change of the rule (molflt/data/quality/domain.py) this brings molflt/pretrained/*.safetensors up to date.
+Weights and all other metadata stay as they are, which is checked.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_dotted_names_below_allowed_ones(module: str, name: str) -> None:
 def test_a_program_in_a_tensor(save: Any, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     raw = save(Call(os.system, (f"touch {flag}",)))
-    with pytest.raises(InputError, match=r"bad: field 'pos': .*posix\.system"):
+    with pytest.raises(InputError, match="bad: field 'pos': not a readable tensor"):
         load_record(in_tensor(raw), "bad")
     assert not flag.exists()
     pickle.loads(raw) if save is pickle.dumps else torch.load(io.BytesIO(raw), weights_only=False)
@@ -239,7 +239,7 @@ BOMBS = {
     "message": (b"\x80\x04" + global_("torch", "Size") + b"]q\x00" + NESTED + b"\x85R.", "is not a short tuple"),
     "bytes of any length in a tensor": (
         in_tensor(HEADER + global_("builtins", "bytearray") + b"J\x00\x00\x00\x70\x85R."),
-        "builtins.bytearray",
+        "no storage as torch.save writes it",
     ),
     "archive in a tensor": (in_tensor(_archive({"archive/data/0": bytes(400 << 20)})), "zip archive"),
     "memo place": (b"\x80\x02Nr\xff\xff\xff\x7f.", "memo place"),
