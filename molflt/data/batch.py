@@ -97,7 +97,7 @@ class AtomBudgetSampler(Sampler[list[int]]):
             yield batches[k].tolist()
 
     def _capacity(self, largest: int) -> int:
-        """How many structures fit, none larger than the given size; at least one."""
+        """Number of structures that fit, none larger than the given size; at least one."""
         return max(1, self.max_atoms // largest)
 
     def _in_order(self) -> list[list[int]]:

@@ -56,7 +56,7 @@ class Items:
         return [name for name in self._found if name.startswith(start)]
 
     def line(self, name: str) -> int:
-        """Where an item, or its loop, begins."""
+        """Line on which an item, or its loop, begins."""
         return int(self._found[name][0].line_number)
 
     def column(self, name: str, n: int = 0) -> Sequence[str]:
@@ -178,7 +178,7 @@ def _check_formula(
 
 
 def _missing(items: Items, counts: Counter[str], only_hydrogen: bool = False) -> str:
-    """What may be missing, and what to do."""
+    """Remedy for atoms that may be missing."""
     if items.starting("_platon_squeeze") or items.starting("_smtbx_masks"):
         return "solvent was masked (SQUEEZE), so atoms are missing: choose a structure with all its atoms"
     if only_hydrogen:
@@ -207,7 +207,7 @@ def _composition(text: str) -> dict[str, tuple[float, float]]:
 
 
 def _is_of_cell(items: Items, formula: dict[str, tuple[float, float]], units: float) -> bool:
-    """Whether the sum formula is that of the cell, as pymatgen writes it, with the reduced formula beside it."""
+    """True if the sum formula is the cell's, as pymatgen writes it beside the reduced one."""
     try:
         reduced = Formula(items.text("_chemical_formula_structural")).count()
     except ValueError:

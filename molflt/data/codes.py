@@ -84,7 +84,7 @@ def xsf_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
 
 
 def _without_grids(text: str, where: str) -> str:
-    """What stands before the volumes of an xsf file, which are its end."""
+    """Part of an xsf file before its volumes, which are its end."""
     marks = list(_GRID.finditer(text)) if "DATAGRID" in text else []
     if not marks:
         return text

@@ -213,7 +213,7 @@ def _start_flat(mol: Chem.Mol) -> bool:
 
 
 def _is_drawn(mol: Chem.Mol, conformer: int = -1) -> bool:
-    """Whether the positions have the stereochemistry of the graph, and no atoms in the same place."""
+    """True if the positions have the graph's stereochemistry, and no two atoms in one place."""
     seen = Chem.Mol(mol)
     Chem.AssignStereochemistryFrom3D(seen, conformer)
     meant, found = (dict(Chem.FindMolChiralCenters(each, useLegacyImplementation=True)) for each in (mol, seen))

@@ -221,7 +221,7 @@ def _element(symbol: str, label: str, name: str) -> str:
 
 
 def _cartesian(items: Items, lattice: np.ndarray, record: str, notes: Notes) -> tuple[np.ndarray, np.ndarray]:
-    """How fractions come of Cartesian coordinates: a matrix (3, 3) and a vector (3,)."""
+    """Matrix (3, 3) and vector (3,) that make fractions of Cartesian coordinates."""
     matrix = [[items.number(f"_atom_sites_fract_tran_matrix_{i}{j}") for j in (1, 2, 3)] for i in (1, 2, 3)]
     if all(value is not None for row in matrix for value in row):
         vector = [items.number(f"_atom_sites_fract_tran_vector_{i}") or 0.0 for i in (1, 2, 3)]

@@ -132,7 +132,7 @@ _CATHUB = """SELECT system.ase_id, system.name, reaction.reactants, reaction.pro
 
 
 def _adsorptions(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
-    """What a database of Catalysis-Hub says of adsorbed products, by their ``unique_id``; empty for other databases.
+    """Entries of Catalysis-Hub for adsorbed products, by ``unique_id``; empty elsewhere.
 
     Its energies are of reactions (CatHub's tables ``reaction`` and ``reaction_system``): those from gases and the
     empty surface, ``star``, to one adsorbed species are adsorption energies of that species' structure.

@@ -57,7 +57,7 @@ class ListDataset:
         where: str,
         what: str = "structures",
     ) -> ListDataset:
-        """What was read: structures that can be used, and what is wrong with the others, by their places among all.
+        """Data set of usable structures, and of the errors in the places of the others.
 
         Raises:
             InputError: some cannot be used, and ``on_bad`` is ``stop``; see :func:`molflt.errors.refuse`.
@@ -203,5 +203,5 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
 
 
 def is_companion(path: Path) -> bool:
-    """Whether a file comes and goes beside the data: locks, kept sizes, what is being written."""
+    """True if a file comes and goes beside the data: a lock, kept sizes, a partial file."""
     return path.name.endswith((".natoms", ".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))

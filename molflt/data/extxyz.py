@@ -188,7 +188,7 @@ _LOGICAL = {"T": True, "F": False} | {
 
 
 def has_keys(comment: str) -> bool:
-    """Whether a comment is one of extended xyz: it has an equals sign behind a word. ``CC(=O)O`` has none."""
+    """True for extended xyz: an equals sign stands behind a word. ``CC(=O)O`` has none."""
     return "=" in comment and _ASSIGNED.search(comment) is not None
 
 

@@ -244,7 +244,7 @@ def shortfall(atoms: Atoms) -> str:
 
 
 def was_cut(atoms: Atoms) -> bool:
-    """Whether a frame is of a calculation whose output has no end."""
+    """True if a frame is of a calculation whose output has no end."""
     return getattr(atoms.calc, "parameters", {}).get("complete") is False
 
 
@@ -273,7 +273,7 @@ def give_skipped(skipped: Sequence[str], n: int, where: str, what: str = "struct
 
 
 def is_molecules(file: Path) -> bool:
-    """Whether a file's name is that of structures: all that is read but databases over LMDB."""
+    """True if a file's name is that of structures, other than a database over LMDB."""
     return (bare_suffix(file) in READERS and bare_suffix(file) not in DATABASES) or ase_format(file) is not None
 
 
@@ -303,5 +303,5 @@ RUN_FILES = ("poscar", "contcar", *OUTPUTS)
 
 
 def of_run(path: Path) -> bool:
-    """Whether a file is one of those that are read of a run of VASP."""
+    """True if a file is one of those that are read of a run of VASP."""
     return bare_name(path) in RUN_FILES

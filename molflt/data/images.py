@@ -66,7 +66,7 @@ def shortest_images(vectors: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> t
 
 
 def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
-    """Whether no lattice vector can shorten any of the displacements; False: not told by their lengths alone."""
+    """True if the lengths alone tell that no lattice vector shortens a displacement."""
     # a lattice vector is at least as long as the smallest distance between two planes of the lattice
     spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
     return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)

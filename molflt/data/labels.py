@@ -1,4 +1,4 @@
-"""Which label of a structure is learnt, under which name it is stored, and in which unit."""
+"""Labels: which is learnt, under which name it is stored, and in which unit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Target = Annotated[str, AfterValidator(_known_target)]
 
 
 class LabelSpec(BaseModel):
-    """How to find the label of a structure, and what its numbers mean.
+    """Name and unit of the label that is learnt.
 
     Attributes:
         target: the field of the vocabulary that it becomes, in eV per structure.
@@ -73,7 +73,7 @@ class LabelSpec(BaseModel):
 
     @property
     def of_relaxation(self) -> bool:
-        """Whether the target is an energy of the relaxed geometry, for which pairs of geometries are read."""
+        """True if the target is an energy of the relaxed geometry, so that pairs are read."""
         return self.target == "y_relaxed"
 
     @property
@@ -135,7 +135,7 @@ class LabelSpec(BaseModel):
         return found
 
     def remedy(self, candidates: Sequence[str]) -> str:
-        """What to give where the label is not there but these numbers are, by their names; empty without any."""
+        """Options that name these numbers where the label is missing; empty without any."""
         given = []
         for name in candidates:
             if name in TARGETS:
@@ -162,7 +162,7 @@ _NO_FORCES = (
 
 
 def _is_number(find: Callable[[str], Any], name: str) -> bool:
-    """Whether a stored value can be an energy: one number, or a text that is one."""
+    """True if a stored value can be an energy: one number, or a text that is one."""
     with suppress(InputError):
         value = find(name)
         return not isinstance(value, bool | np.bool_) and bool(np.isfinite(one_number(value, name, "")).all())
@@ -170,7 +170,7 @@ def _is_number(find: Callable[[str], Any], name: str) -> bool:
 
 
 def _are_vectors(find: Callable[[str], Any], name: str, n_atoms: int) -> bool:
-    """Whether a stored value can be forces: three numbers for each atom."""
+    """True if a stored value can be forces: three numbers for each atom."""
     with suppress(InputError):
         return name not in _NO_FORCES and atom_vectors(find(name), n_atoms, name, "").size > 0
     return False

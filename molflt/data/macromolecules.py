@@ -238,7 +238,7 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
 
 
 def _read(model: Model) -> tuple[gemmi.Structure, list[_Atom]]:
-    """What gemmi reads of a model, compared with its lines, which were looked at one by one."""
+    """Model as gemmi reads it, compared with its lines, which were looked at one by one."""
     begin, n = model.lines[0][0], len(model.lines)
     try:
         structure = gemmi.read_pdb_string(model.text(), split_chain_on_ter=True)

@@ -100,7 +100,7 @@ def search(
 
 
 def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the usual search finds, for a box that is nearly empty: no grid is laid through it.
+    """Search in a box that is nearly empty, without laying a grid through it.
 
     Args:
         points: (n_atoms, 3), Å.

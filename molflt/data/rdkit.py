@@ -287,7 +287,7 @@ def meant(message: str) -> str:
 
 
 def _said(log: object) -> str:
-    """What RDKit has said so far, in a line."""
+    """Messages of RDKit so far, in a line."""
     try:
         return meant(str(getattr(log, "messages", "") or ""))
     except UnicodeDecodeError:

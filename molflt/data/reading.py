@@ -38,7 +38,7 @@ _NO_METALS = frozenset((1, 2, *range(5, 11), *range(14, 19), *range(32, 37), 52,
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How structures are read.
+    """Options of reading structures.
 
     Attributes:
         allow_charged: take ions and open shells, which models know nothing of, as if they were neutral and closed.

@@ -211,7 +211,7 @@ def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
 
 
 def _columns(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a table says of the structure: its charge and spin as they are stated, and what is carried along."""
+    """Columns of a structure in a table: charge and spin as stated, and what is carried along."""
     stated = {key: value for key, value in record.items() if key in STATES and isinstance(value, str | int | float)}
     carried = decode(record["info_json"], where) if "info_json" in record else {}
     if any(isinstance(value, list | dict) for value in carried.values()):

@@ -51,7 +51,7 @@ _SAME = 0.01
 
 @dataclass(frozen=True)
 class _Calculation:
-    """Where the geometries of a calculation are; the last of several frames counts."""
+    """Files of a calculation; the last of several frames counts."""
 
     name: str
     initial: Path | None
@@ -241,7 +241,7 @@ def relaxation_shortfall(frames: Sequence[Atoms], constraints: Sequence[FixConst
 
 
 def is_static(frames: Sequence[Atoms]) -> bool:
-    """Whether the steps of an OUTCAR or vasprun.xml are a calculation in which no atom was to move."""
+    """True if the steps of an OUTCAR or vasprun.xml are of a run in which no atom was to move."""
     nsw = frames[-1].calc.parameters["nsw"]
     return nsw is not None and nsw <= 0
 

@@ -116,7 +116,7 @@ def tags_of(atoms: Atoms, fixed: np.ndarray, name: str, convention: TagConventio
 
 
 def _look_like_layers(atoms: Atoms, tags: np.ndarray) -> bool:
-    """Whether tag 2 lies wholly below tag 1, and tag 1 below tag 0, along the surface normal.
+    """True if tag 2 lies wholly below tag 1, and tag 1 below tag 0, along the surface normal.
 
     In OC20's convention the order is the reverse.
     """

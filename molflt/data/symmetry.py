@@ -28,7 +28,7 @@ _REMEDY = "list the operations as _space_group_symop_operation_xyz, or correct w
 
 @dataclass(frozen=True)
 class Symmetry:
-    """What a file says of a space group; empty where it says nothing.
+    """Statements of a file about its space group; empty where there are none.
 
     Attributes:
         operations: as x,y,z.
@@ -205,7 +205,7 @@ def cell_in_words(lattice: np.ndarray) -> str:
 
 
 def _near(images: np.ndarray, fraction: np.ndarray, lattice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which images (..., 3) are the same place as a fraction (..., 3), and how far they are from it, in fractions."""
+    """Mask of the images (..., 3) in the place of a fraction (..., 3), and how far they are from it."""
     apart = images - fraction
     apart -= np.rint(apart)
     return ((apart @ lattice) ** 2).sum(axis=-1) < _SAME**2, apart
@@ -216,7 +216,7 @@ def _array(operations: Sequence[gemmi.Op]) -> np.ndarray:
 
 
 def _fits(operations: np.ndarray, lattice: np.ndarray) -> bool:
-    """Whether rotations leave the lengths and angles of a lattice as they are."""
+    """True if rotations leave the lengths and angles of a lattice as they are."""
     metric = lattice @ lattice.T
     rotations = operations[:, :, :3]
     turned = np.swapaxes(rotations, 1, 2) @ metric @ rotations
@@ -233,7 +233,7 @@ def _named(name: str) -> gemmi.SpaceGroup | None:
 
 
 def _setting(name: str) -> bool:
-    """Whether a symbol names a setting."""
+    """True if a symbol names a setting."""
     return ":" in name or gemmi.find_spacegroup_by_name(name) is None
 
 

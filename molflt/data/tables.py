@@ -50,7 +50,7 @@ class Row:
 
     @property
     def own_name(self) -> str:
-        """What the file calls the molecule; where it has no name, the SMILES or InChI."""
+        """Name of the molecule in its file, or else its SMILES or InChI."""
         found = {column.lower(): text for column, text in self.columns.items() if text}
         return next((found[name] for name in _NAMED_BY if name in found), self.molecule)
 
@@ -144,7 +144,7 @@ def read_table(
 
 
 def delimiter(text: str, columns: Collection[str]) -> str:
-    """What separates the cells of the first line, so that one of them is one of these columns."""
+    """Separator of the cells of the first line by which one of them is one of these columns."""
     return max(_SEPARATORS, key=lambda separator: _sense(text.split("\n", 1)[0], separator, columns))
 
 
@@ -154,7 +154,7 @@ def _sense(header: str, separator: str, columns: Collection[str]) -> tuple[bool,
 
 
 def _is_comment(line: str, columns: Collection[str]) -> bool:
-    """Whether a line is no header: blank, or behind # without one of these columns."""
+    """True if a line is no header: blank, or behind # without one of these columns."""
     if not line.lstrip().startswith("#"):
         return not line.strip()
     return not any(_sense(line, separator, columns)[0] for separator in _SEPARATORS)
@@ -260,7 +260,7 @@ def refuse_ambiguous(text: str, mol: Chem.Mol) -> None:
 
 
 def as_formula(text: str) -> tuple[str, str]:
-    """How to write molecules of which a text is the formula: as SMILES, and as ``molecule:NAME``; empty for none."""
+    """SMILES, and ``molecule:NAME``, of molecules with a text as their formula; empty for none."""
     names, known = _by_formula().get(_key(_counts(text)), ([], []))
     return (
         " or ".join(f"{smiles} ({name})" for smiles, name in known),

@@ -185,7 +185,7 @@ def element(word: str) -> int:
 
 
 def is_label(word: str) -> bool:
-    """Whether a word that :func:`element` knows is a label, of which the digits are passed over."""
+    """True if a word that :func:`element` knows is a label, whose digits are passed over."""
     return not word.isdigit() and word[-1:].isdigit()
 
 

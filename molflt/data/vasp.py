@@ -93,7 +93,7 @@ def outcar_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
 
 
 def _outcar_electrons(text: str, where: str, start: int, end: int, index: int, run: dict[str, Any]) -> str:
-    """Why the electrons of a step are not converged, after a check that it is the step it should be."""
+    """Reason why a step's electrons are not converged, after a check of the step's number."""
     steps = [found for place in _places(text, "Iteration ", start, end) if (found := _STEP.match(text, place))]
     if steps:
         wrong = next((found for found in steps if int(found[1]) != index + 1), None)
@@ -210,7 +210,7 @@ def _next(frames: Iterator[Atoms], text: str, where: str, place: int) -> Atoms |
 
 
 def _places(text: str, word: str, start: int = 0, end: int | None = None) -> list[int]:
-    """Where a word is in a text, many times faster than a walk over its lines."""
+    """Places of a word in a text, found many times faster than by a walk over its lines."""
     end = len(text) if end is None else end
     found = []
     while (start := text.find(word, start, end)) >= 0:

@@ -1,4 +1,4 @@
-"""What the names in a record's pickle stand for: objects that copy numbers and check what they are given.
+"""Stand-ins for the names in a record's pickle: they copy numbers and check what they are given.
 
 None of them has attributes a pickle could set, and none calls what it is given. They are made by ``__new__`` alone,
 because a pickle may ask for an object without a call of ``__init__``.
@@ -30,7 +30,7 @@ class Frozen(type):
 
 
 class InertObject(metaclass=Frozen):
-    """What stands for a PyG ``Data`` or storage: its state, uninterpreted."""
+    """Stand-in for a PyG ``Data`` or storage: its state, uninterpreted."""
 
     __slots__ = ("state",)
     state: dict[Any, Any]
@@ -48,7 +48,7 @@ class InertObject(metaclass=Frozen):
 
 
 class InertDtype(metaclass=Frozen):
-    """What stands for ``numpy.dtype``: plain booleans, integers, floats and text, nothing that points."""
+    """Stand-in for ``numpy.dtype``: booleans, integers, floats and text, nothing that points."""
 
     __slots__ = ("code", "order")
 
@@ -208,7 +208,7 @@ class InertTensor(metaclass=Frozen):
     stride: tuple[int, ...]
 
     def __new__(cls, storage: object, offset: object, size: object, stride: object, *_: object) -> InertTensor:
-        """Where its elements stand in a storage."""
+        """Place of the elements in a storage."""
         if not isinstance(storage, InertStorage):
             raise pickle.UnpicklingError("a tensor needs a storage")
         made = super().__new__(cls)

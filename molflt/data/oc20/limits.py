@@ -1,4 +1,4 @@
-"""What a pickle from a stranger may cost: opcodes are checked before it runs, copies are counted while it runs.
+"""Limits on a stranger's pickle: opcodes are checked before it runs, copies counted meanwhile.
 
 ``pickletools.genops`` sees the same opcodes as the walk here, but decodes every argument on the way, which would take
 most of the time in which a record is read. Copies are counted because a pickle can copy the same bytes a million
@@ -103,7 +103,7 @@ def _refuse_place(place: int, n_bytes: int) -> None:
 
 
 def _may_collide(code: int, argument: bytes) -> bool:
-    """Whether the integer that an opcode with this argument makes is so large that another has its hash."""
+    """True if an opcode's argument makes an integer so large that another has its hash."""
     if code in b"IL":
         # with a minus, an L and the end of the line
         return len(argument) > 18 and len(argument.strip(b"-+L\n\r 0_")) > 17

@@ -207,7 +207,7 @@ class _Writer:
 
 
 def _refused(error: Exception, path: Path) -> OSError:
-    """What the system refused, as the system says it; LMDB has exceptions of its own."""
+    """Error of the system behind one of LMDB's own."""
     if isinstance(error, OSError):
         return error
     text = str(error)
@@ -223,7 +223,7 @@ def _from(records: Iterable[Mapping[str, Any]], start: int) -> Iterator[Mapping[
 
 
 def _committed(partial: Path, identity: bytes) -> int | None:
-    """How many records of this source a partial file holds; None: it is absent, damaged or of another."""
+    """Number of this source's records in a partial file; None: absent, damaged or of another."""
     if not partial.is_file() or partial.stat().st_size == 0:
         return None
     try:

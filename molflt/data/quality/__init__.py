@@ -1,1 +1,1 @@
-"""What is checked of structures and labels, and what a training set is like."""
+"""Checks of structures and labels, and the domain of a training set."""

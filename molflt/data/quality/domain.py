@@ -52,7 +52,7 @@ GEOMETRIC = ("distance", "neighbours", "gap")
 
 
 def outside(domain: Domain | None, elements: Iterable[int], data: Data, closely: bool = True) -> list[Reason]:
-    """Why a structure is outside the domain of a model that was trained on these elements; empty: it is inside.
+    """Reasons why a structure is outside a model's domain; empty: it is inside.
 
     Of a model that states no domain the elements are judged all the same; for ``closely`` see :meth:`Domain.reasons`.
 
@@ -67,7 +67,7 @@ def outside(domain: Domain | None, elements: Iterable[int], data: Data, closely:
 
 
 class Domain(BaseModel):
-    """What the structures of a training set look like."""
+    """Description of the structures of a training set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -91,11 +91,11 @@ class Domain(BaseModel):
 
     @property
     def knows_displaced(self) -> bool:
-        """Whether the energy of displaced atoms was learnt: from forces, or from many geometries of one molecule."""
+        """True if forces, or many geometries of one molecule, were learnt."""
         return self.forces or self.geometries >= _MANY
 
     def reasons(self, data: Data, closely: bool = True) -> list[Reason]:
-        """Why a structure, whose neighbour list is not needed, is outside; empty: it is inside.
+        """Reasons why a structure, which needs no neighbour list, is outside; empty: it is inside.
 
         The geometry is looked at where ``closely`` says so.
 
@@ -129,7 +129,7 @@ class Domain(BaseModel):
         return found
 
     def _unseen(self, sight: Sight) -> Iterator[Reason]:
-        """What does not occur, whatever the geometry."""
+        """Reasons that do not depend on the geometry."""
         if sight.kind not in self.kinds:
             yield Reason("kind", f"{sight.kind}, and only {' and '.join(self.kinds)} in training")
         for kind, n, fewest, most, what in (
@@ -154,7 +154,7 @@ _MANY = 5.0
 
 
 class Look(NamedTuple):
-    """What the domain of a set needs of one of its structures.
+    """Contribution of one structure to the domain of its set.
 
     Attributes:
         sight: what is seen of it without its geometry.
@@ -225,7 +225,7 @@ class DomainFit:
             self._gap = max(self._gap, look.gap)
 
     def domain(self) -> Domain:
-        """What was learnt."""
+        """Domain of the structures seen."""
         judged = self._n >= _FEWEST
         margins, held_out = self._cross_validated() if judged else ({}, None)
         ranges: dict[str, list[tuple[float, float]]] = {}

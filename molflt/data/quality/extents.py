@@ -1,4 +1,4 @@
-"""Which structures are too far spread, or too densely packed, to be any: refused before memory is taken for them.
+"""Reject structures with impossible extents or densities, before memory is taken for them.
 
 A neighbour search takes what two numbers ask for: a lattice vector of 0.01 Å makes millions of images of each atom,
 and a distance in the wrong unit makes a box that its grid has no cells for.
@@ -163,7 +163,7 @@ def _refuse_density(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, h
 
 
 def _counts(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, edge: float) -> tuple[np.ndarray, float]:
-    """How many atoms lie in each cell of a grid that is at least so wide, but for empty ones; a cell's volume in Å³.
+    """Atoms in each cell that is not empty of a grid at least so wide; a cell's volume in Å³.
 
     Along a periodic direction a whole number of cells fills the period, one if that is shorter than a cell.
     """

@@ -25,7 +25,7 @@ something is wrong: units are a factor of 1.9 apart at least. Of acetylacetone a
 
 
 class ForceCheck:
-    """Whether forces fit the energies: what they do between two geometries of the same atoms is the difference.
+    """Comparison of forces with differences of energy between geometries of the same atoms.
 
     For a quadratic energy E_a − E_b = ½(F_a + F_b)·(r_b − r_a) is exact. Geometries that are near each other are
     compared, once molecules are turned onto each other and atoms of a crystal moved to the nearest image.
@@ -88,7 +88,7 @@ class ForceCheck:
         return float(((f_a + f_b) * moved).sum()) / 2, float(a[target]) - float(b[target])
 
     def doubts(self, source: str, without: Collection[int] = ()) -> list[str]:
-        """What looks wrong with the forces, with the remedy; ``source`` as in :func:`doubts`.
+        """Warnings about the forces, with the remedy; ``source`` names the structures.
 
         Structures at some places are left aside: one whose own forces or energy are wrong says nothing of the others.
         """

@@ -38,7 +38,7 @@ def free_atoms() -> np.ndarray:
 
 
 def doubts(spec: LabelSpec, energies: np.ndarray, compositions: np.ndarray, source: str) -> list[str]:
-    """What looks wrong with the energies of a set, with the remedy.
+    """Warnings about the energies of a set, with the remedy.
 
     Args:
         spec: what they are said to be.
@@ -147,7 +147,7 @@ _LARGEST_FORCE = 15.0
 
 @dataclass(frozen=True)
 class Outliers:
-    """What is out of line, the worst first.
+    """Structures out of line, the worst first.
 
     Attributes:
         places: in the arrays that were given.

@@ -116,7 +116,7 @@ _WEIGHTS = np.stack([0.5 + np.modf(np.arange(MAX_ATOMIC_NUMBER + 1) * x)[0] for 
 
 @dataclass(frozen=True)
 class Sketch:
-    """What is kept of a structure, which turning, moving, wrapping and reordering its atoms leave as it is.
+    """Numbers of a structure that rotating, moving, wrapping and reordering leave as they are.
 
     Attributes:
         composition: its elements and how many atoms there are of each.
@@ -150,7 +150,7 @@ def sketch(data: Data) -> Sketch:
 
 
 def nearly_identical(first: Data, second: Data) -> bool:
-    """Whether all distances are the same to :data:`SAME` Å, sorted for each pair of elements, up to :data:`REACH`."""
+    """True if all distances up to :data:`REACH`, sorted by elements, are the same to :data:`SAME` Å."""
     lists = []
     for data in (first, second):
         pairs, distances = near_pairs(data, REACH)

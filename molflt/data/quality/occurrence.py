@@ -49,7 +49,7 @@ class Span:
             self.members.append({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
 
     def holds(self, counts: np.ndarray) -> bool:
-        """Whether a composition is a combination."""
+        """True if a composition is a combination."""
         return bool(np.linalg.norm(self._rest(counts)) <= _ROUNDING)
 
     def open_elements(self) -> list[str]:
@@ -63,7 +63,7 @@ class Span:
         return ", ".join([*map(formula, self.members[:_SHOWN]), *(["..."] if len(self.members) > _SHOWN else [])])
 
     def _rest(self, counts: np.ndarray) -> np.ndarray:
-        """What no combination reaches; taken off twice, for rounding leaves a part the first time."""
+        """Remainder that no combination reaches; taken twice, for rounding leaves a part."""
         for _ in range(2):
             counts = counts - (self._axes @ counts) @ self._axes
         return counts
@@ -82,14 +82,14 @@ NO_ADSORBATE, NO_SURFACE = "cell without an adsorbate", "adsorbate without a sur
 
 
 class Reason(NamedTuple):
-    """Why a structure is outside: by which part of the rule, and in words."""
+    """Part of the rule by which a structure is outside, and the reason in words."""
 
     rule: str
     text: str
 
 
 class Sight(NamedTuple):
-    """What is seen of one structure without its geometry.
+    """Features of one structure that do not depend on its geometry.
 
     Attributes:
         kind: see :data:`ISOLATED` and its like.
@@ -126,7 +126,7 @@ class Sight(NamedTuple):
 
     @property
     def odd(self) -> bool:
-        """Whether this is a molecule, not a free atom or a crystal, with an odd number of electrons."""
+        """True for a molecule, not a free atom or a crystal, with an odd number of electrons."""
         electrons = int((self.codes // N_TAGS) @ self.counts) - self.charge
         return self.kind == ISOLATED and self.n_atoms > 1 and electrons % 2 == 1
 
@@ -152,7 +152,7 @@ _Composition = dict[_Symbol, Annotated[int, Field(ge=1, lt=2**31)]]
 
 
 class Occurrence(BaseModel):
-    """What occurs in a training set."""
+    """Occurrences in a training set, whatever the geometry."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -172,7 +172,7 @@ class Occurrence(BaseModel):
         return Span(self.compositions)
 
     def reasons(self, sight: Sight, known_kind: bool) -> Iterator[Reason]:
-        """What of a structure does not occur; of an unknown kind, tags and axes are unlike all others anyway."""
+        """Reasons why a structure is unlike all others; of an unknown kind not by tags and axes."""
         if known_kind and sight.axes not in self.axes:
             seen = " or ".join(map(str, self.axes))
             yield Reason("axes", f"periodic along {sight.axes} of three axes, and along {seen} in training")
@@ -232,7 +232,7 @@ class OccurrenceFit:
             span.add(sight.composition(of_adsorbate))
 
     def occurrence(self, kinds: set[str]) -> Occurrence:
-        """What was learnt, of a set with structures of these kinds."""
+        """Occurrences seen in a set with structures of these kinds."""
         tags: dict[str, list[int]] = {}
         for symbol, tag in sorted(self._tags):
             tags.setdefault(symbol, []).append(tag)

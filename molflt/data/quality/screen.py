@@ -82,7 +82,7 @@ class Skipped:
 
 @dataclass
 class _Found:
-    """What came up in a pass over some of the structures, in their order."""
+    """Findings of a pass over some of the structures, in their order."""
 
     force_check: ForceCheck
     skipped: list[Skipped] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Screening:
     _sizes: list[int] = field(default_factory=list, init=False)
 
     def each(self, look: Callable[[int, Data], T]) -> list[T]:
-        """What ``look`` makes of each structure that can be used, given its place in the set; in their order.
+        """Results of ``look`` for each usable structure, given its place in the set; in their order.
 
         Of several processes, each reads its share of the records, and all get everything: what ``look`` returns is
         pickled. What is wrong with a record is raised in all of them.
@@ -178,7 +178,7 @@ class Screening:
         return [one for part in parts for one in part]
 
     def _read(self, share: range, found: _Found) -> Iterator[tuple[int, Data]]:
-        """Those of a share that can be used; the others are noted."""
+        """Usable structures of a share; the others are noted."""
         n = len(self.structures)
         for index in track(share, "reading labels", len(share), enabled=None if self.crew.rank == 0 else False):
             name = ""
@@ -294,7 +294,7 @@ def labels(screening: Screening, references: Mapping[int, float] | None = None) 
 
 
 def label_of(target: str, references: Mapping[int, float] | None = None) -> Callable[[Data], float]:
-    """What gives the label of a structure, eV; ``references`` as in :func:`labels`."""
+    """Function that gives the label of a structure, eV; ``references`` as in :func:`labels`."""
     of_element = np.zeros(MAX_ATOMIC_NUMBER + 1)
     for z, energy in (references or {}).items():
         of_element[z] = energy
