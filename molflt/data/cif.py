@@ -192,7 +192,7 @@ def _missing(items: Items, counts: Counter[str], only_hydrogen: bool = False) ->
 
 
 def _composition(text: str) -> dict[str, tuple[float, float]]:
-    """Numbers of atoms by element and the rounding of each, of C6 H12 O6; D is H; empty where it is none."""
+    """Numbers of atoms by element and the rounding of each, of C6 H12 O6; D is H; empty for other text."""
     found: dict[str, tuple[float, float]] = {}
     if _PART.sub("", text).strip():
         return {}

@@ -84,7 +84,7 @@ def database_rows(raw: IO[bytes], where: str, notes: Notes) -> Iterator[Atoms]:
     """Every row of a database of ASE, with its keys and values in ``info``; of Catalysis-Hub's, see the source.
 
     Raises:
-        InputError: it is none, or ASE reads more or fewer rows than it has.
+        InputError: another file, or ASE reads more or fewer rows than it has.
     """
     # SQLite opens files by their names
     file = Path(where)

@@ -105,7 +105,7 @@ def read_column(column: Column, texts: _Texts, at: Callable[[int], str]) -> np.n
         at: where a row is, for messages.
 
     Raises:
-        InputError: a word is none of its kind, with its line.
+        InputError: a word of another kind, with its line.
     """
     if column.name in ("symbols", "numbers"):
         return _elements(texts[0], at)

@@ -35,7 +35,7 @@ def nearest_image(
 
     Raises:
         InputError: a number is not finite, the periodic lattice vectors are zero or dependent, or the structure is
-            none: see :mod:`molflt.data.quality.extents`.
+            invalid: see :mod:`molflt.data.quality.extents`.
     """
     if not (np.isfinite(positions).all() and np.isfinite(moved).all() and np.isfinite(cell).all()):
         raise InputError(f"{where}: positions or cell hold NaN or infinity; correct or remove the record")

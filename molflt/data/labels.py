@@ -212,7 +212,7 @@ def one_number(value: Any, label: str, where: str) -> np.ndarray:
     """(1,) float64.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not.
     """
     try:
         number = any_array(float(value) if isinstance(value, str) else value, label, where)
@@ -260,7 +260,7 @@ def atom_vectors(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray
     """(n_atoms, 3) float64.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not.
     """
     vectors = any_array(value, f"'{label}'", where)
     if vectors.shape != (n_atoms, 3) or vectors.dtype.kind not in "iuf":

@@ -42,7 +42,7 @@ def neighbour_list(
 
     Raises:
         InputError: a number is not finite, two atoms coincide, the periodic lattice vectors are dependent, or the
-            structure is none: see :mod:`molflt.data.quality.extents`.
+            structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
     points = np.asarray(positions, dtype=np.float64).reshape(-1, 3)
     lattice = np.asarray(cell, dtype=np.float64).reshape(3, 3)
@@ -69,7 +69,7 @@ def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of :func:`neighbour_list` in any order, (n_pairs, 2), and their distances, (n_pairs,) Å.
 
     Raises:
-        InputError: the structure is none: see :mod:`molflt.data.quality.extents`.
+        InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
     pairs, _, distances = search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff)
     return pairs, distances
@@ -83,7 +83,7 @@ def search(
     Shifts along directions that are not periodic mean nothing.
 
     Raises:
-        InputError: the structure is none: see :mod:`molflt.data.quality.extents`.
+        InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
     check_extents(points, lattice, periodic)
     # far from the origin, digits that the distances need would be lost

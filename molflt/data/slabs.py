@@ -72,7 +72,7 @@ def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
 
 
 def _heights(atoms: Atoms) -> np.ndarray | None:
-    """Å along the normal, counted from above the vacuum; None: there is none."""
+    """Å along the normal, counted from above the vacuum; None: there is no vacuum."""
     first, second, third = np.asarray(atoms.cell)
     normal = np.cross(first, second)
     normal /= np.linalg.norm(normal)

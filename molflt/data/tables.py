@@ -227,7 +227,7 @@ def g2_atoms(text: str) -> tuple[Atoms, str]:
 
 
 def described(text: str) -> str:
-    """A molecule as it was given, with what it is: ``ethanol (C2H6O, CCO)``; text that is none as it is."""
+    """A molecule as it was given, with what it is: ``ethanol (C2H6O, CCO)``; other text as it is."""
     if text.startswith(MOLECULE):
         about = g2_atoms(text)[1]
     else:

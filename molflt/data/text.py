@@ -99,7 +99,7 @@ def numbered(lines: Iterable[str], comment: str) -> list[Line]:
 
 
 def numbers(words: Iterable[str]) -> list[float] | None:
-    """The words as numbers; None where one is none."""
+    """The words as numbers; None where one is not."""
     try:
         return list(map(float, words))
     except ValueError:
@@ -110,7 +110,7 @@ def refuse(where: str, lines: Sequence[Line], why: str) -> NoReturn:
     """Refuse a file for the first of some of its lines.
 
     Raises:
-        InputError: with the line's number, or that the file is cut short where there is none.
+        InputError: with the line's number, or that the file is cut short where there is no line.
     """
     raise InputError(f"{where}: line {lines[0].number}: {why}" if lines else f"{where}: cut short: {why}")
 
@@ -164,7 +164,7 @@ def element(word: str) -> int:
     letters where nothing else could be meant.
 
     Raises:
-        ValueError: it is none of these; with a reason and the remedy.
+        ValueError: another word; with a reason and the remedy.
     """
     if word in atomic_numbers:
         return atomic_numbers[word]

@@ -131,7 +131,7 @@ def sketch(data: Data) -> Sketch:
     """The sketch of a structure, from smooth sums over the distances of each atom's neighbours, images included.
 
     Raises:
-        InputError: the structure is none: see :mod:`molflt.data.quality.extents`.
+        InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
     numbers = data.atomic_numbers.numpy()
     pairs, distances = near_pairs(data, REACH)
