@@ -179,7 +179,9 @@ def load_model(path: str | Path, frequencies: MethodName | None = None) -> Loade
 
 
 def load_models(path: str | Path, frequencies: MethodName | None = None) -> list[LoadedModel]:
-    """Load the models of a file, in evaluation mode, on the CPU; for ``frequencies`` see :func:`molflt.model.energy_model.set_frequencies`.
+    """Load the models of a file, in evaluation mode, on the CPU.
+
+    For ``frequencies`` see :func:`molflt.model.energy_model.set_frequencies`.
 
     Raises:
         InputError: the file cannot be used, or its far field cannot be evaluated by another method.
