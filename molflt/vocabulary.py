@@ -80,7 +80,7 @@ EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree"]
 Per = Literal["structure", "atom"]
 """What an energy in the data is of."""
 TagConvention = Literal["auto", "oc20", "layers"]
-"""How tags are read: see :func:`molflt.data.ase_io.from_atoms`."""
+"""How tags are read: see :func:`molflt.data.ase.from_atoms`."""
 OnError = Literal["raise", "skip"]
 """What a structure that cannot be predicted does: end the prediction, or be left out of it."""
 MethodName = Literal["auto", "exact", "lattice", "mesh"]

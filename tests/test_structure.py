@@ -25,7 +25,7 @@ ENTRANCE = "__init__"
 
 
 def part_of(module: str) -> str:
-    """``molflt.data.sources`` → ``data``."""
+    """``molflt.data.open`` → ``data``."""
     return module.split(".")[1] if "." in module else ENTRANCE
 
 

@@ -18,11 +18,11 @@ from ase import Atoms
 from rdkit import Chem
 
 from molflt.adsorption.placing import METALS, Guess, Surface, guesses, surface
-from molflt.data.ase_io import to_atoms
-from molflt.data.datasets import ListDataset
-from molflt.data.molecule_names import refuse_ambiguous
-from molflt.data.rdkit_io import check_text, from_smiles, from_text
+from molflt.data.ase import to_atoms
+from molflt.data.dataset import ListDataset
+from molflt.data.rdkit import check_text, from_smiles, from_text
 from molflt.data.reading import ReadOptions
+from molflt.data.tables import refuse_ambiguous
 from molflt.errors import InputError, InputWarning, listed
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
@@ -54,7 +54,7 @@ class Adsorption:
         energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
         uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.output.Prediction.std`; NaN where nothing is
             known.
-        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.domain`.
+        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.quality.domain`.
     """
 
     molecule: str

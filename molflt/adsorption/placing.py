@@ -18,7 +18,7 @@ from ase.data import covalent_radii
 from scipy.spatial.transform import Rotation
 from torch_geometric.data import Data
 
-from molflt.data.records import make_data
+from molflt.data.record import make_data
 from molflt.errors import InputError
 from molflt.vocabulary import TAG_ADSORBATE, TAG_SUBSURFACE, TAG_SURFACE
 

@@ -29,8 +29,8 @@ from molflt.attention.far.mesh import Grid, Mesh
 from molflt.attention.geometry import Structure
 from molflt.attention.layout import Plan
 from molflt.calculator.domain_warnings import DomainWarnings
-from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
-from molflt.data.batching import collate
+from molflt.data.ase import charge_of, from_atoms, refuse_charges
+from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
@@ -73,14 +73,14 @@ class MolFLTCalculator(Calculator):
     of some 1e-5 of their part.
 
     Ions and open shells are refused, also when a charge or moment is set after a calculation: see
-    :func:`molflt.data.ase_io.refuse_charges`.
+    :func:`molflt.data.ase.refuse_charges`.
 
     Args:
         model: a model file, a run directory, the directory of an ensemble, a list of these, a
             :class:`molflt.Model`, or a loaded model file.
         device: auto (a GPU where there is one; for a ``molflt.Model``, where it is), cpu or cuda.
         dtype: precision to compute in, "float32", "float64" or the same of torch; None: as trained.
-        tags: how to read the tags of atoms, see :func:`molflt.data.ase_io.from_atoms`.
+        tags: how to read the tags of atoms, see :func:`molflt.data.ase.from_atoms`.
         allow_charged: take ions and open shells as if they were neutral and closed-shell.
 
     Attributes:

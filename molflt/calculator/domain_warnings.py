@@ -6,7 +6,7 @@ import warnings
 
 from torch_geometric.data import Data
 
-from molflt.data.domain import GEOMETRIC
+from molflt.data.quality.domain import GEOMETRIC
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predict import outside
 

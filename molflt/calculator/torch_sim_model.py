@@ -13,8 +13,8 @@ from torch import Tensor
 
 from molflt.calculator.ase_calculator import as_model
 from molflt.calculator.domain_warnings import DomainWarnings
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import collate
+from molflt.data.ase import from_atoms
+from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError

@@ -47,7 +47,7 @@ def adsorb_command(
 
     from molflt.adsorption.adsorb import adsorb
     from molflt.adsorption.placing import METALS
-    from molflt.data.molecule_names import described
+    from molflt.data.tables import described
     from molflt.prediction.model import load
     from molflt.report.adsorption_page import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
 

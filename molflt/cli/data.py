@@ -33,7 +33,7 @@ def convert_command(
     Example: molflt convert relaxed/*.traj train.lmdb
     """
     from molflt.data.labels import LabelSpec, checked_force_unit
-    from molflt.data.lmdb_writer import convert
+    from molflt.data.oc20.writer import convert
     from molflt.data.reading import ReadOptions
 
     *inputs, out = paths

@@ -32,7 +32,7 @@ from molflt.vocabulary import TagConvention
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-    from molflt.data.domain import Domain
+    from molflt.data.quality.domain import Domain
     from molflt.data.reading import ReadOptions
     from molflt.model.model_file import LoadedModel
     from molflt.report.explanation import Explanation
@@ -113,7 +113,7 @@ def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
 def _domain(domain: Domain | None) -> Any:
     if domain is None:
         return "not recorded (written before molflt looked at more than the elements)"
-    from molflt.data.stoichiometry import formula
+    from molflt.data.quality.occurrence import formula
 
     content = domain.model_dump(mode="json")
     if domain.occurrence is None:
@@ -131,9 +131,9 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
     import numpy as np
     from ase.data import chemical_symbols
 
+    from molflt.data.open import open_dataset
     from molflt.data.progress import track
     from molflt.data.reading import ReadOptions
-    from molflt.data.sources import open_dataset
     from molflt.files import resolve_path
     from molflt.vocabulary import TARGETS
 
@@ -251,7 +251,7 @@ def explain_command(
 
 
 def _one_structure(text: str, index: int | None, options: ReadOptions) -> Data:
-    from molflt.data.sources import resolve_inputs
+    from molflt.data.open import resolve_inputs
 
     dataset = resolve_inputs([text], options)
     n = len(dataset)

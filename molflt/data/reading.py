@@ -38,7 +38,7 @@ _NO_METALS = frozenset((1, 2, *range(5, 11), *range(14, 19), *range(32, 37), 52,
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How structures are read.
+    """Options of reading structures.
 
     Attributes:
         allow_charged: take ions and open shells, which models know nothing of, as if they were neutral and closed.
@@ -49,7 +49,7 @@ class ReadOptions:
             ``labels`` are energies of relaxed geometries.
         accept_unconverged: read calculations that are not converged or were cut short as well.
         may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
-        tags: how to understand the tags of files read through ASE, see :func:`molflt.data.ase_io.from_atoms`.
+        tags: how to understand the tags of files read through ASE, see :func:`molflt.data.ase.from_atoms`.
         labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
         on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
             is wrong with it is raised when it is asked for.

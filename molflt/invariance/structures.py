@@ -18,9 +18,9 @@ from ase.data import chemical_symbols
 from torch import Tensor
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import StructureCollater
-from molflt.data.compositions import apart
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater
+from molflt.data.images import apart
 from molflt.data.reading import ReadOptions
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import TAG_ADSORBATE

@@ -15,11 +15,11 @@ import torch
 from ase import Atoms
 from torch_geometric.data import Data
 
-from molflt.data.datasets import ConcatDataset, StructureDataset, SubsetDataset
+from molflt.data.dataset import ConcatDataset, StructureDataset, SubsetDataset, fingerprint
 from molflt.data.labels import ENERGY_UNITS, LabelSpec, checked_force_unit
+from molflt.data.open import open_dataset, structures_of
+from molflt.data.quality.screen import Screening
 from molflt.data.reading import DEFAULT, ReadOptions
-from molflt.data.screening import Screening
-from molflt.data.sources import fingerprint, open_dataset, structures_of
 from molflt.errors import InputError
 from molflt.files import resolve_path
 from molflt.model.model_file import LoadedModel
@@ -197,7 +197,7 @@ def evaluate(
 
     Args:
         model: a model or an ensemble: loaded, or anything that :func:`molflt.load` loads.
-        data: the path of anything that :func:`molflt.data.sources.open_dataset` opens, ``bundled:NAME``, or a list of
+        data: the path of anything that :func:`molflt.data.open.open_dataset` opens, ``bundled:NAME``, or a list of
             labelled ASE ``Atoms``.
         name: of the set; None: that of the file.
         label: name of the energy in the data; None: as in training.

@@ -14,9 +14,9 @@ from ase import Atoms
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
+from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset
+from molflt.data.open import resolve_inputs, structures_of
 from molflt.data.reading import CONFORMERS, ReadOptions
-from molflt.data.sources import resolve_inputs, structures_of
 from molflt.errors import InputError, InputWarning, listed
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.model.uncertainty import Uncertainty
@@ -103,7 +103,7 @@ class Model:
             per_atom: give each atom's term of the energy, (n_atoms,) eV, as well.
             embeddings: give what the encoder makes of each atom, (n_atoms, dim), as well.
             max_atoms: atoms per batch; bounds memory, changes no result.
-            tags: how to read tags of Atoms and files, see :func:`molflt.data.ase_io.from_atoms`.
+            tags: how to read tags of Atoms and files, see :func:`molflt.data.ase.from_atoms`.
             allow_charged: take ions and radicals as if they were neutral and closed-shell.
             conformers: how many to make of a molecule without positions. The energy of a molecule with several
                 conformers is that of the lowest.
@@ -154,7 +154,7 @@ class Model:
         return replace(options, charges=self.members[0].model.config.takes_ions, accept_unconverged=True)
 
     def read(self, inputs: Sequence[str], options: ReadOptions) -> StructureDataset:
-        """Structures of several inputs, see :func:`molflt.data.sources.resolve_inputs`, for :meth:`predict_set`."""
+        """Structures of several inputs, see :func:`molflt.data.open.resolve_inputs`, for :meth:`predict_set`."""
         return resolve_inputs(inputs, self.reading(options))
 
     def predict_set(

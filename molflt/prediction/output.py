@@ -18,7 +18,7 @@ import numpy as np
 from ase import Atoms
 from torch_geometric.data import Data
 
-from molflt.data.datasets import StructureDataset
+from molflt.data.dataset import StructureDataset
 from molflt.errors import InputError, listed
 from molflt.files import atomic_file, sole_writer
 from molflt.terminal_text import printable
@@ -228,7 +228,7 @@ def write_predictions(
         elif path.suffix == ".extxyz":
             from molflt.data.extras import extra_of
             from molflt.data.extxyz_output import write_extxyz
-            from molflt.data.notes import Notes
+            from molflt.data.text import Notes
 
             assert structures is not None
             notes = Notes(str(path))
@@ -303,7 +303,7 @@ def _no_formula(text: str) -> str:
 def _with_prediction(structure: Data, prediction: Prediction, i: int, target: str) -> Atoms:
     if (conformers := prediction.conformers.get(i)) is not None:
         structure = conformers_of(structure)[conformers.lowest]
-    from molflt.data.ase_io import to_atoms
+    from molflt.data.ase import to_atoms
 
     atoms = to_atoms(structure)
     atoms.info["name"] = (structure.get("info") or {}).get("name") or prediction.names[i]

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt.attention.layout import Plan
-from molflt.data import domain
-from molflt.data.batching import AtomBudgetSampler, collate
-from molflt.data.datasets import ListDataset, StructureDataset
+from molflt.data.batch import AtomBudgetSampler, collate
+from molflt.data.dataset import ListDataset, StructureDataset
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.occurrence import Reason
 from molflt.data.progress import track
+from molflt.data.quality import domain
+from molflt.data.quality.occurrence import Reason
 from molflt.errors import InputError, does_not_fit, fitting
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata
@@ -72,7 +72,7 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
 
 
 def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
-    """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.domain`.
+    """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.quality.domain`.
 
     Empty: it is inside.
     """
@@ -168,7 +168,7 @@ def _predict_batch(
 
     def fail(position: int, error: InputError) -> None:
         if on_error == "raise":
-            from molflt.data.screening import refuse_unusable
+            from molflt.data.dataset import refuse_unusable
 
             refuse_unusable(dataset, "the inputs", {indices[position]: error})
         found.names[position] = found.names[position] or printable(error.record)

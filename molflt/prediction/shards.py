@@ -20,11 +20,11 @@ from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from molflt.data.batching import AtomBudgetSampler
-from molflt.data.datasets import StructureDataset
+from molflt.data.batch import AtomBudgetSampler
+from molflt.data.dataset import StructureDataset, fingerprint
+from molflt.data.open import STANDARD_INPUT, paths_behind
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, ReadOptions
-from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind
 from molflt.errors import InputError, InputWarning, in_line, naming
 from molflt.files import lock
 from molflt.model.model_file import LoadedModel

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.data.batching import StructureCollater
-from molflt.data.neighbours import nearest_image
+from molflt.data.batch import StructureCollater
+from molflt.data.images import nearest_image
 from molflt.data.progress import track
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel

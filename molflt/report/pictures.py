@@ -47,7 +47,7 @@ def draw(
         out: the file; its suffix is its format.
         device: where to compute.
         max_atoms: atoms per batch; bounds memory, changes no result.
-        tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
+        tags: how to read tags, see :func:`molflt.data.ase.from_atoms`.
 
     Raises:
         InputError: the model, the run or the data lack what the figure shows.

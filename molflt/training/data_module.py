@@ -11,12 +11,13 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from molflt.attention.layout import Plan
-from molflt.data.batching import AtomBudgetSampler, collate
-from molflt.data.domain import GEOMETRIC, outside
-from molflt.data.likeness import alike
-from molflt.data.occurrence import Reason
-from molflt.data.screening import ALONE, Crew, Screening, label_of
-from molflt.data.sources import fingerprint, open_dataset
+from molflt.data.batch import AtomBudgetSampler, collate
+from molflt.data.dataset import fingerprint
+from molflt.data.open import open_dataset
+from molflt.data.quality.domain import GEOMETRIC, outside
+from molflt.data.quality.leaks import alike
+from molflt.data.quality.occurrence import Reason
+from molflt.data.quality.screen import ALONE, Crew, Screening, label_of
 from molflt.errors import InputError, listed
 from molflt.files import resolve_path
 from molflt.model.standardiser import mean_absolute_deviation

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from molflt.attention.config import FROM_TRAINING_SET
-from molflt.data.datasets import StructureDataset
-from molflt.data.sources import fingerprint
+from molflt.data.dataset import StructureDataset, fingerprint
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from molflt.data.batching import collate
+from molflt.data.batch import collate
 from molflt.errors import InputError, does_not_fit, fitting
 
 

@@ -11,8 +11,9 @@ from scipy.spatial.transform import Rotation
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-from molflt.data.datasets import StructureDataset
-from molflt.data.neighbours import attach_neighbours, whole
+from molflt.data.dataset import StructureDataset
+from molflt.data.images import whole
+from molflt.data.neighbours import attach_neighbours
 from molflt.model.config import ModelConfig
 from molflt.vocabulary import LABELS, TAG_ADSORBATE
 

@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-from molflt.data.compositions import apart, in_cell
+from molflt.data.images import apart, in_cell
 from molflt.data.neighbours import attach_neighbours
 from molflt.training.prepared import PreparedDataset
 

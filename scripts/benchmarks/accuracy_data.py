@@ -13,11 +13,11 @@ import numpy as np
 from torch_geometric.data import Data
 
 from molflt.data.labels import LabelSpec, Target
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
 from molflt.data.progress import track
 from molflt.data.reading import ReadOptions
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from scripts.benchmarks import fg_splits
 

@@ -13,8 +13,8 @@ from filelock import FileLock
 
 from molflt.data.labels import LabelSpec
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
 from molflt.files import atomic_file, resolve_path
 from molflt.model.standardiser import Statistics, fit_statistics
 from molflt.vocabulary import MAX_ATOMIC_NUMBER

@@ -15,7 +15,7 @@ from ase import Atoms
 from ase.build import molecule
 
 import molflt
-from molflt.data.compositions import at_distance
+from molflt.data.images import at_distance
 from molflt.prediction.model import Model
 
 MOLECULES = ("CH3CH2OH", "H2O", "C6H6", "CH3CONH2")

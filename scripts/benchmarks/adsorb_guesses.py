@@ -32,10 +32,10 @@ from rdkit.Chem import rdDetermineBonds
 
 from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers, molecule
 from molflt.adsorption.placing import surface
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
+from molflt.data.dataset import fingerprint
 from molflt.data.progress import track
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import fingerprint
 from molflt.errors import InputError
 from molflt.prediction.members import member_paths
 from molflt.prediction.model import Model, load

@@ -23,8 +23,8 @@ from torch_sim.optimizers import fire
 
 from molflt.calculator import MolFLTCalculator
 from molflt.calculator.torch_sim_model import MolFLTModel
-from molflt.data.ase_io import to_atoms
-from molflt.data.sources import resolve_inputs
+from molflt.data.ase import to_atoms
+from molflt.data.open import resolve_inputs
 from molflt.prediction.members import load_members
 
 SMILES = ("CCO", "c1ccccc1", "CC(=O)N", "CCCC", "CC(C)O", "C1CCCCC1", "OCC=O", "CCN")

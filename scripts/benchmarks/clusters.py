@@ -29,8 +29,8 @@ from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
 
 from molflt.data.labels import LabelSpec
+from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
 from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model

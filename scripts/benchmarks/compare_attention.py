@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from molflt.attention.registry import attention_config, presets
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
 from molflt.files import resolve_path
 from molflt.invariance.structures import energies, rotation
 from molflt.model.model_file import load_model

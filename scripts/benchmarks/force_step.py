@@ -98,7 +98,7 @@ def main() -> None:
         measuring.answer(lambda: measure(options.family, options.structures, options.repeats))
         return
     # Only here: the process that measures PaiNN has no molflt.
-    from molflt.data.sources import open_dataset
+    from molflt.data.open import open_dataset
     from scripts.benchmarks.models import plain_batch
 
     structures = open_dataset(options.structures)

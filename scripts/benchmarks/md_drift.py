@@ -25,8 +25,8 @@ from ase.neighborlist import natural_cutoffs, neighbor_list
 from matplotlib.figure import Figure
 
 from molflt.calculator.ase_calculator import MolFLTCalculator
-from molflt.data.ase_files import read_ase
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase import to_atoms
+from molflt.data.formats import read_ase
 from molflt.data.progress import track
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError

@@ -29,7 +29,7 @@ from typing import Any
 
 import ase.io
 
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase import to_atoms
 from scripts import results
 from scripts.benchmarks import layers, models, profile_layer, structures
 from scripts.benchmarks.layer_worker import DENSE, Spec

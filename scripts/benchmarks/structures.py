@@ -7,10 +7,10 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 from torch_geometric.data import Batch, Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import StructureCollater, collate
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater, collate
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.reading import ReadOptions
 from molflt.model.energy_model import EnergyModel
 from scripts.benchmarks.measuring import ROOT

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase import to_atoms
+from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
 from molflt.errors import InputError, InputWarning
 from scripts.tools.damage_files import WRITERS, File, summary
 from scripts.tools.damage_ways import DAMAGES

@@ -22,18 +22,18 @@ from ase.build import molecule
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.data.ase_files import read_ase
-from molflt.data.datasets import ListDataset
+from molflt.data.dataset import ListDataset
 from molflt.data.fetch.catalogue import OC20_IS2RE
 from molflt.data.fetch.unpack import unpack
-from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.formats import read_ase
 from molflt.data.molfiles import read_sdf
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.rdkit_io import from_smiles
-from molflt.data.records import to_data, to_record
-from molflt.data.safe_pickle import load_record
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.lmdb import LmdbDataset, close_readonly
+from molflt.data.oc20.unpickle import load_record
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.rdkit import from_smiles
+from molflt.data.record import to_data, to_record
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model

@@ -29,7 +29,7 @@ from ase.build import molecule
 from matplotlib.figure import Figure
 
 import molflt
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.writer import write_lmdb
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members
 from molflt.training.config import TrainConfig

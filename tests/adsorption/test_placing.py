@@ -10,8 +10,8 @@ from ase.neighborlist import neighbor_list
 from molflt.adsorption import placing
 from molflt.adsorption.adsorb import molecule
 from molflt.adsorption.placing import CONTACT, ELEVATION, HIGHEST, IMAGES_APART, LEVELS, ROLL, guesses, surface
-from molflt.data.ase_io import to_atoms
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.ase import to_atoms
+from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.errors import InputError
 from molflt.files import resolve_path
 

@@ -5,8 +5,8 @@ import pytest
 from ase.geometry import get_distances
 
 from molflt.adsorption.placing import METALS, Surface, surface
-from molflt.data.ase_io import to_atoms
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.ase import to_atoms
+from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.errors import InputError
 from molflt.files import resolve_path
 

@@ -15,10 +15,10 @@ from ase.build import add_adsorbate, bulk, fcc111
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian, Hookean
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.ase import to_atoms
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
 from molflt.prediction.evaluate import evaluate
 from molflt.report.model_report import evaluation_report
 from tests.conftest import rows_of

@@ -39,12 +39,12 @@ from ase.constraints import (
 )
 
 from molflt import vocabulary
-from molflt.data.ase_io import from_atoms, refuse_charges, to_atoms
+from molflt.data.ase import from_atoms, refuse_charges, to_atoms
 from molflt.data.extxyz_output import write_extxyz
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.writer import write_lmdb
 from molflt.data.reading import KNOWN_VALUES, ReadOptions
-from molflt.data.records import to_data, to_record
+from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 
 

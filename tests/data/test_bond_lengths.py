@@ -10,7 +10,7 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
-from molflt.data.rdkit_io import from_smiles
+from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
 
 MEASURED = """

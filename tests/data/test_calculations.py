@@ -22,13 +22,13 @@ from ase.build import add_adsorbate, fcc111, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
 
-from molflt.data import calculations
-from molflt.data.ase_io import from_atoms, to_atoms
+from molflt.data import runs as calculations
+from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.labels import LabelSpec
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.open import open_dataset, resolve_inputs
 from molflt.data.reading import ReadOptions
-from molflt.data.records import to_data
-from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.data.record import to_data
 from molflt.errors import InputError, InputWarning
 from molflt.files import resolve_path
 from tests.data.pickles import Call

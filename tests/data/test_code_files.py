@@ -19,8 +19,8 @@ from ase.io.trajectory import Trajectory
 from ase.io.xsf import write_xsf
 from ase.units import Bohr
 
-from molflt.data.ase_files import read_ase, read_frames
-from molflt.data.ase_io import results_at_hand
+from molflt.data.ase import results_at_hand
+from molflt.data.formats import read_ase, read_frames
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 from tests.data.vasp_files import outcar, vasprun
@@ -197,7 +197,7 @@ def test_damaged_files(name: str, damage: str, files: dict[str, tuple[str, list[
 
 def _labelled(path: Path) -> list[Atoms]:
     """What ``read_ase`` makes of a file, as ``Atoms``."""
-    from molflt.data.ase_io import to_atoms
+    from molflt.data.ase import to_atoms
 
     return [to_atoms(data) for data in read_ase(path, ReadOptions(allow_charged=True, tags="oc20"))]
 

@@ -7,8 +7,8 @@ from ase.build import molecule
 from ase.calculators.lj import LennardJones
 from ase.geometry import get_distances
 
-from molflt.data.ase_io import from_atoms, to_atoms
-from molflt.data.compositions import apart, in_cell
+from molflt.data.ase import from_atoms, to_atoms
+from molflt.data.images import apart, in_cell
 
 
 def labelled(name, cutoff=2.5):

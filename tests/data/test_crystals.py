@@ -14,10 +14,10 @@ from ase.cell import Cell
 from ase.io import write
 from scipy.spatial.distance import pdist
 
-from molflt.data.ase_files import read_ase
 from molflt.data.crystals import cif_frames
-from molflt.data.notes import Notes
+from molflt.data.formats import read_ase
 from molflt.data.reading import ReadOptions
+from molflt.data.text import Notes
 from molflt.errors import InputError, InputWarning
 
 pytest.importorskip("pymatgen")

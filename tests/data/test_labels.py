@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rdkit import Chem
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.labels import CANDIDATES, ENERGY_UNITS, FORCE_UNITS, STORED, LabelSpec
-from molflt.data.lmdb_writer import convert
+from molflt.data.oc20.writer import convert
+from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.data.records import to_data
-from molflt.data.sources import open_dataset
+from molflt.data.record import to_data
 from molflt.errors import InputError
 
 # CODATA 2018, written out: ASE's are those of 2014, which agree to 1e-8.

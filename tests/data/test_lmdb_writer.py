@@ -20,9 +20,9 @@ from ase import Atoms
 from ase.build import fcc111, molecule
 from ase.io import write
 
-from molflt.data import lmdb_writer
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import convert, write_lmdb
+from molflt.data.oc20 import writer as lmdb_writer
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.writer import convert, write_lmdb
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 

@@ -11,8 +11,8 @@ import pytest
 from rdkit import Chem, rdBase
 from rdkit.Chem import rdDistGeom
 
+from molflt.data.open import open_dataset, resolve_inputs
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset, resolve_inputs
 from molflt.errors import InputError, InputWarning
 
 INCHI = "InChI=1S/C2H6O/c1-2-3/h3H,2H2,1H3"

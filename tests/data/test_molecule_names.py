@@ -11,10 +11,10 @@ from ase.collections import g2
 from ase.formula import Formula
 from rdkit import Chem
 
-from molflt.data.molecule_names import described, formula_and_name
-from molflt.data.rdkit_io import from_text, read_smiles_file
+from molflt.data.open import resolve_inputs
+from molflt.data.rdkit import from_text, read_smiles_file
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import resolve_inputs
+from molflt.data.tables import described, formula_and_name
 from molflt.errors import InputError
 
 

@@ -10,11 +10,10 @@ from ase.build import add_adsorbate, bulk, fcc111, molecule
 from pydantic import ValidationError
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.domain import Domain, DomainFit, outside
-from molflt.data.occurrence import Occurrence
+from molflt.data.ase import from_atoms
+from molflt.data.quality.domain import Domain, DomainFit, outside
+from molflt.data.quality.occurrence import Occurrence, Span
 from molflt.data.reading import ReadOptions
-from molflt.data.stoichiometry import Span
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 

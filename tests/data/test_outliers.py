@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from ase import Atoms
 
-from molflt.data.outliers import energies_out_of_line, forces_out_of_line
+from molflt.data.open import open_dataset
+from molflt.data.quality.labels import energies_out_of_line, forces_out_of_line
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
 from molflt.files import resolve_path
 
 ELEMENTS = (-13.6, -1029.5, -2042.0)

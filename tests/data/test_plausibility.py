@@ -15,12 +15,13 @@ from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from scipy.spatial.transform import Rotation
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, LabelSpec
-from molflt.data.plausibility import ForceCheck, doubts, free_atoms
+from molflt.data.open import open_dataset
+from molflt.data.quality.forces import ForceCheck
+from molflt.data.quality.labels import doubts, free_atoms
+from molflt.data.quality.screen import Screening
 from molflt.data.reading import ReadOptions
-from molflt.data.screening import Screening
-from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 
 HARTREE_FOCK = {2: -2.8617, 6: -37.6886, 8: -74.8094, 16: -397.5049, 18: -526.8175, 36: -2752.0550}

@@ -14,7 +14,7 @@ from scipy.spatial.distance import pdist
 
 from molflt.data.labels import LabelSpec
 from molflt.data.molfiles import read_sdf
-from molflt.data.rdkit_io import from_any_mol, from_mol, from_smiles, read_smiles_file
+from molflt.data.rdkit import from_any_mol, from_mol, from_smiles, read_smiles_file
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from molflt import vocabulary
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase import to_atoms
 from molflt.data.labels import CANDIDATES, STORED, LabelSpec
 from molflt.data.reading import ReadOptions
-from molflt.data.records import to_data, to_record
+from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 from molflt.terminal_text import printable
 

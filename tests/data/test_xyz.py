@@ -21,12 +21,11 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
 from ase.units import Hartree
 
-from molflt.data.ase_files import read_ase
+from molflt.data.formats import read_ase
 from molflt.data.labels import LabelSpec
-from molflt.data.notes import Notes
+from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
-from molflt.data.symbols import element
+from molflt.data.text import Notes, element
 from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, InputWarning
 

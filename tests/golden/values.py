@@ -22,10 +22,10 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.attention.config import MethodKeys
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import StructureCollater
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater
+from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_models, set_frequencies
 from molflt.prediction.members import pretrained_models

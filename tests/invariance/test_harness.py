@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from molflt.attention.registry import attention_config
-from molflt.data.ase_io import from_atoms
-from molflt.data.rdkit_io import from_smiles
+from molflt.data.ase import from_atoms
+from molflt.data.open import open_dataset
+from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
 from molflt.invariance import structures as make
 from molflt.invariance.harness import CHECKS, Result, run_suite
 from molflt.invariance.structures import (

@@ -13,12 +13,12 @@ from ase.build import bulk, molecule
 from molflt import load
 from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.cli.inspect import info_command
-from molflt.data.ase_io import from_atoms, to_atoms
-from molflt.data.batching import collate
-from molflt.data.compositions import apart
-from molflt.data.rdkit_io import from_smiles
+from molflt.data.ase import from_atoms, to_atoms
+from molflt.data.batch import collate
+from molflt.data.images import apart
+from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
-from molflt.data.records import to_data, to_record
+from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.invariance.structures import doubled

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from molflt.attention.registry import mechanisms
-from molflt.data.datasets import StructureDataset
+from molflt.data.dataset import StructureDataset
 from molflt.errors import InputError
 from molflt.model import model_file
 from molflt.model.energy_model import EnergyModel

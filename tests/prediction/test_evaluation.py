@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from molflt.data.datasets import ListDataset, StructureDataset
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.dataset import ListDataset, StructureDataset
+from molflt.data.oc20.writer import write_lmdb
 from molflt.data.reading import ReadOptions
-from molflt.data.records import to_record
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.evaluate import Evaluation, StructureTable, evaluate

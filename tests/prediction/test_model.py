@@ -14,8 +14,8 @@ from ase.build import fcc111, molecule
 from rdkit import Chem
 
 import molflt
-from molflt.data.datasets import ConcatDataset, ListDataset
-from molflt.data.sources import structures_of
+from molflt.data.dataset import ConcatDataset, ListDataset
+from molflt.data.open import structures_of
 from molflt.errors import InputError
 from molflt.prediction.members import load_members
 from molflt.prediction.output import conformers_of

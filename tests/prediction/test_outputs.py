@@ -10,7 +10,7 @@ import ase.io
 import numpy as np
 import pytest
 
-from molflt.data.datasets import ListDataset
+from molflt.data.dataset import ListDataset
 from molflt.errors import InputError
 from molflt.prediction import output as outputs
 from molflt.prediction.output import Prediction, check_output, write_predictions

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.data.datasets import ConcatDataset, ListDataset, SubsetDataset
-from molflt.data.sources import open_dataset
+from molflt.data.dataset import ConcatDataset, ListDataset, SubsetDataset
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.prediction.metrics import energy_metrics

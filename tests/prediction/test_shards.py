@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from molflt.data.sources import resolve_inputs
+from molflt.data.open import resolve_inputs
 from molflt.errors import InputError
 from molflt.prediction import shards
 from molflt.prediction.model import Model

@@ -11,7 +11,7 @@ from ase.build import molecule
 
 import molflt
 from molflt.calculator import MolFLTCalculator
-from molflt.data.datasets import StructureDataset
+from molflt.data.dataset import StructureDataset
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, save_models
 from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty

@@ -12,8 +12,8 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.datasets import ListDataset
+from molflt.data.ase import from_atoms
+from molflt.data.dataset import ListDataset
 from molflt.invariance.harness import Result
 from molflt.model.model_file import load_model
 from molflt.prediction.evaluate import Evaluation, StructureTable

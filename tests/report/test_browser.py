@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.report.explain_page import write_page
 from molflt.report.explanation import explain

@@ -11,7 +11,7 @@ import torch
 from ase import Atoms
 from ase.build import fcc111, molecule
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel

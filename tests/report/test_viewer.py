@@ -17,7 +17,7 @@ from ase.io import read
 from matplotlib.colors import to_rgb
 from scipy.spatial.transform import Rotation
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.report.html import Page
 from molflt.report.viewer import MOST_WITH_BONDS, structure_view

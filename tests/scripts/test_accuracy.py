@@ -14,7 +14,7 @@ from ase.io import write
 from filelock import FileLock
 
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
 from molflt.model.energy_model import EnergyModel
 from scripts import results
 from scripts.benchmarks import (

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.data.records import RECORD_KEYS, to_data
-from molflt.data.safe_pickle import load_record
+from molflt.data.oc20.unpickle import load_record
+from molflt.data.record import RECORD_KEYS, to_data
 from scripts import results
 from scripts.benchmarks import compare_attention, estimator, loader
 

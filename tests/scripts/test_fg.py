@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.io import read, write
 from typer.testing import CliRunner
 
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.files import resolve_path
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts.benchmarks import fg_splits

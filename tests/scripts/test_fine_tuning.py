@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
 from scripts import results
 from scripts.benchmarks import fine_tuning
 from scripts.benchmarks.accuracy_data import Split

@@ -11,9 +11,9 @@ import torch
 from scipy.integrate import quad
 from torch import Tensor
 
-from molflt.data.batching import collate
+from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
 from molflt.model.energy_model import EnergyModel
 from scripts import results
 from scripts.benchmarks import pilots

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ase import Atoms
 
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.writer import write_lmdb
 from molflt.model.model_file import save_model
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members, uncertainty_of

@@ -9,7 +9,7 @@ import pytest
 
 import molflt
 from molflt.data.labels import LabelSpec
-from molflt.data.screening import Screening, labels
+from molflt.data.quality.screen import Screening, labels
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.evaluate import evaluate

@@ -9,8 +9,8 @@ import pytest
 import torch
 from ase.build import molecule
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.sources import open_dataset
+from molflt.data.ase import to_atoms
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import load_model, save_models
 from molflt.prediction.model import load

@@ -12,8 +12,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.labels import LabelSpec
+from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.data.sources import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.predict import predict

@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import Callback
 
 from molflt.attention.registry import presets
 from molflt.data.labels import LabelSpec
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.screening import Screening, labels
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.quality.screen import Screening, labels
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model, read_metadata

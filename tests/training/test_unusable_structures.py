@@ -11,10 +11,10 @@ import pytest
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset, resolve_inputs
 from molflt.data.reading import ReadOptions
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.predict import predict

@@ -17,7 +17,6 @@ from molflt.terminal_text import printable
 _BLOCK = 1 << 20
 _HEADERS = 1 << 20
 """Bytes that may stand between the contents of two files; long names are read into memory."""
-
 _LONGEST_PART, _MOST_PARTS = 255, 32
 """Bytes of a name, which most file systems have, and folders in a path."""
 
