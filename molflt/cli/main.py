@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from molflt import __version__
-from molflt.cli.adsorb import adsorb_command
-from molflt.cli.data import convert_command, fetch_command
-from molflt.cli.evaluate import check_invariance_command, evaluate_command, plot_command
-from molflt.cli.inspect import explain_command, info_command
-from molflt.cli.models import average_command, export_command
-from molflt.cli.predict import merge_command, predict_command
 from molflt.cli.terminal import (
     Verbosity,
     defect,
@@ -27,9 +22,25 @@ from molflt.cli.terminal import (
     show_place,
     system_error,
 )
-from molflt.cli.train import config_command, train_command
 from molflt.errors import InputError
 
+_COMMANDS = {
+    "train": "train",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "merge": "predict",
+    "adsorb": "adsorb",
+    "explain": "inspect",
+    "plot": "evaluate",
+    "check-invariance": "evaluate",
+    "info": "inspect",
+    "convert": "data",
+    "average": "models",
+    "export": "models",
+    "config": "train",
+    "fetch": "data",
+}
+"""Commands in the order of the help, and the files that they stand in, which are read when they are called."""
 _HOW_MUCH = ("--quiet", "-q", "--verbose", "-v")
 
 
@@ -51,6 +62,19 @@ class _Command(_Flags, TyperCommand):
 class _Commands(_Flags, TyperGroup):
     """The commands, with ``--quiet`` and ``--verbose`` before or after the name of one."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Their names alone, for lists and suggestions.
+        self.commands: Any = dict.fromkeys(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(f"molflt.cli.{_COMMANDS[cmd_name]}")
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(cmd_name, cls=_Command)(getattr(module, f"{cmd_name.replace('-', '_')}_command"))
+        return typer.main.get_command(alone)
+
     def make_context(self, info_name: Any, args: list[str], *arguments: Any, **options: Any) -> Any:
         own = args[: args.index("--")] if "--" in args else args
         first = [word for word in own if word in _HOW_MUCH]
@@ -70,24 +94,6 @@ app = typer.Typer(
         "3 a defect of molflt; 130 interrupted. NO_COLOR=1 turns colours off."
     ),
 )
-# In the order of the help. A command is called as its function is, such as check-invariance.
-for _command in (
-    train_command,
-    evaluate_command,
-    predict_command,
-    merge_command,
-    adsorb_command,
-    explain_command,
-    plot_command,
-    check_invariance_command,
-    info_command,
-    convert_command,
-    average_command,
-    export_command,
-    config_command,
-    fetch_command,
-):
-    app.command(_command.__name__.removesuffix("_command").replace("_", "-"), cls=_Command)(_command)
 
 
 def _print_version(wanted: bool) -> None:
