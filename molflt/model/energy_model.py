@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import FarFieldKeys, MethodKeys
-from molflt.attention.far.coulomb import PLAN
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.kernels.random_features import redraw
@@ -19,7 +18,6 @@ from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
 from molflt.attention.sparse import scalar_products, sum_of_entries
 from molflt.errors import InputError
-from molflt.model.charges import ChargeHead, charge_energies
 from molflt.model.config import ModelConfig
 from molflt.model.encoder import Encoder, full_precision
 from molflt.model.periodic_table import element_embedding
@@ -170,7 +168,11 @@ class EnergyModel(nn.Module):
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim, config.charges)
-        self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
+        self.charge_head: nn.Module | None = None
+        if config.charges:
+            from molflt.model.charges import ChargeHead
+
+            self.charge_head = ChargeHead(config.dim, config.charges)
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
@@ -200,6 +202,8 @@ class EnergyModel(nn.Module):
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
             if charges is not None:
+                from molflt.model.charges import charge_energies
+
                 atomic = atomic + charge_energies(geometry, charges, self.config.cutoff)
             energy = statistics.mean + geometry.sum_over_structures(atomic)
             displacement = None
@@ -237,7 +241,11 @@ class EnergyModel(nn.Module):
         """
         with torch.no_grad():
             plan = self.positions.plan(self.config.cutoff)
-        return replace(plan, charges=PLAN) if self.config.charges else plan
+        if not self.config.charges:
+            return plan
+        from molflt.attention.far.coulomb import PLAN
+
+        return replace(plan, charges=PLAN)
 
     def redraw_features(self, seed: int) -> None:
         """Draw the random features of every layer anew, the same for the same seed."""
