@@ -117,24 +117,29 @@ def evaluate_command(
         remark(line)
     for lines in (*found.prediction.doubts(), *found.warnings):
         warn(lines)
-    if report is not None:
-        evaluation_report(report, members, [found], command_line())
-    calibration = _calibration(found)
+    calibration: Calibration | None = None
+    try:
+        calibration = found.calibration()
+    except InputError as error:
+        warn(f"{found.source}: {error}")
     if as_json:
-        what = {"model": str(model), "data": data, "target": members[0].metadata.target}
+        what = {"model": str(model), "data": data, "target": loaded.target}
         answer_json(what | _content(found, calibration, unknown, len(members)))
+    else:
+        _print(found, calibration, loaded.target, len(members))
+    if report is None and (as_json or no_report):
         return
-    _print(found, calibration, members[0].metadata.target, len(members))
-    if report is None and not no_report:
-        report = _default_report(model, data, overwrite)
-        try:
-            evaluation_report(report, members, [found], command_line())
-        except OSError as error:
-            # Nobody asked for this file in so many words; the numbers above are what was asked for.
-            warn(f"no report could be written ({error}); --report chooses another place")
-            return
-    if report is not None:
-        say(f"report: {report}")
+    path = _default_report(model, data, overwrite) if report is None else report
+    try:
+        evaluation_report(path, members, [found], command_line())
+    except OSError as error:
+        if report is not None:
+            raise
+        # Nobody asked for this file in so many words; the numbers above are what was asked for.
+        warn(f"no report could be written ({error}); --report chooses another place")
+    else:
+        if not as_json:
+            say(f"report: {path}")
 
 
 def _default_report(model: Path, data: str, overwrite: bool) -> Path:
@@ -151,15 +156,6 @@ def _default_report(model: Path, data: str, overwrite: bool) -> Path:
     while found.exists() and not overwrite:
         found, number = folder / f"{name}-{number}.html", number + 1
     return found
-
-
-def _calibration(found: Evaluation) -> Calibration | None:
-    """Whether uncertainties fit the errors; None where there are none, or where these structures cannot tell."""
-    try:
-        return found.calibration()
-    except InputError as error:
-        warn(f"{found.source}: {error}")
-        return None
 
 
 def _content(
