@@ -15,7 +15,7 @@ from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.cli.info import info_command
 from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.batch import collate
-from molflt.data.images import apart
+from molflt.data.images import separate_fragments
 from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
 from molflt.data.record import to_data, to_record
@@ -101,7 +101,7 @@ def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
     neutral = from_atoms(molecule("H2O"), "water", options=IONS)
     assert "charge" not in neutral
     assert collate([data, neutral]).charge.tolist() == [-1.0, 0.0]
-    assert apart([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
+    assert separate_fragments([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
     crystal = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], cell=[4, 4, 4], pbc=True, info={"charge": -1})
     assert doubled(from_atoms(crystal, "crystal", options=IONS), np.random.default_rng(0)).charge.tolist() == [-2.0]
 
