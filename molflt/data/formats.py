@@ -170,7 +170,8 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
         # a damaged file makes ASE raise almost anything
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{file}#{index}: cannot be read ({reader}): {reason[:400]}") from error
+            kind = reader.partition(":")[2].partition("_")[0]
+            raise InputError(f"{file}#{index}: cannot be read as {kind}: {reason[:400]}") from error
         if atoms is None:
             if index == 0:
                 raise InputError(f"{file}: holds no structures")
