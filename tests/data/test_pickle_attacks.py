@@ -246,7 +246,7 @@ BOMBS = {
         "no storage as torch.save writes it",
     ),
     "memo place": (b"\x80\x02Nr\xff\xff\xff\x7f.", "memo place"),
-    "memo place in a tensor": (in_tensor(HEADER + b"Nr\xff\xff\xff\x7f."), "memo place"),
+    "memo place in a tensor": (in_tensor(HEADER + b"Nr\xff\xff\xff\x7f."), "no storage as torch.save writes it"),
 }
 """Each takes gigabytes, hours or the process where its guard is missing."""
 
