@@ -158,7 +158,8 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
         )
     if ordinary_file(file).stat().st_size == 0:
         raise InputError(f"{file}: the file is empty")
-    frames = _frames(file, reader, notes)
+    # imported here: a module that is missing says nothing of the file
+    frames = _frames(file, reader, _imported(reader), notes)
     for index in count():
         try:
             with warnings.catch_warnings():
@@ -170,7 +171,8 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
         # a damaged file makes ASE raise almost anything
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{file}#{index}: cannot be read ({reader}): {reason[:400]}") from error
+            kind = reader.partition(":")[2].partition("_")[0]
+            raise InputError(f"{file}#{index}: cannot be read as {kind}: {reason[:400]}") from error
         if atoms is None:
             if index == 0:
                 raise InputError(f"{file}: holds no structures")
@@ -178,7 +180,9 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
         yield atoms
 
 
-def _frames(file: Path, reader: str, notes: Notes) -> Iterator[Atoms | InputError]:
+def _frames(
+    file: Path, reader: str, read: Callable[..., Iterator[Atoms | InputError]], notes: Notes
+) -> Iterator[Atoms | InputError]:
     # Readers go back a little at every frame, and in a compressed stream that means from its start: unpack all of it.
     compressed = file.name.lower().endswith(COMPRESSED)
     with io.BytesIO(content(file)) if compressed else file.open("rb") as raw:
@@ -186,7 +190,7 @@ def _frames(file: Path, reader: str, notes: Notes) -> Iterator[Atoms | InputErro
         if reader not in _BINARY:
             errors = "replace" if reader in _ANY_ENCODING else "strict"
             stream = io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors)
-        yield from _imported(reader)(stream, str(file), notes)
+        yield from read(stream, str(file), notes)
 
 
 _LABEL = re.compile(r"energ|force|virial|(?<![a-z])e(?![a-z])")

@@ -76,8 +76,8 @@ _BONDED = 1.6
 """Å. A molecule whose parts are no further apart hangs together; a longer bond costs a look at the images."""
 
 
-def whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """The images, (n_atoms, 3) Å, in which a molecule hangs together, wherever a border of the (3, 3) cell cut it.
+def unwrap(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+    """Unwrap a molecule across periodic boundaries: (n_atoms, 3) Å, whatever border of the (3, 3) cell cut it.
 
     Atoms are joined one by one along the shortest distances between images; the first stays where it is.
     """
@@ -100,8 +100,8 @@ def whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarra
     return found
 
 
-def apart(members: Sequence[Data], gaps: Sequence[float], random: np.random.Generator) -> Data:
-    """Isolated structures, at least one, each turned at random, in a random direction from those before.
+def separate_fragments(members: Sequence[Data], gaps: Sequence[float], random: np.random.Generator) -> Data:
+    """Compose isolated structures, each rotated at random, in a random direction from those before.
 
     Between the nearest atoms of each member but the first and those before it are ``gaps``, in Å.
     """
@@ -133,7 +133,7 @@ def at_distance(fixed: np.ndarray, moved: np.ndarray, direction: np.ndarray, gap
 
 
 def _turned(data: Data, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Positions from their mean and forces, turned at random; forces of nothing are zero."""
+    """Positions from their mean and forces, rotated at random; forces of nothing are zero."""
     turn = Rotation.random(random_state=random).as_matrix().T
     positions = data.positions.numpy()
     forces = data.forces.numpy() if "forces" in data else np.zeros_like(positions)

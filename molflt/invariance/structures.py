@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 
 from molflt.data.ase import from_atoms
 from molflt.data.batch import StructureCollater
-from molflt.data.images import apart
+from molflt.data.images import separate_fragments
 from molflt.data.reading import ReadOptions
 from molflt.model.energy_model import EnergyModel
 from molflt.vocabulary import TAG_ADSORBATE
@@ -239,7 +239,7 @@ def additivity(model: EnergyModel, structures: Sequence[Data]) -> np.ndarray:
         return np.zeros(0)
     random = np.random.default_rng(0)
     following = [*isolated[1:], isolated[0]]
-    pairs = [apart(pair, [FRAGMENTS_APART], random) for pair in zip(isolated, following, strict=True)]
+    pairs = [separate_fragments(pair, [FRAGMENTS_APART], random) for pair in zip(isolated, following, strict=True)]
     mean = float(model.standardiser.mean)
     single = energies(model, isolated).energy - mean
     return energies(model, pairs).energy - mean - single - np.roll(single, -1)

@@ -24,12 +24,12 @@ from ase.md.verlet import VelocityVerlet
 from ase.neighborlist import natural_cutoffs, neighbor_list
 from matplotlib.figure import Figure
 
-from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.data.ase import to_atoms
 from molflt.data.formats import read_ase
 from molflt.data.progress import track
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
+from molflt.simulate.ase import MolFLTCalculator
 from scripts import results
 
 

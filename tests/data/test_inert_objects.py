@@ -19,10 +19,10 @@ from molflt.data.oc20.inert import (
     InertStorage,
     InertTensor,
     Latin1,
-    allowance,
     natural,
     sizes_of,
 )
+from molflt.data.oc20.limits import allowance
 
 FLOAT = InertDtype("f8")
 RAW = np.arange(6.0).tobytes()

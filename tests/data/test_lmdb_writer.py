@@ -166,7 +166,7 @@ def test_partial_file_of_another_source_is_discarded(tmp_path: Path, make_record
 _SCRIPT = """
 import sys, time
 import numpy as np
-from molflt.data import lmdb_writer
+from molflt.data.oc20 import writer as lmdb_writer
 lmdb_writer._PER_COMMIT = 10
 def records():
     for k in range(500):

@@ -241,9 +241,12 @@ BOMBS = {
         in_tensor(HEADER + global_("builtins", "bytearray") + b"J\x00\x00\x00\x70\x85R."),
         "no storage as torch.save writes it",
     ),
-    "archive in a tensor": (in_tensor(_archive({"archive/data/0": bytes(400 << 20)})), "zip archive"),
+    "archive in a tensor": (
+        in_tensor(_archive({"archive/data/0": bytes(400 << 20)})),
+        "no storage as torch.save writes it",
+    ),
     "memo place": (b"\x80\x02Nr\xff\xff\xff\x7f.", "memo place"),
-    "memo place in a tensor": (in_tensor(HEADER + b"Nr\xff\xff\xff\x7f."), "memo place"),
+    "memo place in a tensor": (in_tensor(HEADER + b"Nr\xff\xff\xff\x7f."), "no storage as torch.save writes it"),
 }
 """Each takes gigabytes, hours or the process where its guard is missing."""
 

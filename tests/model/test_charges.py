@@ -11,11 +11,10 @@ from ase import Atoms
 from ase.build import bulk, molecule
 
 from molflt import load
-from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.cli.inspect import info_command
 from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.batch import collate
-from molflt.data.images import apart
+from molflt.data.images import separate_fragments
 from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
 from molflt.data.record import to_data, to_record
@@ -24,6 +23,7 @@ from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.invariance.structures import doubled
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import save_model
+from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import batch_of, rotated
 from tests.model.files import metadata_of
 from tests.model.models import batch_for, check_forces, check_stress, energies, make_model
@@ -101,7 +101,7 @@ def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
     neutral = from_atoms(molecule("H2O"), "water", options=IONS)
     assert "charge" not in neutral
     assert collate([data, neutral]).charge.tolist() == [-1.0, 0.0]
-    assert apart([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
+    assert separate_fragments([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
     crystal = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], cell=[4, 4, 4], pbc=True, info={"charge": -1})
     assert doubled(from_atoms(crystal, "crystal", options=IONS), np.random.default_rng(0)).charge.tolist() == [-2.0]
 

@@ -11,7 +11,7 @@ from ase.build import molecule
 from typer.testing import CliRunner
 
 import molflt
-from molflt.calculator import MolFLTCalculator
+from molflt import MolFLTCalculator
 from molflt.cli.main import app
 from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.oc20.lmdb import LmdbDataset
