@@ -89,7 +89,6 @@ def evaluate_command(
     if report is not None:
         claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")
     loaded = load(model, device, frequencies=frequencies)
-    members = loaded.members
     found = evaluate(
         loaded,
         data,
@@ -112,7 +111,6 @@ def evaluate_command(
     if found.skipped:
         n = len(found.skipped)
         warn(listed(f"{n} structure{'s were' if n != 1 else ' was'} skipped", found.skipped))
-    unknown = unknown_elements(members[0], found.prediction.elements)
     if line := found.prediction.of_conformers():
         remark(line)
     for lines in (*found.prediction.doubts(), *found.warnings):
@@ -124,14 +122,15 @@ def evaluate_command(
         warn(f"{found.source}: {error}")
     if as_json:
         what = {"model": str(model), "data": data, "target": loaded.target}
-        answer_json(what | _content(found, calibration, unknown, len(members)))
+        unknown = unknown_elements(loaded.members[0], found.prediction.elements)
+        answer_json(what | _content(found, calibration, unknown, len(loaded.members)))
     else:
-        _print(found, calibration, loaded.target, len(members))
+        _print(found, calibration, loaded.target, len(loaded.members))
     if report is None and (as_json or no_report):
         return
     path = _default_report(model, data, overwrite) if report is None else report
     try:
-        evaluation_report(path, members, [found], command_line())
+        evaluation_report(path, loaded.members, [found], command_line())
     except OSError as error:
         if report is not None:
             raise
@@ -269,13 +268,12 @@ def check_invariance_command(
     from molflt.prediction.predict import unlabelled
 
     loaded = load_member(model, remark, frequencies)
+    on_device = Model([loaded], device)
     if inputs:
-        options = ReadOptions(allow_charged=True, conformers=1, tags=tags)
-        dataset = Model([loaded], device).read(inputs, options)
+        dataset = on_device.read(inputs, ReadOptions(allow_charged=True, conformers=1, tags=tags))
         step = max(1, len(dataset) / limit)
         structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
     else:
-        Model([loaded], device)
         structures, known = builtin_structures(loaded.metadata.elements)
         if loaded.model.config.charges:
             structures = [one for one in structures if int(one.pbc.sum()) in (0, 3)]
@@ -299,16 +297,17 @@ def check_invariance_command(
         apart = {"worst": float(fragments.max()), "median": float(np.median(fragments)), "bound": ADDITIVE}
         apart["verdict"] = "pass" if apart["worst"] < ADDITIVE else "fail"
     if as_json:
-        content: dict[str, Any] = {
-            "model": str(model),
-            "structures": len(structures),
-            "far_share": share,
-            "float32_drift": None if drift is None else {"worst": drift.worst, "median": drift.median},
-            "additivity": apart,
-            "verdict": "fail" if failed else "pass",
-            "results": [{**asdict(result), "verdict": result.verdict} for result in results],
-        }
-        answer_json(content)
+        answer_json(
+            {
+                "model": str(model),
+                "structures": len(structures),
+                "far_share": share,
+                "float32_drift": None if drift is None else {"worst": drift.worst, "median": drift.median},
+                "additivity": apart,
+                "verdict": "fail" if failed else "pass",
+                "results": [{**asdict(result), "verdict": result.verdict} for result in results],
+            }
+        )
         raise typer.Exit(int(failed))
     if not Verbosity.quiet:
         _print_tables(results)

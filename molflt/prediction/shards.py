@@ -37,12 +37,7 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER, OnError
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part of a prediction.
-
-    Attributes:
-        number: from 1 to ``count``.
-        count: how many parts there are.
-    """
+    """One part of a prediction: its ``number``, from 1 to ``count``, and how many there are."""
 
     number: int
     count: int
@@ -275,13 +270,7 @@ class _Part(BaseModel):
 
 @dataclass
 class ShardContent:
-    """What stands in a shard's file.
-
-    Attributes:
-        header: what it is of.
-        parts: the batches that are there, from the shard's first on.
-        length: bytes of the lines that are whole.
-    """
+    """Content of a shard's file: header, batches from the first on, and bytes of the lines that are whole."""
 
     header: ShardHeader
     parts: list[Prediction] = field(default_factory=list)
@@ -344,7 +333,6 @@ def _append(handle: BinaryIO, path: Path, line: bytes) -> None:
 def _model_fingerprint(members: Sequence[LoadedModel]) -> str:
     digest = hashlib.sha256()
     for member in members:
-        # Of the members of one file, which they are.
         digest.update(member.metadata.model_dump_json().encode("utf-8", "surrogatepass"))
     for path in dict.fromkeys(member.path for member in members):
         with open(path, "rb") as handle:

@@ -17,7 +17,7 @@ from molflt.training.config_file import MOST_CHARACTERS, load_config
 from molflt.training.presets import PRESETS, preset_config
 
 Run = Callable[..., Any]
-MOST_FILES = 80
+MOST_FILES = 76
 """Of molflt, that are imported to compute one energy."""
 COMMANDS = (
     "train", "evaluate", "predict", "merge", "adsorb", "explain", "plot", "check-invariance", "info", "convert",
