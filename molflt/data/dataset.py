@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch_geometric.data import Data
 
+from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
 from molflt.errors import InputError, OnBad, noting, refuse
 
@@ -198,7 +199,8 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
     for index in track(range(n), "looking for all that cannot be used", n):
         if index not in bad:
             with noting(bad, index, "", {}):
-                _ = structures[index]
+                data = structures[index]
+                check_geometry(data, str(data.get("name", "structure")))
     refuse(bad, n, where)
 
 

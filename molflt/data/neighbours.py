@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -207,6 +207,20 @@ _FEW = 256
 _LATER, _EARLIER = np.tril_indices(_FEW, -1)
 """All pairs of so many atoms; those of the first n come first."""
 _REMEDY = "remove one of them, or check the unit of the positions and the cell"
+
+
+def check_geometry(structure: Data | Mapping[str, Tensor], where: str) -> None:
+    """Check the positions and the cell of a structure, by its fields, whoever made it; ``where`` is for messages.
+
+    Raises:
+        InputError: from :func:`check_contacts`.
+    """
+    names = ("positions", "cell", "pbc", "atomic_numbers")
+    points, lattice, periodic, numbers = (structure[name].numpy() for name in names)
+    try:
+        check_contacts(points, lattice[0], periodic[0], numbers)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def check_contacts(

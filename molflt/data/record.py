@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from molflt import vocabulary
 from molflt.data.extras import Extra, decode, encode
 from molflt.data.labels import agreed, any_array, atom_vectors, one_number
-from molflt.data.neighbours import check_contacts
+from molflt.data.neighbours import check_geometry
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, ReadOptions
 from molflt.data.slabs import refuse_untagged, relaxed_positions, tags_of_slab
 from molflt.errors import InputError
@@ -157,11 +157,7 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
         InputError: from ``vocabulary.check`` and ``neighbours.check_contacts``.
     """
     vocabulary.check(fields, where)
-    points, lattice, periodic = fields["positions"].numpy(), fields["cell"][0].numpy(), fields["pbc"][0].numpy()
-    try:
-        check_contacts(points, lattice, periodic, fields["atomic_numbers"].numpy())
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+    check_geometry(fields, where)
 
 
 def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:

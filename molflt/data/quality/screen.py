@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from molflt.data.dataset import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
+from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
 from molflt.data.quality.forces import ForceCheck
 from molflt.data.quality.labels import doubts, energies_out_of_line, forces_out_of_line
@@ -137,8 +138,8 @@ class Screening:
     Args:
         structures: the set, read with ``labels``.
         source: where the structures are from, for messages.
-        on_bad: ``stop`` refuses a set with a structure that cannot be read, or that lacks its label or forces;
-            ``skip`` leaves such structures out.
+        on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
+            lacks its label or forces; ``skip`` leaves such structures out.
         compared: whether sketches are made, by which structures of several sets are compared.
         crew: the processes that share the pass of :meth:`each`.
 
@@ -185,6 +186,7 @@ class Screening:
             try:
                 data = self.structures[index]
                 name = str(data.name)
+                check_geometry(data, name)
             except InputError as error:
                 found.bad[index] = str(error)
                 found.skipped.append(Skipped(index, name or error.record, str(error)))
