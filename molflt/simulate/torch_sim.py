@@ -11,15 +11,16 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import collate
+from molflt.data.ase import from_atoms
+from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
-from molflt.prediction.predictor import doubt_of_forces, why_no_forces
+from molflt.prediction.predict import doubt_of_forces, why_no_forces
 from molflt.simulate.ase import DomainWarnings, as_model
 
 try:
@@ -91,7 +92,7 @@ class MolFLTModel(ModelInterface):
         structures = []
         for k, cell in enumerate(cells):
             atoms = Atoms(numbers[owner == k], positions[owner == k], cell=cell, pbc=pbc)
-            data = from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", "oc20")
+            data = from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", ReadOptions(tags="oc20"))
             self._warnings.ask(self.model.members[0], data, f"{data.name}: ")
             structures.append(attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated))
         batch = collate(structures).to(self.device)

@@ -121,11 +121,10 @@ def train_peer(
 
 def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[str, str], float]:
     """Files of the training set and those held out, made if they are not there, and eV of one unit of a target."""
-    from molflt.bundled import resolve_path
     from molflt.data.labels import LabelSpec
     from molflt.data.neighbours import attach_neighbours
-    from molflt.data.sources import open_dataset
-    from molflt.files import atomic_file
+    from molflt.data.open import open_dataset
+    from molflt.files import atomic_file, resolve_path
     from molflt.model.standardiser import fit_statistics
     from molflt.vocabulary import MAX_ATOMIC_NUMBER
 

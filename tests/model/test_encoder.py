@@ -11,8 +11,8 @@ from molflt.attention import layer, near
 from molflt.attention.far.mesh import Mesh
 from molflt.attention.layer import FourierAttention, unit_vectors
 from molflt.attention.near import GaussianDistanceBasis
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import StructureCollater
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater
 from molflt.model.config import ModelConfig
 from molflt.model.encoder import normalised
 from molflt.model.energy_model import EnergyModel
