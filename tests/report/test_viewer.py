@@ -26,7 +26,7 @@ from molflt.report.viewer import MOST_WITH_BONDS, structure_view
 def held(atoms: Atoms, **options: Any) -> tuple[dict[str, Any], str]:
     """What the script gets, and the place."""
     page = Page("report.html")
-    place = structure_view(page, from_atoms(atoms, ReadOptions(tags="oc20"), name="m"), **options)
+    place = structure_view(page, from_atoms(atoms, "m", ReadOptions(tags="oc20")), **options)
     (content,) = page._held.values()
     return json.loads(content), str(place)
 
