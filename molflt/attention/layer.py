@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from molflt.attention.kernels.kernel import Kernel
 from molflt.attention.mechanism import AttentionLayer, heads_first, split_heads
 from molflt.attention.moments import LocalMoments
 from molflt.attention.near import LocalRPE
+from molflt.attention.smooth import NOTHING, shortened
 from molflt.attention.sparse import scalar_products, weighted_sum
 from molflt.attention.vectors import COMPONENTS, VectorStream
 
@@ -100,42 +100,13 @@ class BoundedProjection(nn.Module):
 
     def of_length(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, 2 dim), of the projection → queries, keys (n_atoms, n_heads, head_dim)."""
-        unit = unit_vectors(projected.view(len(projected), 2, self.n_heads, -1))
+        unit = shortened(projected.view(len(projected), 2, self.n_heads, -1), NOTHING)
         query, key = (unit * self.temperature.sqrt()[:, None]).unbind(dim=1)
         return query, key
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, dim) → queries, keys (n_atoms, n_heads, head_dim)."""
         return self.of_length(self.projection(x))
-
-
-def unit_vectors(x: Tensor) -> Tensor:
-    """x/|x| of (..., c), safe at zero, with derivatives of any order."""
-    unit: Tensor = _Unit.apply(x)[0]
-    return unit
-
-
-class _Unit(torch.autograd.Function):
-    """Unit vectors and lengths; the derivative takes less than half of the steps that those of the formula take."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-12)
-        unit = x / length
-        ctx.save_for_backward(unit, length)
-        return unit, length
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Tensor | None:
-        unit, length = ctx.saved_tensors
-        to_unit, to_length = gradients
-        found = None
-        if to_unit is not None:
-            found = (to_unit - unit * (unit * to_unit).sum(dim=-1, keepdim=True)) / length
-        if to_length is not None:
-            found = to_length * unit if found is None else found + to_length * unit
-        return found
 
 
 class Gate(nn.Module):

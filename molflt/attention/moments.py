@@ -24,6 +24,7 @@ from molflt.attention.far.members import REFERENCE_DENSITY
 from molflt.attention.layout import Entries
 from molflt.attention.near import Neighbourhood
 from molflt.attention.places import place_rows
+from molflt.attention.smooth import shortened
 
 
 @dataclass
@@ -87,7 +88,7 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     """
     around, width = neighbourhood.entries, neighbourhood.entries.width
     n, slots = atoms.stop - atoms.start, around.slot[entries] - atoms.start * width
-    unit = soft_unit(neighbourhood.displacements[entries])
+    unit = shortened(neighbourhood.displacements[entries], 1.0)
     weight = neighbourhood.others[entries] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
     basis = neighbourhood.basis_of(entries) * weight[:, None]
     unit = place_rows(unit, slots, n * width)
@@ -98,11 +99,6 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
         place_rows(basis, slots, n * width).view(n, width, -1),
         powers.view(n, width, -1).transpose(1, 2).contiguous(),
     )
-
-
-def soft_unit(displacements: Tensor) -> Tensor:
-    """Δ/√(|Δ|² + 1 Å²): a direction, without a kink where two atoms meet."""
-    return displacements / (1 + (displacements * displacements).sum(dim=1, keepdim=True)).sqrt()
 
 
 def typical_neighbours(cutoff: float) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def envelope(distances: Tensor, cutoff: float) -> Tensor:
@@ -45,6 +46,62 @@ _SHARPNESS = 4.0
 
 GAUSSIAN_END = 60.0
 """Exponent at which Gaussians end: the tails beyond would be denormal numbers, which slow a CPU a hundredfold."""
+
+
+def shortened(x: Tensor, floor: float, groups: Tensor | None = None) -> Tensor:
+    """x/√(floor + |x|²) of (..., c), twice differentiable; with ``floor`` next to nothing a unit vector.
+
+    Args:
+        x: (..., c), or (..., m, c) if there are groups.
+        floor: positive.
+        groups: (m, m), symmetric, Σ_l groups_kl |x_l|² stands for |x_k|²: vectors of one group have one length.
+    """
+    found: Tensor = _Shortened.apply(x, floor, groups)
+    return found
+
+
+NOTHING = 1e-24
+"""A square that rounds away beside any other, and keeps divisions by zero away."""
+
+
+class _Shortened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, floor: float, groups: Tensor | None) -> Tensor:
+        scale = (_dot(x, x, groups) + floor).rsqrt()
+        found = x * scale
+        ctx.save_for_backward(x, found, scale, groups)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _SlopeShortened.apply(gradients[0], *ctx.saved_tensors), None, None
+
+
+class _SlopeShortened(torch.autograd.Function):
+    """J g = r (g − y (y·g)), where y = r x."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor, found: Tensor, scale: Tensor, groups: Tensor | None) -> Tensor:
+        share = _dot(found, gradient, groups)
+        slope = torch.addcmul(gradient, found, share, value=-1) * scale
+        ctx.save_for_backward(gradient, found, scale, groups, share, slope)
+        return slope
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *to_slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (along,) = to_slopes
+        gradient, found, scale, groups, share, slope = ctx.saved_tensors
+        own = _dot(found, along, groups)
+        to_gradient = torch.addcmul(along, found, own, value=-1) * scale
+        rest = torch.addcmul(_dot(along, gradient, groups), own, share, value=-1) * scale
+        to_x = torch.addcmul(torch.addcmul(found * rest, to_gradient, share), slope, own)
+        return to_gradient, to_x * -scale, None, None, None
+
+
+def _dot(one: Tensor, other: Tensor, groups: Tensor | None) -> Tensor:
+    found = (one * other).sum(dim=-1)
+    return (found if groups is None else found @ groups)[..., None]
 
 
 def sinc_of_square(squared: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # type: ignore[attr-defined]
 
+from molflt.attention.smooth import shortened
+
 COMPONENTS = 9
 """Of a vector and a symmetric tensor together."""
 
@@ -102,9 +104,9 @@ def bounded(tensors: Tensor) -> Tensor:
     """(n, 9, C) → the same, each order with a mean square below one over its channels."""
     if is_scripting():
         return torch.cat([_bounded_alone(tensors[:, :3]), _bounded_alone(tensors[:, 3:])], dim=1)
-    orders = _constants(tensors).orders
-    squares = _times(orders, tensors * tensors).mean(dim=2, keepdim=True)
-    return tensors * _times(orders.t(), (1 + squares).rsqrt())
+    # Three threes of components, the latter two of one order.
+    groups = _constants(tensors).groups / tensors.shape[2]
+    return shortened(tensors.unflatten(1, (3, 3)).flatten(2), 1.0, groups).view(tensors.shape)
 
 
 def _bounded_alone(t: Tensor) -> Tensor:
@@ -155,6 +157,7 @@ class _Constants:
 
     Attributes:
         orders: (2, 9), which components are a vector's, which a tensor's.
+        groups: (3, 3), which threes of components are of one order.
         without_traces: (9, 10), from moments to components without a scalar, of which sums over many atoms would
             consist.
         left, right: (n_terms, 9), the components that are multiplied.
@@ -162,6 +165,7 @@ class _Constants:
     """
 
     orders: Tensor
+    groups: Tensor
     without_traces: Tensor
     left: Tensor
     right: Tensor
@@ -198,7 +202,8 @@ def _constants_of(dtype: torch.dtype, device: torch.device) -> _Constants:
     for k in range(3, 9):
         add(k, k, 10, 1.0)
     left, right = (np.eye(9)[[pair[side] for pair in terms]] for side in (0, 1))
-    found = (orders, without_traces, left, right, np.array(list(terms.values())).T)
+    groups = orders[:, ::3].T @ orders[:, ::3]
+    found = (orders, groups, without_traces, left, right, np.array(list(terms.values())).T)
     # They outlast a prediction that they may be made in, and serve training as well.
     with torch.inference_mode(False):
         return _Constants(*(torch.tensor(matrix, dtype=dtype, device=device) for matrix in found))

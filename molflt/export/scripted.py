@@ -18,7 +18,7 @@ from molflt.attention.config import FourierConfig, LocalConfig
 from molflt.attention.context import FourierPositions
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
 from molflt.attention.layer import FourierAttention
-from molflt.attention.moments import second_power, soft_unit, typical_neighbours
+from molflt.attention.moments import second_power, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import GAUSSIAN_END, envelope
 from molflt.attention.vectors import COMPONENTS
@@ -261,7 +261,7 @@ class ScriptedEnergy(nn.Module):
         fade = envelope(distances, self.cutoff)
         basis = self.radial(distances, z[i], z[j])
         self_basis = self.radial(torch.zeros(n, dtype=dtype, device=positions.device), z, z)
-        unit = soft_unit(delta)
+        unit = delta / (1 + delta.square().sum(dim=1, keepdim=True)).sqrt()
         powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
         weighted = basis * (fade / self.root_neighbours)[:, None]
         pairs, waves = torch.zeros((0, 0, 0), dtype=dtype), torch.zeros((0, 0), dtype=dtype)

@@ -134,9 +134,7 @@ class UndampedMethod(FarMethod):
                 found.append(sum_over_pairs(group, positions, cell, estimate, n))
         return found
 
-    def _estimate(
-        self, xi: Tensor, coefficients: Tensor, repeats: bool, dtype: torch.dtype, delta: Tensor
-    ) -> Tensor:
+    def _estimate(self, xi: Tensor, coefficients: Tensor, repeats: bool, dtype: torch.dtype, delta: Tensor) -> Tensor:
         """(n_weights, ...) of displacements, under the envelope where structures repeat."""
         squared = squared_norm(delta, dtype)
         if self.directions == "averaged":

@@ -71,7 +71,9 @@ class Sinc(torch.autograd.Function):
 
 def formula(basis, squared):
     shape = torch.exp(-squared / (2 * basis.widths[:, None] ** 2)) * basis.amplitudes[:, None]
-    return shape if basis.turned is None else shape * Sinc.apply((basis.turned / basis.widths)[:, None] ** 2 * squared, 1.5)
+    if basis.turned is None:
+        return shape
+    return shape * Sinc.apply((basis.turned / basis.widths)[:, None] ** 2 * squared, 1.5)
 
 
 @pytest.mark.parametrize("spectrum", ["gaussians", "sampled", "both"])
