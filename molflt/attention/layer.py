@@ -173,29 +173,30 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         self.one: Tensor
         self.register_buffer("one", torch.ones(1, 1, 1), persistent=False)
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        moments = prepared.context.moments
-        if self.moments is None or moments is None:
-            projected = together(x, [self.query_key.projection, self.value, *self._gates])
-            return self.output(self._attended(x, projected, None, geometry, prepared))
-        vectors = x
-        if self.stream is not None:
-            x, vectors = x.split([self.dim, COMPONENTS * self.vector_channels], dim=1)
-        projected = together(x, [self.query_key.projection, self.value, *self._gates, self.moments.value])
-        sums = self.moments.sums(projected.pop(), moments)
-        if self.stream is None:
-            return self.output(self._attended(x, projected, None, geometry, prepared)) + self.moments.read(sums)
-        given = vectors.view(-1, COMPONENTS, self.vector_channels)
-        tensors = given + self.stream.take(sums)
-        values = self.stream.values(x, tensors)
-        attended = self._attended(x, projected, values, geometry, prepared).view(len(x), self.n_heads, -1)
+    def forward(
+        self, x: Tensor, geometry: Geometry, prepared: Prepared, tensors: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See :class:`AttentionLayer`; with a stream of vectors, these are given and returned, too."""
+        stream, own = self.stream, self.moments
+        linears = [self.query_key.projection, self.value, *self._gates]
+        if stream is not None:
+            linears += [stream.gate, stream.sender_gate]
+        projected = together(x, linears if own is None else [*linears, own.value])
+        if own is None:
+            return self.output(self._attended(projected, None, geometry, prepared))
+        assert prepared.context.moments is not None
+        sums = own.sums(projected.pop(), prepared.context.moments)
+        if stream is None:
+            return self.output(self._attended(projected, None, geometry, prepared)) + own.read(sums)
+        assert tensors is not None
+        tensors = tensors + stream.take(sums)
+        values, gates = stream.values(projected.pop(), tensors), projected.pop()
+        attended = self._attended(projected, values, geometry, prepared).view(len(x), self.n_heads, -1)
         far, near = self._far_vectors, values.shape[2] - self._far_vectors
         first, heads, others = attended.split([far, attended.shape[2] - far - near, near], dim=2)
-        tensors = tensors + self.stream.gather(torch.cat([first, others], dim=2))
-        of_products, change = self.stream.products(x, tensors)
-        out = self.output(heads.flatten(1)) + self.moments.read(sums) + of_products
-        return torch.cat([out, (tensors - given + change).flatten(1)], dim=1)
+        tensors = tensors + stream.gather(torch.cat([first, others], dim=2))
+        of_products, change = stream.products(gates, tensors)
+        return self.output(heads.flatten(1)) + own.read(sums) + of_products, tensors + change
 
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
@@ -209,7 +210,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         return [self.query_gate.linear, self.key_gate.linear] if gated else []
 
     def _attended(
-        self, x: Tensor, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry, prepared: Prepared
+        self, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry, prepared: Prepared
     ) -> Tensor:
         """(n_atoms, n_heads · channels): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij.
 

@@ -62,9 +62,14 @@ class VectorStream(nn.Module):
             return self.source(torch.cat([moments[:, 1:4], traceless, moments[:, 7:]], dim=1))
         return self.source(_times(_constants(moments).without_traces, moments))
 
-    def values(self, x: Tensor, tensors: Tensor) -> Tensor:
-        """What the attention is to carry, (n_atoms, n_heads, 9 C / n_heads), of (n_atoms, dim), (n_atoms, 9, C)."""
-        values = self.value(gated(1 + self.sender_gate(x), bounded(tensors)))
+    def values(self, gates: Tensor, tensors: Tensor) -> Tensor:
+        """What the attention is to carry, (n_atoms, n_heads, 9 C / n_heads).
+
+        Args:
+            gates: (n_atoms, 2 C), of ``sender_gate``.
+            tensors: (n_atoms, 9, C).
+        """
+        values = self.value(gated(1 + gates, bounded(tensors)))
         # A head's channels one after another, for the far field carries the first of them.
         return values.unflatten(2, [self.n_heads, -1]).permute(0, 2, 3, 1).flatten(2)
 
@@ -72,11 +77,11 @@ class VectorStream(nn.Module):
         """What the attention has made of them, of the same shape → (n_atoms, 9, C)."""
         return self.gathered(carried.reshape(carried.shape[0], self.n_channels, -1).transpose(1, 2))
 
-    def products(self, x: Tensor, tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """(n_atoms, dim), (n_atoms, 9, C) → what products of the latter add to either."""
+    def products(self, gates: Tensor, tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """(n_atoms, 5 C) of ``gate``, (n_atoms, 9, C) → what products of the latter add to scalars and to them."""
         one = bounded(tensors)
         equivariant, invariants = products(one, self.mix(one))
-        of_scalars, of_tensors = (1 + self.gate(x)).split([3 * self.n_channels, 2 * self.n_channels], 1)
+        of_scalars, of_tensors = (1 + gates).split([3 * self.n_channels, 2 * self.n_channels], 1)
         return self.output(of_scalars * invariants.flatten(1)), self.product(gated(of_tensors, equivariant))
 
 

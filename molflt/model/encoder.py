@@ -96,23 +96,19 @@ class EncoderLayer(nn.Module):
         with full_precision(geometry.positions.device):
             return self.attention.prepare(geometry, context)
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
-        """(n_atoms, dim + 9 C), see :class:`AttentionLayer` → the same."""
-        if x.shape[1] > self.dim:
-            return self._with_vectors(x, geometry, prepared)
+    def forward(
+        self, x: Tensor, vectors: Tensor | None, geometry: Geometry, prepared: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scalars (n_atoms, dim) and vectors, if any, (n_atoms, 9, C) → the same."""
+        # Neither normalisation nor dropout may act on the components of a vector.
         with full_precision(x.device):
-            x = x + self.dropout(self.attention(normalised(self.attention_norm, x), geometry, prepared))
-        return x + self.dropout(self.ffn(normalised(self.ffn_norm, x)))
-
-    def _with_vectors(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
-        """The same; neither normalisation nor dropout may act on the components of a vector."""
-        widths = [self.dim, x.shape[1] - self.dim]
-        x, vectors = x.split(widths, dim=1)
-        with full_precision(x.device):
-            state = torch.cat([normalised(self.attention_norm, x), vectors], dim=1)
-            change, turned = self.attention(state, geometry, prepared).split(widths, dim=1)
+            normal = normalised(self.attention_norm, x)
+            if vectors is None:
+                change = self.attention(normal, geometry, prepared)
+            else:
+                change, vectors = self.attention(normal, geometry, prepared, vectors)
             x = x + self.dropout(change)
-        return torch.cat([x + self.dropout(self.ffn(normalised(self.ffn_norm, x))), vectors + turned], dim=1)
+        return x + self.dropout(self.ffn(normalised(self.ffn_norm, x))), vectors
 
 
 class Encoder(nn.Module):
@@ -132,31 +128,27 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(layer, dim, ffn_dim, dropout) for layer in layers)
         self.n_recycles = n_recycles
         self.checkpoint_recycles = False
-        self.dim, self.vector_width = dim, COMPONENTS * max((layer.vector_channels for layer in layers), default=0)
+        self.vector_channels = max((layer.vector_channels for layer in layers), default=0)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, geometry: Geometry, context: Context) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim). ``geometry`` and ``context`` serve every layer and recycle."""
         layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
-        if self.vector_width:
-            x = torch.cat([x, x.new_zeros(len(x), self.vector_width)], dim=1)
+        vectors = x.new_zeros(len(x), COMPONENTS, self.vector_channels) if self.vector_channels else None
         if self.n_recycles == 1:
             for layer in layers:
-                x = layer(x, geometry, layer.prepare(geometry, context))
-            return normalised(self.norm, self._scalars(x))
+                x, vectors = layer(x, vectors, geometry, layer.prepare(geometry, context))
+            return normalised(self.norm, x)
         prepared = [layer.prepare(geometry, context) for layer in layers]
 
-        def once(x: Tensor) -> Tensor:
+        def once(x: Tensor, vectors: Tensor | None) -> tuple[Tensor, Tensor | None]:
             for layer, ready in zip(layers, prepared, strict=True):
-                x = layer(x, geometry, ready)
-            return x
+                x, vectors = layer(x, vectors, geometry, ready)
+            return x, vectors
 
         for _ in range(self.n_recycles):
             if self.checkpoint_recycles and torch.is_grad_enabled():
-                x = checkpoint(once, x, use_reentrant=False)
+                x, vectors = checkpoint(once, x, vectors, use_reentrant=False)
             else:
-                x = once(x)
-        return normalised(self.norm, self._scalars(x))
-
-    def _scalars(self, x: Tensor) -> Tensor:
-        return x[:, : self.dim] if self.vector_width else x
+                x, vectors = once(x, vectors)
+        return normalised(self.norm, x)
