@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.jit import is_scripting  # type: ignore[attr-defined]
 
 
 def envelope(distances: Tensor, cutoff: float) -> Tensor:
@@ -56,6 +57,8 @@ def shortened(x: Tensor, floor: float, groups: Tensor | None = None) -> Tensor:
         floor: positive.
         groups: (m, m), symmetric, Σ_l groups_kl |x_l|² stands for |x_k|²: vectors of one group have one length.
     """
+    if is_scripting():
+        return x * (_dot(x, x, groups) + floor).rsqrt()
     found: Tensor = _Shortened.apply(x, floor, groups)
     return found
 

@@ -20,7 +20,7 @@ from molflt.attention.kernels.random_features import RandomFeatureKernel, positi
 from molflt.attention.layer import FourierAttention
 from molflt.attention.moments import second_power, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis
-from molflt.attention.smooth import GAUSSIAN_END, envelope
+from molflt.attention.smooth import GAUSSIAN_END, envelope, shortened
 from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
 from molflt.export.far_field import FarField
@@ -261,7 +261,7 @@ class ScriptedEnergy(nn.Module):
         fade = envelope(distances, self.cutoff)
         basis = self.radial(distances, z[i], z[j])
         self_basis = self.radial(torch.zeros(n, dtype=dtype, device=positions.device), z, z)
-        unit = delta / (1 + delta.square().sum(dim=1, keepdim=True)).sqrt()
+        unit = shortened(delta, 1.0)
         powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
         weighted = basis * (fade / self.root_neighbours)[:, None]
         pairs, waves = torch.zeros((0, 0, 0), dtype=dtype), torch.zeros((0, 0), dtype=dtype)
