@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.far.members import REFERENCE_DENSITY
-from molflt.attention.layout import Entries
 from molflt.attention.near import Neighbourhood
 from molflt.attention.places import place_rows
 from molflt.attention.smooth import shortened
+from molflt.attention.sparse import SparsePattern, of_columns
 
 
 @dataclass
@@ -32,50 +31,19 @@ class NeighbourSlots:
     """Neighbours of some atoms, as many places for each as the one with the most has.
 
     Attributes:
-        atoms: which atoms, consecutive ones.
-        entries: of the batch.
+        pattern: of all places, who is in which.
         basis: (n, width, n_rbf) φ·env over the root of the typical number of neighbours; 0 where there is none.
         powers: (n, 10, width) 1, û, û ⊗ û.
     """
 
-    atoms: slice
-    entries: Entries
+    pattern: SparsePattern
     basis: Tensor
     powers: Tensor
 
     def moments(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """Values of all atoms (n_atoms, n_channels) → (n, 10, n_channels)."""
-        n, width = self.basis.shape[:2]
-        if n == len(values):
-            at_neighbours = _AtSlots.apply(values, self.entries.sender_of_slot, self.entries.reverse_of_slot, width)
-        else:
-            some = slice(self.atoms.start * width, self.atoms.stop * width)
-            at_neighbours = values.index_select(0, self.entries.sender_of_slot[some])
-        return self.powers @ (filters(self.basis) * at_neighbours.view(n, width, -1))
-
-
-class _AtSlots(torch.autograd.Function):
-    """Of every place the value of the atom there, and of every atom the sum over its places: nothing is scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, sender: Tensor, reverse: Tensor, width: int) -> Tensor:
-        ctx.places = sender, reverse, width
-        return values.index_select(0, sender)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _FromSlots.apply(gradient, *ctx.places), None, None, None
-
-
-class _FromSlots(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, at_slots: Tensor, sender: Tensor, reverse: Tensor, width: int) -> Tensor:
-        ctx.places = sender, reverse, width
-        return at_slots.index_select(0, reverse).view(-1, width, at_slots.shape[1]).sum(dim=1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _AtSlots.apply(gradient, *ctx.places), None, None, None
+        at_neighbours = of_columns(self.pattern, values).view(*self.basis.shape[:2], -1)
+        return self.powers @ (filters(self.basis) * at_neighbours)
 
 
 def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) -> NeighbourSlots:
@@ -93,9 +61,12 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     basis = neighbourhood.basis_of(entries) * weight[:, None]
     unit = place_rows(unit, slots, n * width)
     powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
+    starts = torch.arange(0, n * width + 1, max(width, 1), device=slots.device)
+    senders, reverse = around.sender_of_slot, around.reverse_of_slot
+    if n < len(around.row_starts) - 1:
+        senders, reverse = senders[atoms.start * width : atoms.stop * width], None
     return NeighbourSlots(
-        atoms,
-        around,
+        SparsePattern(starts, senders, len(around.row_starts) - 1, reverse),
         place_rows(basis, slots, n * width).view(n, width, -1),
         powers.view(n, width, -1).transpose(1, 2).contiguous(),
     )

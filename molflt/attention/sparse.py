@@ -42,7 +42,7 @@ class SparsePattern:
         self.row_starts = row_starts.to(index)
         self.columns = columns.to(index)
         self.n_columns = n_columns
-        self.reverse = reverse
+        self.reverse = None if reverse is None else reverse.to(index)
         self._origin: tuple[SparsePattern, Tensor] | None = None
         self._stacked: dict[int, SparsePattern] = {}
         self._masks: dict[torch.dtype, Tensor] = {}
