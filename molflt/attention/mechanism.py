@@ -68,7 +68,7 @@ class AttentionLayer(nn.Module, Generic[ContextT, PreparedT]):
         """
         raise NotImplementedError
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: PreparedT) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, prepared: PreparedT) -> Tensor | tuple[Tensor, Tensor]:
         """(n_atoms, dim) → (n_atoms, dim); ``prepared`` comes from :meth:`prepare`.
 
         A layer with vectors is given them as a fourth argument, (n_atoms, 9, C), and returns both what is to be added

@@ -62,9 +62,8 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     unit = place_rows(unit, slots, n * width)
     powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
     starts = torch.arange(0, n * width + 1, max(width, 1), device=slots.device)
-    senders, reverse = around.sender_of_slot, around.reverse_of_slot
-    if n < len(around.row_starts) - 1:
-        senders, reverse = senders[atoms.start * width : atoms.stop * width], None
+    senders = around.sender_of_slot[atoms.start * width : atoms.stop * width]
+    reverse = around.reverse_of_slot if len(senders) == len(around.sender_of_slot) else None
     return NeighbourSlots(
         SparsePattern(starts, senders, len(around.row_starts) - 1, reverse),
         place_rows(basis, slots, n * width).view(n, width, -1),

@@ -48,6 +48,12 @@ class VectorStream(nn.Module):
 
     def __init__(self, dim: int, n_heads: int, n_moments: int, n_channels: int, far_channels: int) -> None:
         super().__init__()
+        self.orders: Tensor
+        self.groups: Tensor
+        self.traces: Tensor
+        self.left: Tensor
+        self.right: Tensor
+        self.sums: Tensor
         self.n_heads, self.n_channels, self.far_channels = n_heads, n_channels, far_channels
         self.source = PerOrder(n_moments, n_channels)
         self.value = PerOrder(n_channels, n_channels)
