@@ -140,7 +140,7 @@ def _times(matrix: Tensor, tensors: Tensor) -> Tensor:
 
 
 def _orders() -> Tensor:
-    return torch.eye(2).repeat_interleave(torch.tensor([3, 6]), dim=0)
+    return torch.eye(2)[[0] * 3 + [1] * 6]
 
 
 def _terms() -> tuple[Tensor, Tensor, Tensor]:

@@ -58,8 +58,8 @@ class _SlopeNormalised(torch.autograd.Function):
     def backward(ctx: Any, *to_slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         gradient, x, weight, mean, scale, slope = ctx.saved_tensors
         along, *of_parameters = to_slopes
-        assert along is not None
         assert of_parameters == [None, None], "parameters have a first derivative only"
+        assert along is not None
         turned = _layer_norm_backward(along, x, mean, scale, None)[0]
         standard, share = (x - mean) * scale, weight / x.shape[-1]
         both = turned * gradient

@@ -209,8 +209,8 @@ class _SlopeOnPairs(torch.autograd.Function):
     def backward(ctx: Any, *to_slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         gradients, squared, amplitudes, scales, (slope, bend) = ctx.saved_tensors
         to_squared, *of_parameters = to_slopes
-        assert to_squared is not None
         assert of_parameters == [None, None], "parameters have a first derivative only"
+        assert to_squared is not None
         flat, along = squared.reshape(-1), to_squared.reshape(-1)
         weighted = gradients * along
         bent, both = weighted * bend, amplitudes * scales
