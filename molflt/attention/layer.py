@@ -185,7 +185,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         if own is None:
             return self.output(self._attended(projected, None, geometry, prepared))
         assert prepared.context.moments is not None
-        sums = own.sums(projected.pop(), prepared.context.moments)
+        sums = prepared.context.moments.sums(own.filters, projected.pop())
         if stream is None:
             return self.output(self._attended(projected, None, geometry, prepared)) + own.read(sums)
         assert tensors is not None

@@ -142,11 +142,7 @@ class LocalMoments(nn.Module):
 
     def forward(self, x: Tensor, moments: NeighbourMoments) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
-        return self.read(self.sums(self.value(x), moments))
-
-    def sums(self, values: Tensor, moments: NeighbourMoments) -> Tensor:
-        """(n_atoms, n_channels), of ``value`` → moments (n_atoms, 10, n_channels)."""
-        return moments.sums(self.filters, values)
+        return self.read(moments.sums(self.filters, self.value(x)))
 
     def read(self, moments: Tensor) -> Tensor:
         """(n, 10, n_channels) → (n, dim): moments and their products, as the layer sees them."""

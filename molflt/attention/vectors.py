@@ -99,7 +99,7 @@ class VectorStream(nn.Module):
         terms = _times(self.left, one) * _times(self.right, self.mix(one))
         sums = torch.add(torch.add(self.sums[0], self.sums[1], alpha=math.sqrt(0.5)), self.sums[2], alpha=-1 / 3)
         # S V' and V ⊗ V', symmetric and traceless; V·V' and S:S', to which V·S V' comes.
-        equivariant, invariants = _times(sums, terms).split([COMPONENTS, 2], dim=1)
+        equivariant, invariants = _times(sums, terms).split([len(self.orders), 2], dim=1)
         invariants = torch.cat([invariants, _times(self.orders.t()[:1], one * equivariant)], dim=1)
         of_scalars, of_tensors = (1 + gates).split([3 * self.n_channels, 2 * self.n_channels], 1)
         return self.output(of_scalars * invariants.flatten(1)), self.product(self.gated(of_tensors, equivariant))
