@@ -63,7 +63,7 @@ def meshes_and_error(positions: np.ndarray, n_senders: int = 4) -> tuple[list[me
         each = torch.eye(len(basis), dtype=torch.float64)
         found = operator(each, unit[:, None].expand(-1, len(basis), -1)).transpose(1, 2)
         squared = torch.from_numpy(((positions[:, None] - positions[senders][None]) ** 2).sum(-1))
-        error = (found - basis.values(squared)).abs() / basis.amplitudes
+        error = (found - basis.on_pairs(squared).movedim(0, -1)).abs() / basis.amplitudes
     pieces = (
         [piece for _, piece in operator.pieces] if isinstance(operator, mesh_module.PiecesOperator) else [operator]
     )
