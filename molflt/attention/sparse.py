@@ -86,8 +86,9 @@ class SparsePattern:
         if self.columns.is_cpu and self.n_entries > _SORTED:
             starts, rows, order = self._counted()
         else:
-            order = torch.argsort(self.columns, stable=True).to(self.columns.dtype)
-            starts, rows = _starts(self.columns, self.n_columns), self.rows[order]
+            columns, order = torch.sort(self.columns, stable=True)
+            starts, rows = _starts(columns, self.n_columns), self.rows.index_select(0, order)
+            order = order.to(self.columns.dtype)
         turned = SparsePattern(starts, rows, self.n_rows)
         turned._origin = (self, order)
         return turned, order
@@ -343,10 +344,9 @@ def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def _starts(sorted_or_not: Tensor, n: int) -> Tensor:
-    """(n + 1,) where each of n values would start if they were sorted."""
-    counts = torch.bincount(sorted_or_not, minlength=n)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(dim=0)])
+def _starts(ascending: Tensor, n: int) -> Tensor:
+    """(n + 1,) where each of n values starts."""
+    return torch.searchsorted(ascending, torch.arange(n + 1, dtype=ascending.dtype, device=ascending.device))
 
 
 _MKL_DTYPES = (torch.float32, torch.float64)

@@ -10,10 +10,8 @@ rounding and stay free.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,10 +21,6 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from ase.stress import full_3x3_to_voigt_6_stress
 from torch_geometric.data import Batch
 
-from molflt.attention.far.field import ExactMethod
-from molflt.attention.far.members import GaussianBasis
-from molflt.attention.far.mesh import Grid, Mesh
-from molflt.attention.geometry import Structure
 from molflt.attention.layout import Plan
 from molflt.calculator.domain_warnings import DomainWarnings
 from molflt.choices import TagConvention
@@ -45,12 +39,6 @@ from molflt.vocabulary import DIFFERENTIABLE
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
-COARSEST = 1.05
-"""How much wider than its tolerance asks for the spacing of a held grid may become before a new one is taken: its
-error falls with the seventh power of the spacing, and stays below the stated ε, of which it uses two thirds."""
-LARGEST = 2.0
-"""How many times the grid points of one along the present axes a held grid may need, when its structure has turned or
-an atom has left it, before a new one is taken."""
 
 
 class MolFLTCalculator(Calculator):
@@ -240,52 +228,19 @@ def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
     return load(model, device, precision)
 
 
-class HeldMesh(Mesh):
-    """A particle mesh that keeps its grid from one structure to the next, as long as it fits."""
-
-    def __init__(self, tolerance: float) -> None:
-        super().__init__(tolerance)
-        self._held: dict[int, Grid] = {}
-
-    def grid(self, structure: Structure, basis: GaussianBasis) -> Grid:
-        """See :class:`Mesh`."""
-        # A structure in pieces has one for each, told apart by their atoms.
-        n = len(structure)
-        own, held = super().grid(structure, basis), self._held.get(n)
-        if held is not None and held.spacing <= own.spacing:
-            fine = all(have * COARSEST >= need for have, need in zip(held.n_periodic, own.n_periodic, strict=True))
-            points, needed = (math.prod(self.n_planes(grid, structure)) for grid in (held, own))
-            if fine and points <= LARGEST * needed:
-                return held
-        self._held[n] = own
-        return own
-
-
 class HeldMethod:
     """Keeps the plan of one model, and the way of its far field while the atoms of a structure stay the same ones."""
 
     def __init__(self, model: EnergyModel) -> None:
         self._model, self._plan = model, model.plan()
-        self._held: tuple[tuple[bytes, bytes], Plan, HeldMesh] | None = None
+        self._held: tuple[tuple[bytes, bytes], Plan] | None = None
 
     @contextmanager
     def applied(self, batch: Batch) -> Iterator[EnergyModel]:
         """The model, with the batch laid out in the way held, chosen anew for other atoms or periodic directions."""
-        method, plan = self._model.positions.method, self._plan
-        if plan.far is None or not isinstance(method, ExactMethod):
-            batch.layout = plan(batch).to(self._model.device)
-            yield self._model
-            return
         atoms = (batch.atomic_numbers.cpu().numpy().tobytes(), batch.pbc.cpu().numpy().tobytes())
-        if self._held is None or atoms != self._held[0]:
-            far = plan(batch).far
-            assert far is not None
-            held = replace(plan, far=replace(plan.far, way=far.groups[0].way))
-            self._held = atoms, held, HeldMesh(method.tolerance)
-        _, plan, mesh = self._held
-        batch.layout = plan(batch).to(self._model.device)
-        own, method.mesh = method.mesh, mesh
-        try:
-            yield self._model
-        finally:
-            method.mesh = own
+        plan = self._held[1] if self._held is not None and atoms == self._held[0] else self._plan
+        layout = plan(batch)
+        self._held = atoms, plan.holding(layout)
+        batch.layout = layout.to(self._model.device)
+        yield self._model

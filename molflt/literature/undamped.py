@@ -15,13 +15,12 @@ from scipy.special import gammaincinv
 from torch import Tensor, nn
 
 from molflt.attention.far.field import FarField, FarMethod, of_groups
-from molflt.attention.far.images import safe_norm
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.pairs import Displacements, members_on_pairs, squared_norm, sum_over_pairs
 from molflt.attention.far.waves import OnWaves
 from molflt.attention.far.ways import FarPlan
 from molflt.attention.geometry import Geometry
-from molflt.attention.smooth import envelope
+from molflt.attention.smooth import envelope, safe_norm
 from molflt.literature.names import Directions, Proposal, Radii, SpectrumKind
 
 SCALE_MARGIN = 2.0

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from molflt.attention.far.images import safe_norm, squared_norm
+from molflt.attention.smooth import safe_norm, squared_norm
 from molflt.errors import InputError
 from molflt.literature.spectra.spectrum import Spectrum, check_dimension, log_parameter, normal_noise
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.far.images import squared_norm
+from molflt.attention.smooth import squared_norm
 from molflt.errors import InputError
 from molflt.literature.spectra.spectrum import Spectrum, check_dimension, log_parameter, normal_noise
 

@@ -6,6 +6,7 @@ import torch
 from ase import Atoms
 
 from molflt.attention.far import members as members_module
+from molflt.attention.far.grid import MeshMember
 from molflt.attention.far.ways import FarPlan, Group, half_lattice, images
 from molflt.errors import InputError
 from tests.attention.far.oracles import (
@@ -126,7 +127,14 @@ def test_too_many_waves_are_refused_before_they_are_made():
 
 
 def groups_of(atoms: list[Atoms], **keys) -> tuple[Group, ...]:
-    plan = FarPlan(**{"way": None, "longest": 0.4, "reach": 100.0, "padding": 60.0, **keys})
+    numbers = {
+        "longest": 0.4,
+        "reach": 100.0,
+        "padding": 60.0,
+        "spacing": 0.7,
+        "members": (MeshMember(1.5, 0.4, 60.0),),
+    }
+    plan = FarPlan(**{"way": None, **numbers, **keys})
     structures = zip(*((a.positions, np.asarray(a.cell), a.pbc) for a in atoms), strict=True)
     positions, cells, pbc = structures
     return plan.groups(positions, np.array(cells), np.array(pbc))
