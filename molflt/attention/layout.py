@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from molflt.attention.far.images import Structure
 from molflt.attention.far.ways import FarPlan, Groups, LadderPlan, grouped, held_of
 from molflt.attention.places import Movable, Places, places_of
 from molflt.attention.sparse import SparsePattern
@@ -204,9 +205,10 @@ class Plan:
         inside = np.einsum("ek,ek->e", delta, delta) < ((self.cutoff + 2 * self.skin) * (1 + 1e-6)) ** 2
         if near is None or not inside.all():
             near = entries_of(edge_index[:, inside], offsets[inside], len(positions))
-        parts, groups = np.split(positions, starts[1:-1]), []
+        each = zip(np.split(positions, starts[1:-1]), cells, pbc, strict=True)
+        structures, groups = [Structure(*one) for one in each], []
         for plan in (self.far, self.charges):
-            groups.append(None if plan is None else grouped(plan.groups(parts, cells, pbc, self.skin), starts))
+            groups.append(None if plan is None else grouped(plan.groups(structures, self.skin), starts))
         return Layout(
             plan=self,
             sizes=tuple(sizes.tolist()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from molflt.calculator.ase_calculator import HeldMesh
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from tests.attention.structures import STRUCTURES, batch_of, random_rotation, rotated
@@ -32,7 +31,14 @@ def make_model(method: str) -> EnergyModel:
     """The mesh keeps its grid, as it does in the calculator: where the grid lies is chosen, not differentiated."""
     model = make(METHODS[method], cutoff=4.0, pair_types=False)
     if method == "mesh":
-        model.positions.method.mesh = HeldMesh(METHODS["mesh"]["tolerance"])
+        plans = [model.plan()]
+
+        def layout(batch, n_max=None):
+            found = plans[-1](batch, n_max)
+            plans.append(plans[-1].holding(found))
+            return found
+
+        model.layout = layout
     return model
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.far.grid import MeshMember, spacing_in_widths
+from molflt.attention.far.grid import covering_needs, spacing_in_widths
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
 from molflt.attention.far.mesh import on_mesh
 from molflt.attention.far.pairs import squared_norm, sum_over_pairs
@@ -82,15 +82,15 @@ class ExactMethod(FarMethod):
         each = basis.equal_widths(), basis.cutoffs(self.tolerance), basis.widths
         needs = torch.stack([numbers.detach().double() for numbers in each], dim=1).tolist()
         clear = cutoff_factor(self.tolerance / 10)
-        members = tuple(MeshMember(equal, TAPER * end, clear * width) for equal, end, width in needs)
-        most = MeshMember.covering(members)
+        members = tuple((equal, TAPER * end, clear * width) for equal, end, width in needs)
+        finest, longest, padding = covering_needs(members)
         return FarPlan(
             self.way,
-            0.0 if self.way == "pairs" else MARGIN * most.longest,
+            0.0 if self.way == "pairs" else MARGIN * longest,
             MARGIN * basis.reach,
-            MARGIN * most.padding,
+            MARGIN * padding,
             dense,
-            spacing_in_widths(self.tolerance) * most.width,
+            spacing_in_widths(self.tolerance) * finest,
             members,
         )
 

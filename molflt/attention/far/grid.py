@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.linalg import block_diag
 from torch import Tensor
 
-from molflt.attention.far.images import open_directions, padded_cell
+from molflt.attention.far.images import Structure, open_directions, padded_cell
 from molflt.attention.places import Movable
 from molflt.errors import InputError
 
@@ -26,26 +27,15 @@ LARGEST = 2.0
 an atom has left it, before a new one is taken."""
 
 
-@dataclass(frozen=True)
-class MeshMember:
-    """What one member of f needs of a mesh.
+Needs = tuple[float, float, float]
+"""What a member of f needs of a mesh: Å, the width of the Gaussian that needs the same grid; 1/Å, up to which it has
+waves; Å by which artificial cell vectors are longer than a structure."""
 
-    Attributes:
-        width: Å, of the Gaussian that needs the same grid.
-        longest: 1/Å, up to which it has waves.
-        padding: Å by which artificial cell vectors are longer than a structure.
-    """
 
-    width: float
-    longest: float
-    padding: float
-
-    @staticmethod
-    def covering(members: Sequence[MeshMember]) -> MeshMember:
-        """One that needs as much as any of some."""
-        return MeshMember(
-            min(m.width for m in members), max(m.longest for m in members), max(m.padding for m in members)
-        )
+def covering_needs(members: Sequence[Needs]) -> Needs:
+    """What some members need together."""
+    widths, longest, paddings = zip(*members, strict=True)
+    return min(widths), max(longest), max(paddings)
 
 
 @dataclass(frozen=True)
@@ -64,19 +54,18 @@ class Grid:
     n_periodic: np.ndarray
     spacing: float
 
-    def points(self, positions: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions in units of the spacing, (n, 3), and how many units an ångström may be along each axis, (3,)."""
+    def inverse(self, cell: np.ndarray) -> np.ndarray:
+        """(3, 3) by which positions are multiplied to be in units of the grid."""
         periodic = self.n_periodic[:, None]
         steps = np.where(periodic > 0, cell / np.maximum(periodic, 1), self.spacing * self.directions)
-        inverse = np.linalg.inv(steps)
-        return positions @ inverse, np.linalg.norm(inverse, axis=0)
+        return np.asarray(np.linalg.inv(steps))
 
-    def planes(self, positions: np.ndarray, cell: np.ndarray, way: float) -> list[np.ndarray]:
+    def planes(self, structure: Structure, way: float) -> list[np.ndarray]:
         """Along each axis, the planes that atoms are spread over, also after a way of so many Å; ascending."""
-        points, scale = self.points(positions, cell)
-        found = []
-        for along, far, n in zip(points.T, way * scale, self.n_periodic, strict=True):
-            first = np.unique(np.floor(along - far).astype(np.int64))
+        found, inverse = [], self.inverse(structure.cell)
+        for along, n in zip(inverse.T, self.n_periodic, strict=True):
+            far = way * np.linalg.norm(along)
+            first = np.unique(np.floor(structure.positions @ along - far).astype(np.int64))
             some = np.unique(first[:, None] + np.arange(1 - NODES, math.ceil(2 * far) + 1))
             found.append(np.unique(some % n) if n else some)
         return found
@@ -91,12 +80,12 @@ class Octave(Movable):
 
     Attributes:
         chosen: (n_members,) their indices; None: all there are.
-        needs: what they need together.
+        longest: 1/Å, up to which they have waves.
         n_waves: K along each axis, up to the end of all transforms, or what the grid can hold.
     """
 
     chosen: Tensor | None
-    needs: MeshMember
+    longest: float
     n_waves: tuple[int, int, int]
 
 
@@ -152,22 +141,18 @@ class Piece(Movable):
 
 
 def piece_of(
+    structure: Structure,
     atoms: np.ndarray,
-    positions: np.ndarray,
-    cell: np.ndarray,
-    pbc: np.ndarray,
     spacing: float,
-    members: Sequence[MeshMember],
+    members: Sequence[Needs],
     held: Sequence[Grid],
     way: float,
 ) -> Piece:
     """Some atoms, (n,) indices, of a structure.
 
     Args:
-        atoms: their indices in the structure.
-        positions: (n, 3) Å, of these atoms.
-        cell: (3, 3) Å.
-        pbc: (3,) bool.
+        structure: of which they are.
+        atoms: their indices.
         spacing: Å between planes.
         members: of f.
         held: grids of the structure that are kept if they fit.
@@ -176,73 +161,70 @@ def piece_of(
     Raises:
         InputError: the grid would not fit into the memory of a usual machine.
     """
-    n, positions = len(atoms), positions - positions.mean(axis=0)
+    cell, pbc, n = structure.cell, structure.pbc, len(atoms)
+    some = structure.positions[atoms]
+    own = Structure(some - some.mean(axis=0), cell, pbc)
     counts = np.maximum(NODES, np.ceil(np.linalg.norm(cell, axis=1) / spacing)).astype(np.int64)
-    grid = Grid(n, open_directions(positions, cell, pbc), np.where(pbc, counts, 0), spacing)
-    planes = grid.planes(positions, cell, way)
+    grid = Grid(n, open_directions(own), np.where(pbc, counts, 0), spacing)
+    planes = grid.planes(own, way)
     for other in held:
         if other.n_atoms == n and other.spacing <= spacing and (other.n_periodic * COARSEST >= grid.n_periodic).all():
-            some = other.planes(positions, cell, way)
-            if math.prod(map(len, some)) <= LARGEST * math.prod(map(len, planes)):
-                grid, planes = other, some
-    cubes = (grid.points(positions, cell)[0] // _CUBE).astype(np.int64)
+            theirs = other.planes(own, way)
+            if math.prod(map(len, theirs)) <= LARGEST * math.prod(map(len, planes)):
+                grid, planes = other, theirs
+    cubes = (own.positions @ grid.inverse(cell) // _CUBE).astype(np.int64)
     order = np.lexsort(cubes.T[::-1])
-    return Piece(torch.from_numpy(atoms[order]), _on_grid(grid, planes, positions, cell, pbc, members, way))
+    return Piece(torch.from_numpy(atoms[order]), _on_grid(grid, planes, own, members, way))
 
 
 def _on_grid(
-    grid: Grid,
-    planes: list[np.ndarray],
-    positions: np.ndarray,
-    cell: np.ndarray,
-    pbc: np.ndarray,
-    members: Sequence[MeshMember],
-    way: float,
+    grid: Grid, planes: list[np.ndarray], structure: Structure, members: Sequence[Needs], way: float
 ) -> OnGrid:
-    n_planes, octaves, is_orthogonal = tuple(map(len, planes)), [], True
-    for some in [range(len(members))] if pbc.all() else _octaves(members):
-        needs = MeshMember.covering([members[t] for t in some])
-        box = padded_cell(positions, cell, pbc, grid.directions, needs.padding)
+    repeats, octaves, paddings, is_orthogonal = grid.n_periodic > 0, [], [], True
+    x, y, z = map(len, planes)
+    for some in [range(len(members))] if repeats.all() else _octaves(members):
+        _, longest, padding = covering_needs([members[t] for t in some])
+        box = padded_cell(structure, grid.directions, padding)
         is_orthogonal &= _is_orthogonal(np.linalg.inv(box))
-        n_waves = _n_waves(grid, np.linalg.norm(box, axis=1), needs.longest, way)
-        (u, v, w), (x, y, z) = (2 * k + 2 for k in n_waves), n_planes
+        n_waves = _n_waves(grid, np.linalg.norm(box, axis=1), longest, way)
+        u, v, w = (2 * k + 2 for k in n_waves)
         if max(x * y * z, u * y * z, u * v * z, u * v * w) > MOST_POINTS:
             raise InputError(
-                f"a structure of {len(positions):,} atoms needs a mesh of more than {MOST_POINTS:,} points; "
-                "look for atoms that are far from all others"
+                f"a structure of {grid.n_atoms:,} atoms needs a mesh of more than {MOST_POINTS:,} points; look for "
+                "atoms that are far from all others"
             )
-        octaves.append(Octave(None if pbc.all() else torch.tensor(some), needs, n_waves))
-    lowest = [0 if repeats else int(some[0]) for repeats, some in zip(pbc, planes, strict=True)]
+        octaves.append(Octave(None if repeats.all() else torch.tensor(some), longest, n_waves))
+        paddings.append([padding])
+    lowest = [0 if n else int(some[0]) for n, some in zip(grid.n_periodic, planes, strict=True)]
     width = 1 + max(int(some[-1]) - low for some, low in zip(planes, lowest, strict=True))
     table = np.zeros((3, width), dtype=np.int32)
-    for axis, some in enumerate(planes):
-        table[axis, some - lowest[axis]] = np.arange(len(some)) * math.prod(n_planes[axis + 1 :])
+    for axis, (some, stride) in enumerate(zip(planes, (y * z, z, 1), strict=True)):
+        table[axis, some - lowest[axis]] = np.arange(len(some)) * stride
     numbers = [np.arange(octave.n_waves[axis] + 1.0) for axis in range(3) for octave in octaves]
-    waves = np.zeros((sum(map(len, numbers)), len(numbers)))
-    all_planes, first = np.zeros((len(waves), max(n_planes))), 0
-    for column, k in enumerate(numbers):
-        rows, some = slice(first, first + len(k)), planes[column // len(octaves)]
-        waves[rows, column], all_planes[rows, : len(some)] = k, some
-        first += len(k)
+    waves = block_diag(*[k[:, None] for k in numbers])
+    of_waves = np.zeros((len(waves), max(x, y, z)))
+    axis = np.repeat(np.arange(len(numbers)) // len(octaves), [len(k) for k in numbers])
+    for a, some in enumerate(planes):
+        of_waves[axis == a, : len(some)] = some
     arrays = {
         "directions": grid.directions,
-        "turns": np.where(pbc, 1 / np.maximum(grid.n_periodic, 1), 0.0),
-        "paddings": np.array([[octave.needs.padding] for octave in octaves]),
+        "turns": np.where(repeats, 1 / np.maximum(grid.n_periodic, 1), 0.0),
+        "paddings": np.array(paddings),
         "nodes": np.array(lowest)[:, None] + np.arange(float(NODES)),
-        "periods": np.where(pbc, grid.n_periodic, 1 << 40)[:, None].astype(np.float64),
+        "periods": np.where(repeats, grid.n_periodic, 1 << 40)[:, None].astype(np.float64),
         "starts": width * np.arange(3.0)[:, None],
         "table": table.ravel(),
         "waves": waves,
         "multiplicity": np.where(waves.any(axis=1), 2.0, 1.0),
-        "planes": all_planes,
+        "planes": of_waves,
     }
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return OnGrid(grid, tuple(octaves), is_orthogonal, n_planes, **tensors)
+    return OnGrid(grid, tuple(octaves), is_orthogonal, (x, y, z), **tensors)
 
 
-def _octaves(members: Sequence[MeshMember]) -> list[list[int]]:
+def _octaves(members: Sequence[Needs]) -> list[list[int]]:
     """Indices of the members of each octave of widths."""
-    widths = np.array([member.width for member in members])
+    widths = np.array([width for width, _, _ in members])
     octave = np.floor(np.log2(widths / widths.min()))
     return [np.flatnonzero(octave == k).tolist() for k in np.unique(octave)]
 

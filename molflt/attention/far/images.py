@@ -6,6 +6,7 @@ All of it is decided on the host, before a device is asked.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -15,13 +16,26 @@ from scipy.spatial import cKDTree
 from molflt.errors import InputError
 
 
-def images(
-    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, reach: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+class Structure(NamedTuple):
+    """What the host knows of a structure.
+
+    Attributes:
+        positions: (n, 3) Å.
+        cell: (3, 3) Å, rows are lattice vectors.
+        pbc: (3,) bool, which of them are periodic.
+    """
+
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+
+
+def images(structure: Structure, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Receivers and senders, (n_pairs,), and translations of the senders, (n_pairs, 3), nearer than ``reach`` Å.
 
     Of a structure that does not repeat, all pairs whatever their distance.
     """
+    positions, cell, pbc = structure
     n, rows = len(positions), np.flatnonzero(pbc)
     i, j = (index.ravel() for index in np.indices((n, n)))
     if not len(rows):
@@ -53,20 +67,21 @@ _TRIED_AT_ONCE = 1 << 20
 """Pairs and images whose distances are looked at together."""
 
 
-def expected_images(cell: np.ndarray, pbc: np.ndarray, radius: float) -> float:
+def expected_images(structure: Structure, radius: float) -> float:
     """How many lattice translations a ball of ``radius`` Å holds, judged by volume; at least one."""
-    lattice = cell[pbc]
+    lattice = structure.cell[structure.pbc]
     measure = math.sqrt(abs(np.linalg.det(lattice @ lattice.T))) if len(lattice) else 1.0
     return max(1.0, (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[len(lattice)] / measure)
 
 
-def open_directions(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+def open_directions(structure: Structure) -> np.ndarray:
     """(3, 3): of every axis that does not repeat a unit vector, at right angles to all others; zero for the rest.
 
     For a slab it is the normal; else the principal axes of Σ (r − r̄)(r − r̄)ᵀ, longest first, across the periodic
     axis where there is one. They point where the third moment is positive, and so turn with the structure. Where two
     axes are equally long, or a structure is its own mirror image, they are one choice of several.
     """
+    positions, cell, pbc = structure
     found, periodic = np.zeros((3, 3)), cell[pbc]
     if len(periodic) == 3:
         return found
@@ -89,10 +104,9 @@ def open_directions(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) ->
     return found
 
 
-def padded_cell(
-    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, directions: np.ndarray, padding: float
-) -> np.ndarray:
+def padded_cell(structure: Structure, directions: np.ndarray, padding: float) -> np.ndarray:
     """(3, 3) Å: the periodic vectors, and along the others some so long that their images are nothing."""
+    positions, cell, pbc = structure
     box = np.where(pbc[:, None], cell, 0.0)
     heights = (positions - positions.mean(axis=0)) @ directions.T
     for axis in np.flatnonzero(~pbc):
@@ -139,13 +153,14 @@ def longest_wave(cell: np.ndarray) -> float:
     return float(1 / length[length > 0].min())
 
 
-def far_apart(positions: np.ndarray, pbc: np.ndarray, distance: float) -> list[np.ndarray]:
+def far_apart(structure: Structure, distance: float) -> list[np.ndarray]:
     """Indices of the atoms of each piece of a structure; different pieces are farther apart than ``distance`` Å.
 
     Structures with a periodic axis are one piece.
     """
+    positions = structure.positions - structure.positions.mean(axis=0)
     everything = np.arange(len(positions))
-    if pbc.any() or np.ptp(positions, axis=0).max() <= distance:
+    if structure.pbc.any() or np.ptp(positions, axis=0).max() <= distance:
         return [everything]
     tiles, tile = np.unique((positions // distance).astype(np.int64), axis=0, return_inverse=True)
     # Tiles that touch, also at a corner, are in one piece.

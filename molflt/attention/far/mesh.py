@@ -129,7 +129,7 @@ def _bands(
                 # A layout may be for several models, and charges need not have all rungs.
                 chosen = chosen[chosen < len(basis)]
             members = basis.some(chosen)
-        cutoffs = members.cutoffs(tolerance)[:, None].clamp(max=octave.needs.longest / TAPER)
+        cutoffs = members.cutoffs(tolerance)[:, None].clamp(max=octave.longest / TAPER)
         length = lengths.flatten().clamp(min=1e-30).sqrt()
         shares = (_on_axes(windows, torch.mul) * per_volume[b]).expand(lengths.shape).flatten()
         ended = taper(length, cutoffs, TAPER * cutoffs) * shares

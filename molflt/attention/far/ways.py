@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.far.grid import FEW, Grid, MeshMember, Piece, piece_of
+from molflt.attention.far.grid import FEW, Grid, Needs, Piece, covering_needs, piece_of
 from molflt.attention.far.images import (
+    Structure,
     expected_images,
     far_apart,
     half_lattice,
@@ -167,110 +168,92 @@ class FarPlan:
     padding: float
     dense: bool = False
     spacing: float = math.inf
-    members: tuple[MeshMember, ...] = ()
+    members: tuple[Needs, ...] = ()
     held: tuple[Held, ...] = ()
 
     @staticmethod
     def covering(plans: Sequence[FarPlan]) -> FarPlan:
         """The one that goes as far as all of them."""
-        longest, reach, padding = (
-            max(p) for p in zip(*((p.longest, p.reach, p.padding) for p in plans), strict=True)
+        most = max(len(plan.members) for plan in plans)
+        members = (covering_needs([p.members[t] for p in plans if t < len(p.members)]) for t in range(most))
+        return replace(
+            plans[0],
+            longest=max(plan.longest for plan in plans),
+            reach=max(plan.reach for plan in plans),
+            padding=max(plan.padding for plan in plans),
+            spacing=min(plan.spacing for plan in plans),
+            members=tuple(members),
         )
-        most = range(max(len(plan.members) for plan in plans))
-        members = tuple(MeshMember.covering([p.members[t] for p in plans if t < len(p.members)]) for t in most)
-        spacing = min(plan.spacing for plan in plans)
-        return replace(plans[0], longest=longest, reach=reach, padding=padding, spacing=spacing, members=members)
 
-    def groups(
-        self, positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray, skin: float = 0.0
-    ) -> tuple[Group, ...]:
-        """The structures of a batch by their ways, none twice.
-
-        Args:
-            positions: (n, 3) Å of each structure.
-            cells: (n_structures, 3, 3) Å.
-            pbc: (n_structures, 3) bool.
-            skin: Å that atoms may move before there is another layout.
-        """
+    def groups(self, structures: Sequence[Structure], skin: float = 0.0) -> tuple[Group, ...]:
+        """The structures of a batch by their ways, none twice, also when atoms have moved by ``skin`` Å."""
         # Sums over images apart from those over pairs alone.
         kinds = [
-            (self.held[b][0] if self.held else self.way_of(r, cell, repeats), bool(repeats.any()))
-            for b, (r, cell, repeats) in enumerate(zip(positions, cells, pbc, strict=True))
+            (self.held[b][0] if self.held else self.way_of(one), bool(one.pbc.any()))
+            for b, one in enumerate(structures)
         ]
         found = []
-        for kind in sorted(set(kinds), key=lambda kind: (WAYS.index(kind[0]), kind[1])):
-            mine = [b for b, of_b in enumerate(kinds) if of_b == kind]
-            way = kind[0]
-            sizes = [len(positions[b]) for b in mine]
-            others = sizes if way == "pairs" else [abs(np.linalg.det(cells[b])) for b in mine]
-            alike = [[k] for k in range(len(mine))] if way == "mesh" else similar(sizes, others)
-            for chosen in ([mine[k] for k in some] for some in alike):
-                fields: dict[str, Any]
+        for way, repeats in sorted(set(kinds), key=lambda kind: (WAYS.index(kind[0]), kind[1])):
+            mine = [b for b, kind in enumerate(kinds) if kind == (way, repeats)]
+            sizes = [len(structures[b].positions) for b in mine]
+            others = sizes if way == "pairs" else [abs(np.linalg.det(structures[b].cell)) for b in mine]
+            for alike in [[k] for k in range(len(mine))] if way == "mesh" else similar(sizes, others):
+                chosen = tuple(mine[k] for k in alike)
+                some = [structures[b] for b in chosen]
+                fields: dict[str, Any] = {}
                 if way == "mesh":
-                    fields = {"pieces": self._pieces(chosen[0], positions, cells, pbc, skin)}
-                else:
-                    fields = (self._pairs if way == "pairs" else self._waves)(chosen, positions, cells, pbc)
-                atoms = tuple(len(positions[b]) for b in chosen)
+                    fields["pieces"] = self._pieces(some[0], self.held[chosen[0]][1] if self.held else (), skin)
+                elif way == "waves":
+                    fields = self._waves(some)
+                elif repeats:
+                    fields["images"] = self._images(some)
+                atoms = tuple(sizes[k] for k in alike)
                 there = torch.arange(max(atoms)) < torch.tensor(atoms)[:, None]
-                found.append(Group(way, tuple(chosen), torch.tensor(chosen), atoms, max(atoms), there, **fields))
+                found.append(Group(way, chosen, torch.tensor(chosen), atoms, max(atoms), there, **fields))
         return tuple(found)
 
-    def way_of(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Way:
+    def way_of(self, structure: Structure) -> Way:
         """The way of one structure."""
         if self.way is not None:
             return self.way
-        n, n_axes = len(positions), int(pbc.sum())
-        n_images = expected_images(cell, pbc, self.reach)
+        n, n_axes = len(structure.positions), int(structure.pbc.sum())
+        n_images = expected_images(structure, self.reach)
         if n_axes < 2:
             few = n * n * n_images <= (MOST_IMAGES if n_axes else MOST_PAIRS)
             return "pairs" if n <= MESH_FROM or few or self.dense else "mesh"
-        box = padded_cell(positions, cell, pbc, open_directions(positions, cell, pbc), self.padding)
+        box = padded_cell(structure, open_directions(structure), self.padding)
         n_waves = 1 + 2 / 3 * math.pi * self.longest**3 * abs(np.linalg.det(box))
         if n * n_images < n_waves:
             return "pairs" if n <= MESH_FROM or self.dense else "mesh"
         return "waves" if n <= MESH_FROM or n * n_waves <= MOST_WAVES or self.dense else "mesh"
 
-    def _pairs(
-        self, mine: list[int], positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray
-    ) -> dict[str, Images]:
-        if not pbc[mine].any():
-            return {}
-        width = max(len(positions[b]) for b in mine)
-        found = [images(positions[b], cells[b], pbc[b], self.reach) for b in mine]
+    def _images(self, structures: Sequence[Structure]) -> Images:
+        width = max(len(one.positions) for one in structures)
+        found = [images(one, self.reach) for one in structures]
         receiver, sender = (
             np.concatenate([k * width + pairs[side] for k, pairs in enumerate(found)]).astype(np.int32)
             for side in (0, 1)
         )
         offsets = np.concatenate([pairs[2] for pairs in found]).astype(np.int16)
-        return {"images": Images(*map(torch.from_numpy, (receiver, sender, offsets)))}
+        return Images(*map(torch.from_numpy, (receiver, sender, offsets)))
 
-    def _waves(
-        self, mine: list[int], positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray
-    ) -> dict[str, Tensor]:
-        directions, found = np.zeros((len(mine), 3, 3)), []
-        for k, b in enumerate(mine):
-            directions[k] = open_directions(positions[b], cells[b], pbc[b])
-            box = padded_cell(positions[b], cells[b], pbc[b], directions[k], self.padding)
-            found.append(half_lattice(box, self.longest))
-        integers, exists = _filled(found)
+    def _waves(self, structures: Sequence[Structure]) -> dict[str, Tensor]:
+        directions = np.array([open_directions(one) for one in structures])
+        boxes = [padded_cell(one, across, self.padding) for one, across in zip(structures, directions, strict=True)]
+        integers, exists = _filled([half_lattice(box, self.longest) for box in boxes])
         multiplicity = 2 * exists
         multiplicity[:, 0] = 1.0
-        across = {} if pbc[mine].all() else {"directions": torch.from_numpy(directions)}
+        across = {"directions": torch.from_numpy(directions)} if directions.any() else {}
         return {"integers": integers, "multiplicity": multiplicity, **across}
 
-    def _pieces(
-        self, b: int, positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray, skin: float
-    ) -> tuple[Piece, ...]:
-        centred = positions[b] - positions[b].mean(axis=0)
-        pieces, found = far_apart(centred, pbc[b], self.reach), []
-        held = self.held[b][1] if self.held else ()
-        for atoms in pieces:
-            if len(pieces) > 1 and len(atoms) <= FEW:
-                found.append(Piece(torch.from_numpy(atoms), None))
-            else:
-                where = atoms, centred[atoms], cells[b], pbc[b]
-                found.append(piece_of(*where, self.spacing, self.members, held, 2 * skin))
-        return tuple(found)
+    def _pieces(self, structure: Structure, held: Sequence[Grid], skin: float) -> tuple[Piece, ...]:
+        apart = far_apart(structure, self.reach)
+        return tuple(
+            Piece(torch.from_numpy(atoms), None)
+            if len(apart) > 1 and len(atoms) <= FEW
+            else piece_of(structure, atoms, self.spacing, self.members, held, 2 * skin)
+            for atoms in apart
+        )
 
 
 @dataclass(frozen=True)
@@ -293,35 +276,34 @@ class LadderPlan:
     way: Way | None = None
     held: tuple[Held, ...] = ()
 
-    def groups(
-        self, positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray, skin: float = 0.0
-    ) -> tuple[Group, ...]:
+    def groups(self, structures: Sequence[Structure], skin: float = 0.0) -> tuple[Group, ...]:
         """See :meth:`FarPlan.groups`.
 
         Raises:
             InputError: a structure repeats along one or two axes only.
         """
-        n_axes = pbc.sum(axis=1)
-        if (some := n_axes[(n_axes > 0) & (n_axes < 3)]).size:
+        some = [n for one in structures if 0 < (n := int(one.pbc.sum())) < 3]
+        if some:
             raise InputError(
                 f"a structure that is periodic along {some[0]} of three axes, and a model with charges, whose 1/r "
                 "has no sum there; make it periodic along all three, with vacuum where it does not repeat"
             )
-        counts = [self._n_rungs(*of_one) for of_one in zip(positions, cells, pbc, strict=True)]
-        widths = [2 ** (t / 2) for t in range(max(counts))]
-        members = tuple(MeshMember(self.finest * x, self.longest / x, self.padding * self.finest * x) for x in widths)
+        counts = [self._n_rungs(one) for one in structures]
+        times = [2 ** (t / 2) for t in range(max(counts))]
+        members = tuple((self.finest * x, self.longest / x, self.padding * self.finest * x) for x in times)
         # Of a sum over images nothing would be in reach.
         plan = FarPlan(self.way, self.longest, math.inf, 0.0, False, self.spacing, members, self.held)
         found = []
-        for group in plan.groups(positions, cells, pbc, skin):
+        for group in plan.groups(structures, skin):
             of_group = np.array([counts[b] for b in group.structures])
             rungs = np.arange(of_group.max()) < of_group[:, None]
             found.append(replace(group, rungs=torch.from_numpy(rungs.astype(np.float64))))
         return tuple(found)
 
-    def _n_rungs(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> int:
-        diameters = DIAMETERS * float(np.linalg.norm(np.ptp(positions, axis=0)))
-        return n_rungs((_NOTHING_BUT_MEAN * longest_wave(cell) if pbc.any() else diameters) / self.finest)
+    def _n_rungs(self, structure: Structure) -> int:
+        if structure.pbc.any():
+            return n_rungs(_NOTHING_BUT_MEAN * longest_wave(structure.cell) / self.finest)
+        return n_rungs(DIAMETERS * float(np.linalg.norm(np.ptp(structure.positions, axis=0))) / self.finest)
 
 
 def n_rungs(widest: float) -> int:

@@ -16,6 +16,6 @@ def test_pieces_have_indices_that_every_scipy_reads(monkeypatch: pytest.MonkeyPa
         lambda graph, **options: dtypes.extend((graph.row.dtype, graph.col.dtype)) or found(graph, **options),
     )
     positions = np.array([[0.0, 0, 0], [100, 0, 0], [1, 0, 0], [11, 0, 0]])
-    pieces = images.far_apart(positions - positions.mean(axis=0), np.zeros(3, dtype=bool), 10.0)
+    pieces = images.far_apart(images.Structure(positions, np.zeros((3, 3)), np.zeros(3, dtype=bool)), 10.0)
     assert [piece.tolist() for piece in pieces] == [[0, 2, 3], [1]]
     assert dtypes == [np.int32, np.int32]

@@ -9,7 +9,8 @@ from molflt.attention.far import field as field_module
 from molflt.attention.far import mesh as mesh_module
 from molflt.attention.far import mesh_operator
 from molflt.attention.far.field import ExactMethod
-from molflt.attention.far.images import padded_cell
+from molflt.attention.far.grid import OnGrid
+from molflt.attention.far.images import Structure, padded_cell
 from molflt.attention.far.members import GaussianRPE
 from tests.attention.far.oracles import (
     basis_on_pairs,
@@ -47,9 +48,10 @@ def test_larger_structures(periodic):
     assert relative_error(pair_basis(atoms, rpe, "mesh"), pair_basis(atoms, rpe, "exact"), rpe) < 1e-4
 
 
-def octave_lengths(on_grid, octave, name: str) -> np.ndarray:
+def octave_lengths(on_grid: OnGrid, padding: float, name: str) -> np.ndarray:
     atoms = STRUCTURES[name]()
-    box = padded_cell(atoms.positions, atoms.cell.array, atoms.pbc, on_grid.grid.directions, octave.needs.padding)
+    structure = Structure(atoms.positions, atoms.cell.array, atoms.pbc)
+    box = padded_cell(structure, on_grid.grid.directions, padding)
     return np.linalg.norm(box, axis=1)
 
 
@@ -59,8 +61,8 @@ def test_no_wave_is_an_alias_of_another(tolerance):
     for name in NAMES:
         (group,) = geometry_for([STRUCTURES[name]()], small_rpe(), "mesh", tolerance).layout.far.groups
         (grid,) = (piece.on_grid for piece in group.pieces)
-        for octave in grid.octaves:
-            lengths = octave_lengths(grid, octave, name)
+        for octave, padding in zip(grid.octaves, grid.paddings, strict=True):
+            lengths = octave_lengths(grid, float(padding), name)
             for k, turn, length in zip(octave.n_waves, grid.turns, lengths, strict=True):
                 # Of wide members in a small cell nothing is left but the mean.
                 assert k >= (octave is grid.octaves[0])
