@@ -182,8 +182,8 @@ def _on_grid(
 ) -> OnGrid:
     repeats, octaves, paddings, is_orthogonal = grid.n_periodic > 0, [], [], True
     x, y, z = map(len, planes)
-    for some in [range(len(members))] if repeats.all() else _octaves(members):
-        _, longest, padding = covering_needs([members[t] for t in some])
+    for chosen in [range(len(members))] if repeats.all() else _octaves(members):
+        _, longest, padding = covering_needs([members[t] for t in chosen])
         box = padded_cell(structure, grid.directions, padding)
         is_orthogonal &= _is_orthogonal(np.linalg.inv(box))
         n_waves = _n_waves(grid, np.linalg.norm(box, axis=1), longest, way)
@@ -193,7 +193,7 @@ def _on_grid(
                 f"a structure of {grid.n_atoms:,} atoms needs a mesh of more than {MOST_POINTS:,} points; look for "
                 "atoms that are far from all others"
             )
-        octaves.append(Octave(None if repeats.all() else torch.tensor(some), longest, n_waves))
+        octaves.append(Octave(None if repeats.all() else torch.tensor(chosen), longest, n_waves))
         paddings.append([padding])
     lowest = [0 if n else int(some[0]) for n, some in zip(grid.n_periodic, planes, strict=True)]
     width = 1 + max(int(some[-1]) - low for some, low in zip(planes, lowest, strict=True))
@@ -203,9 +203,9 @@ def _on_grid(
     numbers = [np.arange(octave.n_waves[axis] + 1.0) for axis in range(3) for octave in octaves]
     waves = block_diag(*[k[:, None] for k in numbers])
     of_waves = np.zeros((len(waves), max(x, y, z)))
-    axis = np.repeat(np.arange(len(numbers)) // len(octaves), [len(k) for k in numbers])
-    for a, some in enumerate(planes):
-        of_waves[axis == a, : len(some)] = some
+    axes = np.repeat(np.arange(len(numbers)) // len(octaves), [len(k) for k in numbers])
+    for axis, some in enumerate(planes):
+        of_waves[axes == axis, : len(some)] = some
     arrays = {
         "directions": grid.directions,
         "turns": np.where(repeats, 1 / np.maximum(grid.n_periodic, 1), 0.0),

@@ -12,13 +12,14 @@ Where all that is, ``grid.py`` says; here a device computes what depends on posi
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.interpolate import BSpline, PPoly
 from torch import Tensor
 
 from molflt.attention.far.grid import NODES, OnGrid, Piece
@@ -190,8 +191,8 @@ class _Splines(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.degree = degree
         powers = _polynomials(degree, x.dtype, x.device)
-        found = powers[-1].expand(*x.shape, NODES)
-        for coefficients in powers[:-1].flip(0):
+        found = powers[0].expand(*x.shape, NODES)
+        for coefficients in powers[1:]:
             found = torch.addcmul(coefficients, found, x[..., None])
         return found
 
@@ -203,14 +204,8 @@ class _Splines(torch.autograd.Function):
 
 @cache
 def _polynomials(degree: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(NODES − degree, NODES) coefficients of 1, x, x² ... of a derivative of the splines; at least one row."""
-    found = torch.zeros(NODES, NODES, dtype=torch.float64)
-    for i, k, power in itertools.product(range(NODES), range(NODES), range(NODES)):
-        if k <= i:
-            # (−1)^k (n over k) (x + i − k)^{n−1}/(n−1)! for x ≥ 0 adds to the part between i and i + 1.
-            share = math.comb(NODES, k) * math.comb(NODES - 1, power) / math.factorial(NODES - 1)
-            found[power, i] += (-1) ** k * share * (i - k) ** (NODES - 1 - power)
-    for _ in range(min(degree, NODES)):
-        found = found[1:] * torch.arange(1.0, len(found))[:, None] if len(found) > 1 else torch.zeros_like(found)
+    """(at least one, NODES) coefficients of the parts of a derivative of the spline, the highest power first."""
+    spline = PPoly.from_spline(BSpline.basis_element(np.arange(NODES + 1.0))).derivative(degree)
     with torch.inference_mode(False):
-        return found.to(device, dtype).clone()
+        # There are as many parts before its support as it has degrees.
+        return torch.from_numpy(spline.c[:, NODES - 1 : 2 * NODES - 1].copy()).to(device, dtype)
