@@ -72,17 +72,13 @@ class Geometry:
         found = differences(entries.pattern, self.positions)
         if entries.offsets is None:
             return found.to(self.dtype)
-        parts = []
-        # Selected rows are copied as a whole, and there is no product of a small matrix for every edge.
-        for own, offsets, part in zip(
-            entries.receiver.split(_ENTRIES_AT_ONCE),
-            entries.offsets.split(_ENTRIES_AT_ONCE),
-            found.split(_ENTRIES_AT_ONCE),
-            strict=True,
-        ):
-            cells = self.cell.index_select(0, self.structure.index_select(0, own))
-            parts.append((part - (offsets[:, :, None] * cells).sum(dim=1)).to(self.dtype))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self.n_structures == 1:
+            shifts = entries.offsets.to(self.cell.dtype) @ self.cell[0]
+        else:
+            # Selected rows are copied as a whole, and there is no product of a small matrix for every edge.
+            cells = self.cell.index_select(0, self.structure.index_select(0, entries.receiver))
+            shifts = (entries.offsets[:, :, None] * cells).sum(dim=1)
+        return (found - shifts).to(self.dtype)
 
     @cached_property
     def atom_mask(self) -> Tensor:
@@ -141,7 +137,3 @@ def geometry_of_batch(batch: Any, layout: Layout, dtype: torch.dtype) -> Geometr
         layout=layout,
         dtype=dtype,
     )
-
-
-_ENTRIES_AT_ONCE = 1 << 22
-"""Entries whose cells are held at once. It bounds memory and changes no result."""

@@ -47,11 +47,6 @@ class SparsePattern:
         self._stacked: dict[int, SparsePattern] = {}
         self._masks: dict[torch.dtype, Tensor] = {}
 
-    @classmethod
-    def from_rows(cls, rows: Tensor, columns: Tensor, n_rows: int, n_columns: int) -> SparsePattern:
-        """A pattern from the row of every entry, (n_entries,) ascending."""
-        return cls(_starts(rows, n_rows), columns, n_columns)
-
     @property
     def n_rows(self) -> int:
         """Number of rows."""
@@ -87,8 +82,9 @@ class SparsePattern:
             starts, rows, order = self._counted()
         else:
             columns, order = torch.sort(self.columns, stable=True)
-            starts, rows = _starts(columns, self.n_columns), self.rows.index_select(0, order)
-            order = order.to(self.columns.dtype)
+            numbers = torch.arange(self.n_columns + 1, dtype=columns.dtype, device=columns.device)
+            starts, rows = torch.searchsorted(columns, numbers), self.rows.index_select(0, order)
+            order = order.to(columns.dtype)
         turned = SparsePattern(starts, rows, self.n_rows)
         turned._origin = (self, order)
         return turned, order
@@ -342,11 +338,6 @@ def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
     for row, column in zip(rows.split(_ENTRIES_AT_ONCE), pattern.columns.split(_ENTRIES_AT_ONCE), strict=True):
         found.append((left.index_select(0, row) * right.index_select(0, column)).sum(dim=-1))
     return torch.cat(found)
-
-
-def _starts(ascending: Tensor, n: int) -> Tensor:
-    """(n + 1,) where each of n values starts."""
-    return torch.searchsorted(ascending, torch.arange(n + 1, dtype=ascending.dtype, device=ascending.device))
 
 
 _MKL_DTYPES = (torch.float32, torch.float64)

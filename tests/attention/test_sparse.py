@@ -14,7 +14,7 @@ def pattern(n_entries: int = 30, seed: int = 0) -> SparsePattern:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, ROWS - 1, (n_entries,), generator=generator).sort().values
     columns = torch.randint(0, COLUMNS, (n_entries,), generator=generator)
-    return SparsePattern.from_rows(rows, columns, ROWS, COLUMNS)
+    return SparsePattern(torch.searchsorted(rows, torch.arange(ROWS + 1)), columns, COLUMNS)
 
 
 def random(*shape: int, seed: int = 1) -> torch.Tensor:

@@ -95,6 +95,8 @@ class OnGrid(Movable):
 
     Attributes:
         grid: where it lies.
+        atoms: (n,) their indices in the structure, in order of place: neighbours in space read the same grid points,
+            which are then still in a processor's cache.
         octaves: the members of f.
         is_orthogonal: whether the vectors of the waves' cells are.
         n_planes: along each axis, how many planes atoms are spread over.
@@ -111,6 +113,7 @@ class OnGrid(Movable):
     """
 
     grid: Grid
+    atoms: Tensor
     octaves: tuple[Octave, ...]
     is_orthogonal: bool
     n_planes: tuple[int, int, int]
@@ -126,28 +129,14 @@ class OnGrid(Movable):
     planes: Tensor
 
 
-@dataclass(frozen=True)
-class Piece(Movable):
-    """Atoms of a structure that do not feel those of its other pieces.
-
-    Attributes:
-        atoms: (n,) their indices. On a grid in order of place: neighbours in space read the same grid points, which
-            are then still in a processor's cache.
-        on_grid: where they lie; None for a few, which are summed on pairs.
-    """
-
-    atoms: Tensor
-    on_grid: OnGrid | None
-
-
-def piece_of(
+def on_grid(
     structure: Structure,
     atoms: np.ndarray,
     spacing: float,
     members: Sequence[Needs],
     held: Sequence[Grid],
     way: float,
-) -> Piece:
+) -> OnGrid:
     """Some atoms, (n,) indices, of a structure.
 
     Args:
@@ -174,17 +163,11 @@ def piece_of(
                 grid, planes = other, theirs
     cubes = (own.positions @ grid.inverse(cell) // _CUBE).astype(np.int64)
     order = np.lexsort(cubes.T[::-1])
-    return Piece(torch.from_numpy(atoms[order]), _on_grid(grid, planes, own, members, way))
-
-
-def _on_grid(
-    grid: Grid, planes: list[np.ndarray], structure: Structure, members: Sequence[Needs], way: float
-) -> OnGrid:
     repeats, octaves, paddings, is_orthogonal = grid.n_periodic > 0, [], [], True
     x, y, z = map(len, planes)
     for chosen in [range(len(members))] if repeats.all() else _octaves(members):
         _, longest, padding = covering_needs([members[t] for t in chosen])
-        box = padded_cell(structure, grid.directions, padding)
+        box = padded_cell(own, grid.directions, padding)
         is_orthogonal &= _is_orthogonal(np.linalg.inv(box))
         n_waves = _n_waves(grid, np.linalg.norm(box, axis=1), longest, way)
         u, v, w = (2 * k + 2 for k in n_waves)
@@ -207,6 +190,7 @@ def _on_grid(
     for axis, some in enumerate(planes):
         of_waves[axes == axis, : len(some)] = some
     arrays = {
+        "atoms": atoms[order],
         "directions": grid.directions,
         "turns": np.where(repeats, 1 / np.maximum(grid.n_periodic, 1), 0.0),
         "paddings": np.array(paddings),
@@ -219,7 +203,7 @@ def _on_grid(
         "planes": of_waves,
     }
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return OnGrid(grid, tuple(octaves), is_orthogonal, (x, y, z), **tensors)
+    return OnGrid(grid, octaves=tuple(octaves), is_orthogonal=is_orthogonal, n_planes=(x, y, z), **tensors)
 
 
 def _octaves(members: Sequence[Needs]) -> list[list[int]]:
@@ -254,9 +238,6 @@ _SPACING_AT_ONE, _SPACING_POWER = 1.62, 0.135
 
 MOST_POINTS = 1 << 26
 """Grid points or waves of the largest mesh."""
-
-FEW = 50
-"""Atoms of a piece that is summed over pairs instead of on a mesh."""
 
 _CUBE = 4
 """The edge of the cubes by which atoms are ordered, in grid spacings."""

@@ -31,15 +31,10 @@ class Structure(NamedTuple):
 
 
 def images(structure: Structure, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Receivers and senders, (n_pairs,), and translations of the senders, (n_pairs, 3), nearer than ``reach`` Å.
-
-    Of a structure that does not repeat, all pairs whatever their distance.
-    """
+    """Receivers and senders, (n_pairs,), and translations of the senders, (n_pairs, 3), nearer than ``reach`` Å."""
     positions, cell, pbc = structure
     n, rows = len(positions), np.flatnonzero(pbc)
     i, j = (index.ravel() for index in np.indices((n, n)))
-    if not len(rows):
-        return i, j, np.zeros((n * n, 3), dtype=int)
     lattice = cell[rows]
     dual = np.linalg.pinv(lattice)
     delta = positions[i] - positions[j]

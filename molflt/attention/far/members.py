@@ -103,11 +103,6 @@ class GaussianRPE(nn.Module):
         low, span, _ = self._constants()
         return low * torch.exp(span * torch.sigmoid(self.raw_widths))
 
-    @property
-    def scales(self) -> Tensor:
-        """s_t, (n_basis,) 1/Å: the standard deviation of each wave's proposal. For a Gaussian it means nothing."""
-        return DAMPING / (2 * math.pi * self.widths)
-
     def forward(self) -> GaussianBasis:
         """The members at the present widths, computed once per batch."""
         return GaussianBasis(self.widths, self.n_atoms, self._constants()[2], self.n_waves)

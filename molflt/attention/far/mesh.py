@@ -22,10 +22,9 @@ import torch
 from scipy.interpolate import BSpline, PPoly
 from torch import Tensor
 
-from molflt.attention.far.grid import NODES, OnGrid, Piece
+from molflt.attention.far.grid import NODES, OnGrid
 from molflt.attention.far.members import TAPER, GaussianBasis
-from molflt.attention.far.mesh_operator import Axes, Band, MeshOperator, OnMesh, StructureOperator
-from molflt.attention.far.pairs import OnPairs, squared_distances
+from molflt.attention.far.mesh_operator import Axes, Band, MeshOperator, OnMesh
 from molflt.attention.far.waves import padded
 from molflt.attention.places import select_rows
 from molflt.attention.smooth import sinc_of_square, taper
@@ -33,7 +32,7 @@ from molflt.attention.sparse import SparsePattern
 
 
 def on_mesh(
-    pieces: Sequence[Piece],
+    pieces: Sequence[OnGrid],
     positions: Tensor,
     cell: Tensor,
     basis: GaussianBasis,
@@ -43,27 +42,20 @@ def on_mesh(
     """f̂ of one structure.
 
     Args:
-        pieces: of the structure.
+        pieces: of the structure, where they lie.
         positions: (1, n, 3) Å, float64.
         cell: (1, 3, 3) Å, float64.
         basis: the members of f.
         tolerance: ε, relative to Σ_t |w_t n_t|.
         dtype: of what is computed from positions.
     """
-    operators: list[StructureOperator] = []
+    operators = []
     for piece in pieces:
         some = select_rows(positions[0], piece.atoms)
         if len(pieces) > 1:
             some = some - some.mean(dim=0)
-        if piece.on_grid is None:
-            operators.append(_few(OnPairs([basis.on_pairs(squared_distances(some, dtype))[:, None]])))
-        else:
-            operators.append(_mesh(piece.on_grid, some, cell, basis, tolerance, dtype))
+        operators.append(_mesh(piece, some, cell, basis, tolerance, dtype))
     return OnMesh([piece.atoms for piece in pieces], operators)
-
-
-def _few(far: OnPairs) -> StructureOperator:
-    return lambda weights, values: far(weights, values[None])[0]
 
 
 def _mesh(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,6 @@ from torch import Tensor
 
 from molflt.attention.places import place_rows, select_rows
 from molflt.attention.sparse import SparsePattern, weighted_sum
-
-StructureOperator = Callable[[Tensor, Tensor], Tensor]
-"""Σ_j f̂_h(Δ_ij) v_jh of some atoms: weights (n_weights, n_heads), values (n, n_heads, c) → (n, n_heads, c)."""
 
 Axes = tuple[int, int] | tuple[()]
 """The axes along which a part of a spectrum exchanges cosines and sines."""
@@ -68,7 +65,7 @@ def exchanged(axes: Axes) -> list[int]:
 
 @dataclass
 class MeshOperator:
-    """f̂ of atoms on a grid; a :class:`StructureOperator`.
+    """f̂ of atoms on a grid.
 
     All bands share the spreading on the grid and the reading off.
 
@@ -87,7 +84,10 @@ class MeshOperator:
     bands: list[Band]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """See :class:`StructureOperator`. A bounded number of channels is carried at a time."""
+        """Σ_j f̂_h(Δ_ij) v_jh: weights (n_weights, n_heads), values (n, n_heads, c) → (n, n_heads, c).
+
+        A bounded number of channels is carried at a time.
+        """
         _, n_heads, n_channels = values.shape
         step = channels_at_once(self.n_planes, [[len(m) for m in band.matrices] for band in self.bands])
         heads_at_once = min(n_heads, max(1, step // n_channels))
@@ -156,11 +156,11 @@ class OnMesh:
 
     Attributes:
         atoms: of each piece, (n,) indices.
-        operators: of each piece: a mesh, or one on the pairs of a few atoms.
+        operators: of each piece.
     """
 
     atoms: list[Tensor]
-    operators: list[StructureOperator]
+    operators: list[MeshOperator]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
         """See :class:`FarField`."""

@@ -40,9 +40,7 @@ class OnWaves:
 
     def _of_heads(self, weights: Tensor) -> Tensor:
         """(n_weights, n_heads) → (n_heads, n_structures, n_features)."""
-        n_structures, _, n_features = self.coefficients.shape
-        mixed = weights.transpose(0, 1) @ self.coefficients
-        return mixed.transpose(0, 1) if n_structures else mixed.new_zeros((weights.shape[1], 0, n_features))
+        return (weights.transpose(0, 1) @ self.coefficients).transpose(0, 1)
 
 
 def on_waves(

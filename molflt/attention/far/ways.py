@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.far.grid import FEW, Grid, Needs, Piece, covering_needs, piece_of
+from molflt.attention.far.grid import Grid, Needs, OnGrid, covering_needs, on_grid
 from molflt.attention.far.images import (
     Structure,
     expected_images,
@@ -89,7 +89,7 @@ class Group(Movable):
     integers: Tensor | None = None
     multiplicity: Tensor | None = None
     directions: Tensor | None = None
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[OnGrid, ...] = ()
     rungs: Tensor | None = None
 
 
@@ -142,7 +142,7 @@ def held_of(groups: Sequence[Group]) -> tuple[Held, ...]:
     """The ways and grids of the structures of a batch, for a plan to keep."""
     held: dict[int, Held] = {}
     for group in groups:
-        grids = tuple(piece.on_grid.grid for piece in group.pieces if piece.on_grid is not None)
+        grids = tuple(piece.grid for piece in group.pieces)
         held |= dict.fromkeys(group.structures, (group.way, grids))
     return tuple(held[b] for b in sorted(held))
 
@@ -202,7 +202,9 @@ class FarPlan:
                 some = [structures[b] for b in chosen]
                 fields: dict[str, Any] = {}
                 if way == "mesh":
-                    fields["pieces"] = self._pieces(some[0], self.held[chosen[0]][1] if self.held else (), skin)
+                    held = self.held[chosen[0]][1] if self.held else ()
+                    on = self.spacing, self.members, held, 2 * skin
+                    fields["pieces"] = tuple(on_grid(some[0], atoms, *on) for atoms in far_apart(some[0], self.reach))
                 elif way == "waves":
                     fields = self._waves(some)
                 elif repeats:
@@ -245,15 +247,6 @@ class FarPlan:
         multiplicity[:, 0] = 1.0
         across = {"directions": torch.from_numpy(directions)} if directions.any() else {}
         return {"integers": integers, "multiplicity": multiplicity, **across}
-
-    def _pieces(self, structure: Structure, held: Sequence[Grid], skin: float) -> tuple[Piece, ...]:
-        apart = far_apart(structure, self.reach)
-        return tuple(
-            Piece(torch.from_numpy(atoms), None)
-            if len(apart) > 1 and len(atoms) <= FEW
-            else piece_of(structure, atoms, self.spacing, self.members, held, 2 * skin)
-            for atoms in apart
-        )
 
 
 @dataclass(frozen=True)

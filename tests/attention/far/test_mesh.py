@@ -60,7 +60,7 @@ def test_no_wave_is_an_alias_of_another(tolerance):
     """From plane to plane of the grid, every wave turns by less than a half."""
     for name in NAMES:
         (group,) = geometry_for([STRUCTURES[name]()], small_rpe(), "mesh", tolerance).layout.far.groups
-        (grid,) = (piece.on_grid for piece in group.pieces)
+        (grid,) = group.pieces
         for octave, padding in zip(grid.octaves, grid.paddings, strict=True):
             lengths = octave_lengths(grid, float(padding), name)
             for k, turn, length in zip(octave.n_waves, grid.turns, lengths, strict=True):
