@@ -44,14 +44,9 @@ _SHARPNESS = 4.0
 """1/Å."""
 
 
-def squared_norm(displacements: Tensor) -> Tensor:
-    """|Δ|², without the square root, whose derivative is infinite at zero."""
-    return (displacements * displacements).sum(dim=-1)
-
-
 def safe_norm(displacements: Tensor) -> Tensor:
     """|Δ| with a derivative of zero instead of NaN at Δ = 0."""
-    squared = squared_norm(displacements)
+    squared = (displacements * displacements).sum(dim=-1)
     nonzero = squared > 0
     return torch.where(nonzero, torch.where(nonzero, squared, torch.ones_like(squared)).sqrt(), 0.0)
 

@@ -11,7 +11,7 @@ from ase.data import chemical_symbols
 
 from molflt import __version__
 from molflt.attention.config import FROM_TRAINING_SET, ContentKeys, FarFieldKeys, KernelisedConfig, MethodKeys
-from molflt.attention.registry import AttentionConfig, attention_config, presets
+from molflt.attention.registry import ATTENTIONS, AttentionConfig, attention_config
 from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
@@ -48,7 +48,7 @@ def summary(loaded: LoadedModel, n_members: int = 1) -> list[tuple[str, str]]:
 
 def attention_in_words(config: AttentionConfig) -> str:
     """The preset's name where one fits exactly, and the mechanism."""
-    names = [name for name in presets() if _core(attention_config(name)) == _core(config)]
+    names = [name for name in ATTENTIONS if _core(attention_config(name)) == _core(config)]
     parts = [f"mechanism {config.mechanism}"]
     if isinstance(config, MethodKeys):
         parts.append(f"far field by {config.frequencies}")

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from molflt.attention.config import MechanismConfig
-from molflt.attention.registry import mechanisms, presets
+from molflt.attention.registry import ATTENTIONS, MECHANISMS
 from molflt.errors import InputError
 from molflt.files import standard_input
 from molflt.training.config import TrainConfig
@@ -166,15 +166,15 @@ def _expand(content: DictConfig) -> None:
     if isinstance(initial := content.get("init"), str):
         OmegaConf.update(content, "init", OmegaConf.create({"model": initial}), merge=False)
     name = OmegaConf.select(content, "model.attention")
-    if isinstance(name, str) and name in presets():
-        OmegaConf.update(content, "model.attention", OmegaConf.create(presets()[name]), merge=False)
+    if isinstance(name, str) and name in ATTENTIONS:
+        OmegaConf.update(content, "model.attention", OmegaConf.create(ATTENTIONS[name]), merge=False)
 
 
 def _drop_keys_of_other_mechanisms(content: DictConfig, mechanism: Any) -> None:
     """Keep what the mechanism now chosen has as well, so that one key changes it."""
     attention = OmegaConf.select(content, "model.attention")
-    if isinstance(attention, DictConfig) and mechanism in mechanisms():
-        for key in set(attention) - set(mechanisms()[mechanism].config.model_fields):
+    if isinstance(attention, DictConfig) and mechanism in MECHANISMS:
+        for key in set(attention) - set(MECHANISMS[mechanism].config.model_fields):
             del attention[key]
 
 
@@ -227,7 +227,7 @@ def _quoted(text: str) -> str:
 def _explain(detail: ErrorDetails) -> str:
     # For a union, pydantic adds the names of its members to the path.
     parts = [str(part) for part in detail["loc"] if not re.match(r"literal\[|bool$|\[key\]$", str(part))]
-    if parts[:2] == ["model", "attention"] and parts[2:3] and parts[2] in mechanisms():
+    if parts[:2] == ["model", "attention"] and parts[2:3] and parts[2] in MECHANISMS:
         del parts[2]
     key = ".".join(parts)
     match detail["type"]:
@@ -264,7 +264,7 @@ def _known_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
         keys.append(prefix + name)
         sections = [field.annotation]
         if name == "attention":
-            sections = [mechanism.config for mechanism in mechanisms().values()]
+            sections = [mechanism.config for mechanism in MECHANISMS.values()]
         for section in sections:
             if isinstance(section, type) and issubclass(section, BaseModel):
                 keys += _known_keys(section, f"{prefix}{name}.")
