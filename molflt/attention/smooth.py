@@ -45,6 +45,13 @@ _SHARPNESS = 4.0
 """1/Å."""
 
 
+def safe_norm(displacements: Tensor) -> Tensor:
+    """|Δ| with a derivative of zero instead of NaN at Δ = 0."""
+    squared = (displacements * displacements).sum(dim=-1)
+    nonzero = squared > 0
+    return torch.where(nonzero, torch.where(nonzero, squared, torch.ones_like(squared)).sqrt(), 0.0)
+
+
 GAUSSIAN_END = 60.0
 """Exponent at which Gaussians end: the tails beyond would be denormal numbers, which slow a CPU a hundredfold."""
 

@@ -86,9 +86,10 @@ class SparsePattern:
             counted = csr_array((entries, columns, self.row_starts.numpy()), shape=shape).tocsc()
             starts, rows, order = (torch.from_numpy(x) for x in (counted.indptr, counted.indices, counted.data))
         else:
-            order = torch.argsort(self.columns, stable=True).to(self.columns.dtype)
-            counts = torch.bincount(self.columns, minlength=self.n_columns)
-            starts, rows = functional.pad(counts.cumsum(dim=0), (1, 0)), self.rows[order]
+            ordered, order = torch.sort(self.columns, stable=True)
+            numbers = torch.arange(self.n_columns + 1, dtype=ordered.dtype, device=ordered.device)
+            starts, rows = torch.searchsorted(ordered, numbers), self.rows.index_select(0, order)
+            order = order.to(ordered.dtype)
         turned = SparsePattern(starts, rows, self.n_rows)
         turned._origin = (self, order)
         return turned, order

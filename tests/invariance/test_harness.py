@@ -182,7 +182,7 @@ def test_far_field_is_made_to_matter():
 
 def test_a_method_worse_than_it_says_is_found(monkeypatch):
     """Power: a mesh three times too coarse misses its ε against the exact sum."""
-    monkeypatch.setattr("molflt.attention.far.mesh._spacing_in_widths", lambda tolerance: 1.5)
+    monkeypatch.setattr("molflt.attention.far.field.spacing_in_widths", lambda tolerance: 1.5)
     checks = {"against exact": CHECKS["against exact"]}
     loaded = small({"frequencies": "mesh", "tolerance": 1e-5})
     results = run_suite(loaded, structures("molecule", "slab"), n_draws=1, checks=checks)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from molflt.attention import layer, near
-from molflt.attention.far.mesh import Mesh
+from molflt.attention.far import field
 from molflt.attention.layer import FourierAttention
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import NOTHING, shortened
@@ -36,7 +36,7 @@ def test_positions_are_prepared_once_however_many_recycles(monkeypatch, frequenc
     """Radial basis, what a layer makes of it and the mesh are counted; applications of the layers are not fewer."""
     calls: dict[str, int] = {}
 
-    def counted(owner: type, name: str) -> None:
+    def counted(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
@@ -48,7 +48,7 @@ def test_positions_are_prepared_once_however_many_recycles(monkeypatch, frequenc
     counted(GaussianDistanceBasis, "forward")
     counted(FourierAttention, "prepare")
     counted(FourierAttention, "_attended")
-    counted(Mesh, "operator")
+    counted(field, "on_mesh")
     found = []
     for n_recycles in (1, 4):
         calls.clear()

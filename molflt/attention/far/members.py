@@ -102,11 +102,6 @@ class GaussianRPE(nn.Module):
         low, span, _ = self._constants()
         return low * torch.exp(span * torch.sigmoid(self.raw_widths))
 
-    @property
-    def scales(self) -> Tensor:
-        """s_t, (n_basis,) 1/Å: the standard deviation of each wave's proposal. For a Gaussian it means nothing."""
-        return DAMPING / (2 * math.pi * self.widths)
-
     def forward(self) -> GaussianBasis:
         """The members at the present widths, computed once per batch."""
         return GaussianBasis(self.widths, self.n_atoms, self._constants()[2], self.n_waves)
@@ -138,7 +133,6 @@ class GaussianBasis:
             others = others * (n_atoms - 1) / (others + (n_atoms - 1))
         self.amplitudes = 1 / (1 + others)
         self.n_waves = (0 if turned is None else len(widths)) if n_waves is None else n_waves
-        self._ends: dict[float, np.ndarray] = {}
 
     @cached_property
     def kappa(self) -> Tensor | None:
@@ -201,16 +195,6 @@ class GaussianBasis:
         widths, end = self.widths.detach().to(torch.float64), cutoff_factor(tolerance / 4)
         turned = end if self.turned is None else self.turned.to(torch.float64) + end
         return turned / (2 * math.pi * widths)
-
-    def band_limit(self, tolerance: float) -> float:
-        """The largest of :meth:`cutoffs` as a number, 1/Å."""
-        return float(self.ends(tolerance).max())
-
-    def ends(self, tolerance: float) -> np.ndarray:
-        """The values of :meth:`cutoffs`, in the processor's memory."""
-        if tolerance not in self._ends:
-            self._ends[tolerance] = self.cutoffs(tolerance).detach().cpu().numpy()
-        return self._ends[tolerance]
 
     def equal_widths(self) -> Tensor:
         """The width of the Gaussian that needs the same grid as each member, (n_basis,) Å; no gradient."""

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from molflt.attention.build import Built, Sizes, build_rpe, with_far_field
 from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind, UndampedConfig
 from molflt.attention.far.field import FarField, FarMethod, of_groups
-from molflt.attention.far.images import safe_norm
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
 from molflt.attention.far.pairs import members_on_pairs, squared_norm, sum_over_pairs
 from molflt.attention.far.waves import OnWaves
 from molflt.attention.far.ways import FarPlan
 from molflt.attention.geometry import Geometry
-from molflt.attention.smooth import envelope
+from molflt.attention.smooth import envelope, safe_norm
 
 SCALE_MARGIN = 2.0
 
