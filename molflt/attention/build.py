@@ -63,11 +63,6 @@ class Sizes:
         """Width of a head."""
         return self.dim // self.n_heads
 
-    @property
-    def n_applications(self) -> int:
-        """How often a layer is applied, all layers together."""
-        return self.n_layers * self.n_recycles
-
     def generator(self) -> torch.Generator:
         """Of everything random that is part of the model; the same at every call."""
         return torch.Generator().manual_seed(self.seed)

@@ -6,7 +6,7 @@ Atoms are stored packed, ``(n_atoms, ...)``, structure after structure. What wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,42 +14,7 @@ from torch import Tensor
 
 from molflt.attention.layout import Entries, Layout
 from molflt.attention.places import Kept
-from molflt.attention.sparse import differences, sum_of_entries, to_entries
-
-
-@dataclass
-class Structure:
-    """One structure of a batch, for what is done structure by structure.
-
-    Attributes:
-        positions: (n, 3) Å, float64, from the centroid.
-        cell: (3, 3) Å, float64, rows are lattice vectors.
-        pbc: which of them are periodic.
-        dtype: of everything computed from it.
-    """
-
-    positions: Tensor
-    cell: Tensor
-    pbc: tuple[bool, bool, bool]
-    dtype: torch.dtype
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    @property
-    def is_periodic(self) -> bool:
-        """Whether it repeats along any axis."""
-        return any(self.pbc)
-
-    @property
-    def periodic_vectors(self) -> Tensor:
-        """(n_periodic, 3) Å: the lattice vectors along which it repeats."""
-        return self.cell[[k for k in range(3) if self.pbc[k]]]
-
-    def some(self, atoms: Tensor) -> Structure:
-        """Some of its atoms, (n_part,) indices, as a structure."""
-        positions = self.positions[atoms]
-        return replace(self, positions=positions - positions.mean(dim=0))
+from molflt.attention.sparse import of_columns, sum_of_entries, to_entries
 
 
 @dataclass
@@ -104,20 +69,16 @@ class Geometry:
 
     def displacements(self, entries: Entries) -> Tensor:
         """Δ_ij = r_i − r_j − offset·cell of every entry, (n_entries, 3) Å, in ``dtype``; zero for an atom itself."""
-        found = differences(entries.pattern, self.positions)
+        found = to_entries(entries.pattern, self.positions) - of_columns(entries.pattern, self.positions)
         if entries.offsets is None:
             return found.to(self.dtype)
-        parts = []
-        # Selected rows are copied as a whole, and there is no product of a small matrix for every edge.
-        for own, offsets, part in zip(
-            entries.receiver.split(_ENTRIES_AT_ONCE),
-            entries.offsets.split(_ENTRIES_AT_ONCE),
-            found.split(_ENTRIES_AT_ONCE),
-            strict=True,
-        ):
-            cells = self.cell.index_select(0, self.structure.index_select(0, own))
-            parts.append((part - (offsets[:, :, None] * cells).sum(dim=1)).to(self.dtype))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self.n_structures == 1:
+            shifts = entries.offsets.to(self.cell.dtype) @ self.cell[0]
+        else:
+            # Selected rows are copied as a whole, and there is no product of a small matrix for every edge.
+            cells = self.cell.index_select(0, self.structure.index_select(0, entries.receiver))
+            shifts = (entries.offsets[:, :, None] * cells).sum(dim=1)
+        return (found - shifts).to(self.dtype)
 
     @Kept
     def atom_mask(self) -> Tensor:
@@ -155,12 +116,6 @@ class Geometry:
         """(n_structures, c) → (n_atoms, c)."""
         return to_entries(self.layout.atoms_of_structures, values)
 
-    def of_structure(self, b: int) -> Structure:
-        """Structure ``b`` alone."""
-        start = sum(self.sizes[:b])
-        positions = self.positions[start : start + self.sizes[b]]
-        return Structure(positions, self.cell[b], self.layout.pbc[b], self.dtype)
-
 
 def geometry_of_batch(batch: Any, layout: Layout, dtype: torch.dtype) -> Geometry:
     """Centre the structures of a batch.
@@ -182,7 +137,3 @@ def geometry_of_batch(batch: Any, layout: Layout, dtype: torch.dtype) -> Geometr
         layout=layout,
         dtype=dtype,
     )
-
-
-_ENTRIES_AT_ONCE = 1 << 22
-"""Entries whose cells are held at once. It bounds memory and changes no result."""

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.far.ways import FarPlan, Groups, LadderPlan, grouped
+from molflt.attention.far.images import Structure
+from molflt.attention.far.ways import FarPlan, Groups, LadderPlan, grouped, held_of
 from molflt.attention.places import Kept, Movable, Places, places_of
 from molflt.attention.sparse import SparsePattern
 
@@ -163,18 +164,29 @@ class Plan:
         wide: whether attention looks at the whole neighbour list.
         far: of the far field; None without one.
         charges: of 1/r; None without charges.
+        skin: Å that atoms may move before there is another layout.
     """
 
     cutoff: float
     wide: bool = False
     far: FarPlan | None = None
     charges: LadderPlan | None = None
+    skin: float = 0.0
 
     @staticmethod
     def covering(plans: Sequence[Plan]) -> Plan:
         """The one by which a batch is laid out for several models of one kind, those of an ensemble."""
         first, far = plans[0], [plan.far for plan in plans if plan.far is not None]
         return replace(first, far=FarPlan.covering(far)) if far else first
+
+    def holding(self, layout: Layout) -> Plan:
+        """The plan that sums the far field of the structures of a batch in the same ways, on the same grids."""
+        far, charges = self.far, self.charges
+        if far is not None and layout.far is not None:
+            far = replace(far, held=held_of(layout.far.groups))
+        if charges is not None and layout.of_charges is not None:
+            charges = replace(charges, held=held_of(layout.of_charges.groups))
+        return replace(self, far=far, charges=charges)
 
     def __call__(self, batch: Any, n_max: int | None = None) -> Layout:
         """The layout of a batch of structures with their neighbour list (see ``molflt.vocabulary``)."""
@@ -189,12 +201,13 @@ class Plan:
         if offsets.any():
             delta -= np.einsum("ek,ekl->el", offsets.astype(np.float64), cells[structure[i]])
         # What is just outside may be just inside once displacements are rounded.
-        inside = np.einsum("ek,ek->e", delta, delta) < (self.cutoff * (1 + 1e-6)) ** 2
+        inside = np.einsum("ek,ek->e", delta, delta) < ((self.cutoff + 2 * self.skin) * (1 + 1e-6)) ** 2
         if near is None or not inside.all():
             near = entries_of(edge_index[:, inside], offsets[inside], len(positions))
-        parts, groups = np.split(positions, starts[1:-1]), []
+        each = zip(np.split(positions, starts[1:-1]), cells, pbc, strict=True)
+        structures, groups = [Structure(*one) for one in each], []
         for plan in (self.far, self.charges):
-            groups.append(None if plan is None else grouped(plan.groups(parts, cells, pbc), starts))
+            groups.append(None if plan is None else grouped(plan.groups(structures, self.skin), starts))
         return Layout(
             plan=self,
             sizes=tuple(sizes.tolist()),

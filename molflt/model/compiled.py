@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 import torch.fx.experimental._config
 
-from molflt.choices import Compile
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
+from molflt.vocabulary import Compile
 
 
 def can_compile() -> bool:

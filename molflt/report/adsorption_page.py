@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from molflt.adsorption.adsorb import Adsorption, doubts_of
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase import to_atoms
 from molflt.data.extxyz_output import write_extxyz
-from molflt.data.molecule_names import described
+from molflt.data.tables import described
 from molflt.files import atomic_file
 from molflt.prediction.members import meaning_of_uncertainty
 from molflt.prediction.model import Model

@@ -39,19 +39,21 @@ class LayerCall:
         x: (n_atoms, dim), its input.
         geometry: of the batch.
         prepared: what it made of positions alone (see :meth:`AttentionLayer.prepare`).
+        vectors: (n_atoms, 9, C), of a layer that has them.
     """
 
     layer: AttentionLayer[Any, Any]
     x: Tensor
     geometry: Geometry
     prepared: Any
+    vectors: Tensor | None = None
 
 
 def recorded_forward(model: EnergyModel, batch: Any) -> tuple[ModelOutput, list[LayerCall]]:
     """Evaluate a batch and keep the input of every attention layer, in the last pass where the stack is recycled."""
     calls: dict[int, LayerCall] = {}
 
-    def record(module: nn.Module, arguments: tuple[Tensor, Geometry, Any]) -> None:
+    def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(module, AttentionLayer)
         calls[id(module)] = LayerCall(module, *arguments)
 
@@ -91,7 +93,8 @@ def attention_row(call: LayerCall, atom: int) -> Tensor:
     # Detached, so that the graph holds the way of the values and nothing of queries, keys and positions.
     frozen = {name: parameter.detach() for name, parameter in call.layer.named_parameters()}
     with _hooks(handles), torch.enable_grad(), full_precision(call.x.device):
-        functional_call(call.layer, frozen, (call.x, call.geometry, call.prepared))
+        vectors = [] if call.vectors is None else [call.vectors]
+        functional_call(call.layer, frozen, (call.x, call.geometry, call.prepared, *vectors))
         (out,) = outputs
         (value,) = values
         assert out.shape[1] == value.shape[1], "one number for every head of the values"

@@ -11,8 +11,8 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from molflt.adsorption.adsorb import Adsorption
-from molflt.prediction.evaluation import Evaluation
-from molflt.prediction.group_errors import GroupErrors
+from molflt.prediction.evaluate import Evaluation
+from molflt.prediction.metrics import GroupErrors
 from molflt.report.learning_curves import TRAIN, Curve, best_point, log_ticks
 from molflt.report.rpe_curves import FarCurves, LocalCurves
 

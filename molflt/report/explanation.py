@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.data.batching import StructureCollater
-from molflt.data.neighbours import nearest_image
+from molflt.data.batch import StructureCollater
+from molflt.data.images import nearest_image
 from molflt.data.progress import track
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import choose_device, lowest_of, unlabelled
+from molflt.prediction.predict import choose_device, lowest_of, unlabelled
 from molflt.report.attention_rows import attention_row, recorded_forward
 
 

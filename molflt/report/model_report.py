@@ -15,11 +15,10 @@ from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
 from molflt.model.model_file import LoadedModel
 from molflt.model.uncertainty import LEVELS
-from molflt.prediction.evaluation import Evaluation, evaluate
-from molflt.prediction.group_errors import GroupErrors, by_adsorbate, by_element, by_size
+from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members
-from molflt.prediction.metrics import EWT_THRESHOLD
-from molflt.prediction.predictor import choose_device, unlabelled
+from molflt.prediction.metrics import EWT_THRESHOLD, GroupErrors, by_adsorbate, by_element, by_size
+from molflt.prediction.predict import choose_device, unlabelled
 from molflt.report.charts import (
     MOST_ERROR_BARS,
     MOST_POINTS,
@@ -56,10 +55,9 @@ def training_report(
     """
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
-    how = config.data.reading()
+    options = config.data.reading()
     sets = [
-        evaluate(members, path, name=name, device=device, on_bad=config.data.on_bad, how=how, tags=config.data.tags)
-        for name, path in config.data.val.items()
+        evaluate(members, path, name=name, device=device, options=options) for name, path in config.data.val.items()
     ]
     report = run_dir / "report.html"
     remove_leftovers(run_dir, [report.name])
@@ -101,7 +99,7 @@ def write_report(
         path: where to, ``NAME.html``.
         loaded: the model, or the first member of an ensemble, whose RPE and configuration are shown.
         sets: evaluations of it; the worst structures are of the first.
-        records: of :func:`molflt.training.recorder.read_records`; none leaves out the learning curves.
+        records: of :func:`molflt.training.run_directory.read_records`; none leaves out the learning curves.
         results: of :func:`molflt.invariance.harness.run_suite`; None says how to get them.
         command: by which the model was trained or evaluated.
         n_members: of the ensemble.
@@ -119,7 +117,7 @@ def write_report(
         "sources": [(f"data of {s.name}", s.source) for s in sets],
         "left_out": ", ".join(f"{len(s.skipped):,} of {s.name}" for s in sets if s.skipped),
         "warnings": dict.fromkeys([*warnings, *(warning for s in sets for warning in s.warnings)]),
-        "doubtful": [(s.name, s.prediction.of_warnings()) for s in sets if s.prediction.warnings],
+        "doubtful": [(s.name, s.prediction.doubts()[0]) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
         "curves": [page.figure(page_figure([curves_panel(found, q, best)], 380)) for found, q in curves if found],
     }

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from molflt import choices
+from molflt import vocabulary as choices
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.files import atomic_file
-from molflt.prediction.evaluation import Evaluation, evaluate
-from molflt.prediction.group_errors import by_adsorbate, by_element, by_size
+from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members
+from molflt.prediction.metrics import by_adsorbate, by_element, by_size
 from molflt.report.charts import Panel, Series, curves_panel, far_panels, groups_panel, parity_panels
 from molflt.report.learning_curves import best_epoch, learning_curves
 from molflt.report.rpe_curves import far_curves
@@ -46,7 +47,7 @@ def draw(
         out: the file; its suffix is its format.
         device: where to compute.
         max_atoms: atoms per batch; bounds memory, changes no result.
-        tags: how to read tags, see :func:`molflt.data.ase_io.from_atoms`.
+        tags: how to read tags, see :func:`molflt.data.ase.from_atoms`.
 
     Raises:
         InputError: the model, the run or the data lack what the figure shows.
@@ -61,7 +62,9 @@ def draw(
         panels = _rpe(kind, model)
     else:
         members = load_members(model)
-        found = evaluate(members, data, forces=False, device=device, max_atoms=max_atoms, tags=tags)
+        found = evaluate(
+            members, data, forces=False, device=device, max_atoms=max_atoms, options=ReadOptions(tags=tags)
+        )
         panels = [_errors(kind, found, members[0].metadata.target)]
     with atomic_file(out) as temporary:
         picture(panels).savefig(temporary, dpi=_DPI)

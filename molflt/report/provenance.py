@@ -12,7 +12,7 @@ from ase.data import chemical_symbols
 from molflt import __version__
 from molflt.attention.config import FROM_TRAINING_SET, ContentKeys, FarFieldKeys, KernelisedConfig, MethodKeys
 from molflt.attention.registry import ATTENTIONS, AttentionConfig, attention_config
-from molflt.data.screening import SKIPPED
+from molflt.data.quality.screen import SKIPPED
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.model_file import LoadedModel, library_versions

@@ -84,7 +84,7 @@ def far_curves(model: EnergyModel) -> FarCurves | None:
     nodes = _waves(positions.method, basis)
     # Free weights are those of the frequencies, and there is no f that they estimate.
     free = not model.config.attention.acts("n_basis")
-    true = None if free else _per_head(basis.values(distances**2), weights)
+    true = None if free else _per_head(basis.on_pairs(distances**2).t(), weights)
     spectrum = None if free else _per_head(basis.spectra(xi), weights)
     if nodes is None:
         assert true is not None

@@ -1,19 +1,17 @@
 """A model as an ASE calculator: energy, forces and stress.
 
-The numerical method of the far field is held while atoms move. ``frequencies=auto`` counts multiply-adds for every
-structure, and the mesh takes its grid from the size of the cell. Both are integers that jump as a structure changes,
-and the energy jumps with them, by up to the model's tolerance ε. A relaxation, dynamics or a finite difference needs
-one smooth function: what was chosen at the start is kept (DESIGN §3, "Smoothness"). Orders of contraction agree to
-rounding and stay free.
+The numerical method of the far field is held while atoms move. A structure's way is chosen by counting, and a mesh
+takes its grid from the size of the cell. Both are integers that jump as a structure changes, and so does the energy,
+by up to the model's tolerance ε. A relaxation, dynamics or a finite difference needs one smooth function: what
+was chosen at the start is kept (DESIGN §3, "Smoothness"). What else is discrete, the neighbour list for instance,
+changes nothing but rounding, and is kept until an atom has moved too far.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,19 +20,15 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from molflt.attention.far.field import ExactMethod
-from molflt.attention.far.members import GaussianBasis
-from molflt.attention.far.mesh import Grid, Mesh
-from molflt.attention.geometry import Structure
 from molflt.attention.layout import Plan
-from molflt.choices import Compile, TagConvention
-from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
-from molflt.data.batching import collate
-from molflt.data.domain import GEOMETRIC
+from molflt.data.ase import charge_of, from_atoms, refuse_charges
+from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.reading import Reading
+from molflt.data.quality.domain import GEOMETRIC
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.derivatives import derivatives
@@ -42,19 +36,13 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, doubt_of_forces, outside, why_no_forces
-from molflt.vocabulary import DIFFERENTIABLE
+from molflt.prediction.predict import choose_device, doubt_of_forces, outside, why_no_forces
+from molflt.vocabulary import DIFFERENTIABLE, Compile, TagConvention
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
 LONG = 1_000
 """Steps of dynamics that are worth compiling the model."""
-COARSEST = 1.05
-"""How much wider than its tolerance asks for the spacing of a held grid may become before a new one is taken: its
-error falls with the seventh power of the spacing, and stays below the stated ε, of which it uses two thirds."""
-LARGEST = 2.0
-"""How many times the grid points of one along the present axes a held grid may need, when its structure has turned or
-an atom has left it, before a new one is taken."""
 
 
 class MolFLTCalculator(Calculator):
@@ -78,14 +66,14 @@ class MolFLTCalculator(Calculator):
     of some 1e-5 of their part.
 
     Ions and open shells are refused, also when a charge or moment is set after a calculation: see
-    :func:`molflt.data.ase_io.refuse_charges`.
+    :func:`molflt.data.ase.refuse_charges`.
 
     Args:
         model: a model file, a run directory, the directory of an ensemble, a list of these, a
             :class:`molflt.Model`, or a loaded model file.
         device: auto (a GPU where there is one; for a ``molflt.Model``, where it is), cpu or cuda.
         dtype: precision to compute in, "float32", "float64" or the same of torch; None: as trained.
-        tags: how to read the tags of atoms, see :func:`molflt.data.ase_io.from_atoms`.
+        tags: how to read the tags of atoms, see :func:`molflt.data.ase.from_atoms`.
         allow_charged: take ions and open shells as if they were neutral and closed-shell.
         compile: whether the model is compiled, which takes half a minute: off, on, or auto, which does so on a GPU
             after 1,000 steps, if there is a C compiler.
@@ -122,12 +110,13 @@ class MolFLTCalculator(Calculator):
         self._n_steps, self._steps_before = 0, 0 if compile == "on" else LONG
         self._compiles = is_wanted(compile, self.model.device)
         self.tags = tags
-        self._how = Reading(allow_charged, charges=self.model.members[0].model.config.takes_ions)
+        self._options = ReadOptions(allow_charged, charges=self.model.members[0].model.config.takes_ions, tags=tags)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
-        # One that was given is left as it was, if this one is compiled.
-        self._held = [HeldMethod(copy.copy(member.model)) for member in self.model.members]
+        self._moving = MovingBatch(self.model)
+        # A model that was given is left as it was, if these are compiled.
+        self._models = [copy.copy(member.model) for member in self.model.members]
         self._warnings = DomainWarnings()
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
@@ -144,10 +133,12 @@ class MolFLTCalculator(Calculator):
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """What has changed since the last calculation; tags and charge, which ASE leaves out, matter here."""
-        refuse_charges(atoms, _name_of(atoms), self._how)
+        refuse_charges(atoms, _name_of(atoms), self._options)
         changes: list[str] = super().check_state(atoms, tol)
         name = _name_of(atoms)
-        if self.atoms is not None and charge_of(self.atoms, name, self._how) != charge_of(atoms, name, self._how):
+        if self.atoms is not None and charge_of(self.atoms, name, self._options) != charge_of(
+            atoms, name, self._options
+        ):
             changes.append("charge")
         if self.atoms is not None and not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
             changes.append("tags")
@@ -172,17 +163,12 @@ class MolFLTCalculator(Calculator):
             )
         batch = self._batch(self.atoms, name)
         if self._compiles and self._n_steps == self._steps_before:
-            for held in self._held:
-                compile_model(held.model, print)
+            for model in self._models:
+                compile_model(model, print)
         self._n_steps += 1
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
-        found = []
-        for held in self._held:
-            with held.applied(batch) as model:
-                found.append(_evaluate(model, batch, stress or "forces" in properties, stress))
-        # (n_members, ...)
-        values = {quantity: np.stack([member[quantity] for member in found]) for quantity in found[0]}
+        values = _values(self._models, batch, stress or "forces" in properties, stress)
         for quantity, each in values.items():
             if not np.isfinite(each).all():
                 raise InputError(
@@ -194,7 +180,7 @@ class MolFLTCalculator(Calculator):
             self.results["forces"] = values["forces"].mean(axis=0)
         if "stress" in values:
             self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0))
-        std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(found) > 1 else {}
+        std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(self._models) > 1 else {}
         spread, known = std.get("energy"), self.model.uncertainty
         if known is not None:
             spread = known.half_width(np.zeros(()) if spread is None else spread)
@@ -203,36 +189,50 @@ class MolFLTCalculator(Calculator):
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:
         """One structure on the model's device, with the neighbour list of the atoms where they are."""
-        refuse_charges(atoms, name, self._how)
-        # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
-        bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
-        bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
-        if charge := charge_of(atoms, name, self._how):
-            bare.info["charge"] = charge
-        # What tags mean is judged by the heights of the atoms once, and must not change while these move.
-        given = (atoms.numbers.tobytes(), atoms.get_tags().tobytes())
-        if given == self._tags_seen:
-            bare.set_tags(self._tags_meant)
-            data = from_atoms(bare, name, "oc20", how=self._how)
+        refuse_charges(atoms, name, self._options)
+        numbers, tags = atoms.numbers.tobytes(), atoms.get_tags().tobytes()
+        charge = charge_of(atoms, name, self._options)
+
+        def make() -> list[Data]:
+            # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
+            bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
+            bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
+            if charge:
+                bare.info["charge"] = charge
+            # What tags mean is judged by the heights of the atoms once, and must not change while these move.
+            if (numbers, tags) == self._tags_seen:
+                bare.set_tags(self._tags_meant)
+                data = from_atoms(bare, name, replace(self._options, tags="oc20"))
+            else:
+                data = from_atoms(bare, name, self._options)
+                self._tags_seen, self._tags_meant = (numbers, tags), data.tags.numpy()
+            self._warnings.ask(self.model.members[0], data)
+            return [data]
+
+        same = numbers, tags, charge, atoms.pbc.tobytes()
+        return self._moving(same, atoms.cell.array, atoms.positions, make)
+
+
+def _values(models: Sequence[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:
+    """What each model says of one structure: energy (n_models,), forces (..., n_atoms, 3), stress (..., 3, 3)."""
+    found: dict[str, list[Tensor]] = {}
+    for model in models:
+        if forces:
+            derived = derivatives(model, batch, stress)
+            each = {"energy": derived.output.energy[0], "forces": derived.forces}
+            each |= {} if derived.stress is None else {"stress": derived.stress[0]}
         else:
-            data = from_atoms(bare, name, self.tags, how=self._how)
-            self._tags_seen, self._tags_meant = given, data.tags.numpy()
-        self._warnings.ask(self.model.members[0], data)
-        config = self.model.members[0].model.config
-        attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
-        return collate([data]).to(self.model.device)
-
-
-def _evaluate(model: EnergyModel, batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:
-    """What is wanted of one structure: energy (), forces (n_atoms, 3), stress (3, 3)."""
-    if not forces:
-        with torch.no_grad():
-            return {"energy": model(batch).energy[0].cpu().numpy()}
-    found = derivatives(model, batch, stress)
-    values = {"energy": found.output.energy[0].detach().cpu().numpy(), "forces": found.forces.cpu().numpy()}
-    if found.stress is not None:
-        values["stress"] = found.stress[0].cpu().numpy()
-    return values
+            with torch.no_grad():
+                each = {"energy": model(batch).energy[0]}
+        for name, tensor in each.items():
+            found.setdefault(name, []).append(tensor.detach())
+    stacked = {name: torch.stack(tensors) for name, tensors in found.items()}
+    # All in one copy: on a GPU it is what a step waits for.
+    flat = torch.cat([tensor.flatten() for tensor in stacked.values()]).cpu()
+    parts = flat.split([tensor.numel() for tensor in stacked.values()])
+    return {
+        name: part.view(tensor.shape).numpy() for (name, tensor), part in zip(stacked.items(), parts, strict=True)
+    }
 
 
 def _name_of(atoms: Atoms) -> str:
@@ -254,55 +254,54 @@ def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
     return load(model, device, precision)
 
 
-class HeldMesh(Mesh):
-    """A particle mesh that keeps its grid from one structure to the next, as long as it fits."""
+class MovingBatch:
+    """Structures that move in small steps: one batch, laid out anew when an atom has moved too far.
 
-    def __init__(self, tolerance: float) -> None:
-        super().__init__(tolerance)
-        self._held: dict[int, Grid] = {}
+    The ways and grids of the far field outlast that, as long as structures consist of the same atoms.
 
-    def grid(self, structure: Structure, basis: GaussianBasis) -> Grid:
-        """See :class:`Mesh`."""
-        # A structure in pieces has one for each, told apart by their atoms.
-        n = len(structure)
-        own, held = super().grid(structure, basis), self._held.get(n)
-        if held is not None and held.spacing <= own.spacing:
-            fine = all(have * COARSEST >= need for have, need in zip(held.n_periodic, own.n_periodic, strict=True))
-            points, needed = (math.prod(self.n_planes(grid, structure)) for grid in (held, own))
-            if fine and points <= LARGEST * needed:
-                return held
-        self._held[n] = own
-        return own
+    Args:
+        model: whose plan is made once, at its present weights.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._plan = Plan.covering([member.model.plan() for member in model.members])
+        if not self._plan.wide:
+            self._plan = replace(self._plan, skin=SKIN[model.device.type])
+        self._kept: tuple[tuple[Any, ...], bytes, np.ndarray, Plan, Batch] | None = None
+
+    def __call__(
+        self, atoms: tuple[Any, ...], cells: np.ndarray, positions: np.ndarray, make: Callable[[], Sequence[Data]]
+    ) -> Batch:
+        """The batch with the atoms where they are.
+
+        Args:
+            atoms: what tells structures from others, wherever their atoms are.
+            cells: (n_structures, 3, 3) Å.
+            positions: (n_atoms, 3) Å.
+            make: gives the structures as they are.
+        """
+        plan = self._plan
+        if self._kept is not None and self._kept[0] == atoms:
+            _, of_cells, origin, plan, batch = self._kept
+            # Also false for what is not a number.
+            near = ((positions - origin) ** 2).sum(axis=1).max(initial=0.0) <= plan.skin**2
+            if near and of_cells == cells.tobytes():
+                moved = copy.copy(batch)
+                moved.positions = torch.from_numpy(positions.copy()).to(self._model.device, non_blocking=True)
+                return moved
+        config = self._model.members[0].model.config
+        reach = config.neighbour_cutoff + 2 * plan.skin
+        batch = collate([attach_neighbours(data, reach, config.all_pairs_if_isolated) for data in make()], plan)
+        plan = plan.holding(batch.layout)
+        batch = batch.to(self._model.device)
+        self._kept = atoms, cells.tobytes(), positions.copy(), plan, batch
+        return batch
 
 
-class HeldMethod:
-    """Keeps the plan of one model, and the way of its far field while the atoms of a structure stay the same ones."""
-
-    def __init__(self, model: EnergyModel) -> None:
-        self.model, self._plan = model, model.plan()
-        self._held: tuple[tuple[bytes, bytes], Plan, HeldMesh] | None = None
-
-    @contextmanager
-    def applied(self, batch: Batch) -> Iterator[EnergyModel]:
-        """The model, with the batch laid out in the way held, chosen anew for other atoms or periodic directions."""
-        method, plan = self.model.positions.method, self._plan
-        if plan.far is None or not isinstance(method, ExactMethod):
-            batch.layout = plan(batch).to(self.model.device)
-            yield self.model
-            return
-        atoms = (batch.atomic_numbers.cpu().numpy().tobytes(), batch.pbc.cpu().numpy().tobytes())
-        if self._held is None or atoms != self._held[0]:
-            far = plan(batch).far
-            assert far is not None
-            held = replace(plan, far=replace(plan.far, way=far.groups[0].way))
-            self._held = atoms, held, HeldMesh(method.tolerance)
-        _, plan, mesh = self._held
-        batch.layout = plan(batch).to(self.model.device)
-        own, method.mesh = method.mesh, mesh
-        try:
-            yield self.model
-        finally:
-            method.mesh = own
+SKIN = {"cpu": 0.1, "cuda": 0.3}
+"""Å that an atom may move before structures are laid out anew. Twice that is added to the reach of the neighbour
+list: on a processor every further neighbour takes its time, a GPU would wait for the layout."""
 
 
 class DomainWarnings:

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from ase import Atoms
 from torch import Tensor
+from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import collate
-from molflt.data.neighbours import attach_neighbours
+from molflt.data.ase import from_atoms
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
-from molflt.prediction.predictor import doubt_of_forces, why_no_forces
-from molflt.simulate.ase import DomainWarnings, as_model
+from molflt.prediction.predict import doubt_of_forces, why_no_forces
+from molflt.simulate.ase import DomainWarnings, MovingBatch, as_model
 
 try:
     from torch_sim.models.interface import ModelInterface
@@ -36,9 +36,8 @@ class MolFLTModel(ModelInterface):
 
         relaxed = ts.optimize(system=frames, model=MolFLTModel("runs/first"), optimizer=ts.optimizers.fire)
 
-    The numerical method of the far field is chosen for each structure at every step, where the ASE calculator holds
-    it: the energy may jump by the model's tolerance ε when a cell changes or atoms leave a molecule. torch-sim knows
-    no total charge, so every structure is taken as neutral.
+    The numerical method of the far field is held while systems move, as in the ASE calculator, and chosen anew when
+    systems come or go. torch-sim knows no total charge, so every structure is taken as neutral.
 
     Args:
         model: see :class:`molflt.MolFLTCalculator`; it has been trained on energies of which the
@@ -70,6 +69,7 @@ class MolFLTModel(ModelInterface):
         self._device, self._dtype = self.model.device, torch.float64
         self._compute_forces, self._compute_stress = True, stress
         self._warnings = DomainWarnings()
+        self._moving = MovingBatch(self.model)
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
         """Energies and their derivatives.
@@ -87,14 +87,18 @@ class MolFLTModel(ModelInterface):
         )
         cells = of("cell").detach().mT.cpu().numpy()
         pbc = np.broadcast_to(np.asarray(torch.as_tensor(of("pbc")).cpu()), 3)
-        config = self.model.members[0].model.config
-        structures = []
-        for k, cell in enumerate(cells):
-            atoms = Atoms(numbers[owner == k], positions[owner == k], cell=cell, pbc=pbc)
-            data = from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", "oc20")
-            self._warnings.ask(self.model.members[0], data, f"{data.name}: ")
-            structures.append(attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated))
-        batch = collate(structures).to(self.device)
+
+        def make() -> list[Data]:
+            structures = []
+            for k, cell in enumerate(cells):
+                atoms = Atoms(numbers[owner == k], positions[owner == k], cell=cell, pbc=pbc)
+                structures.append(
+                    from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", ReadOptions(tags="oc20"))
+                )
+                self._warnings.ask(self.model.members[0], structures[-1], f"{structures[-1].name}: ")
+            return structures
+
+        batch = self._moving((numbers.tobytes(), owner.tobytes(), pbc.tobytes()), cells, positions, make)
         found = [derivatives(member.model, batch, self.compute_stress) for member in self.model.members]
         values = {
             "energy": torch.stack([each.output.energy.detach() for each in found]).mean(0),
@@ -102,7 +106,8 @@ class MolFLTModel(ModelInterface):
         }
         if self.compute_stress:
             values["stress"] = torch.stack([each.stress for each in found if each.stress is not None]).mean(0)
-        for quantity, value in values.items():
-            if not bool(value.isfinite().all()):
+        finite = torch.stack([value.isfinite().all() for value in values.values()])
+        for quantity, is_finite in zip(values, finite.tolist(), strict=True):
+            if not is_finite:
                 raise InputError(f"the model's {quantity} is not finite; check the structures for atoms that overlap")
         return values

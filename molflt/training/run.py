@@ -22,11 +22,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.attention.config import FarFieldKeys
-from molflt.data.occurrence import ON_SURFACE
-from molflt.data.screening import write_skipped
-from molflt.errors import InputError
+from molflt.data.quality.occurrence import ON_SURFACE
+from molflt.data.quality.screen import write_skipped
+from molflt.errors import InputError, does_not_fit, out_of_memory
 from molflt.files import alone
-from molflt.memory import does_not_fit, out_of_memory
 from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData

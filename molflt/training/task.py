@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from torch_geometric.data import Batch
 
 from molflt.attention.config import KernelKeys
+from molflt.attention.far.ways import FarPlan
 from molflt.attention.layout import Plan
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
@@ -92,7 +94,7 @@ class EnergyTask(lightning.LightningModule):
         self._logged: dict[str, Tensor]
         self._sums: Tensor | None = None
         self._longest: Tensor
-        self._planned: tuple[int, float, float, float] | None = None
+        self._planned: tuple[int, FarPlan] | None = None
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
             self.average = copy.deepcopy(model).requires_grad_(False)
@@ -110,17 +112,17 @@ class EnergyTask(lightning.LightningModule):
         if plan.far is None:
             return plan
         if self._planned is None or self._planned[0] != epoch:
-            self._planned = epoch, plan.far.longest, plan.far.reach, plan.far.padding
-        _, longest, reach, padding = self._planned
-        return replace(plan, far=replace(plan.far, longest=longest, reach=reach, padding=padding))
+            self._planned = epoch, plan.far
+        return dataclasses.replace(plan, far=self._planned[1])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the plan: another one would change rounding."""
-        checkpoint["plan"] = self._planned
+        checkpoint["far_plan"] = self._planned and (self._planned[0], dataclasses.astuple(self._planned[1]))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take it up again."""
-        self._planned = checkpoint.get("plan")
+        if (kept := checkpoint.get("far_plan")) is not None:
+            self._planned = kept[0], FarPlan(*kept[1])
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Make everything random a function of seed and step, and dropout one of rank too: a resumed run repeats it.

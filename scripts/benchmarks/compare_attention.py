@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from molflt.attention.registry import ATTENTIONS, attention_config
-from molflt.bundled import resolve_path
-from molflt.data.sources import open_dataset
-from molflt.invariance.energies import energies
-from molflt.invariance.structures import rotation
+from molflt.data.open import open_dataset
+from molflt.files import resolve_path
+from molflt.invariance.structures import energies, rotation
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
 from molflt.training.presets import preset_config
@@ -146,6 +145,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
+    if options.quick:
+        options.attention, options.data, options.seeds, options.steps = ["flt"], ["fg"], [0], 2
     if "qm7" in options.data and not accuracy_data.available("qm7"):
         print("MOLFLT_DATA is not set: without QM7")
         options.data.remove("qm7")

@@ -1,11 +1,11 @@
 """How often structures are said to be outside a model's domain, where they are inside and where they are not.
 
-    MOLFLT_DATA=DATA python -m scripts.benchmarks.domain --out docs/results
+    MOLFLT_DATA=DATA python -m scripts.benchmarks.domain
 
-No model is trained: the rule (molflt/data/domain.py) looks at structures alone. It is learnt from a part of a set,
-and asked about others: structures held out, whose share outside is that of false alarms, and structures that a model
-of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that is outside
-by its geometry: distances, neighbours and gaps.
+No model is trained: the rule (molflt/data/quality/domain.py) looks at structures alone. It is learnt from a part of
+a set, and asked about others: structures held out, whose share outside is that of false alarms, and structures that
+a model of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that
+is outside by its geometry: distances, neighbours and gaps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from ase.data import atomic_numbers
 from torch_geometric.data import Data
 
-from molflt.data.domain import GEOMETRIC, Domain, DomainFit
-from molflt.data.domain import outside as outside_of
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
+from molflt.data.quality.domain import GEOMETRIC, Domain, DomainFit
+from molflt.data.quality.domain import outside as outside_of
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 from scripts.benchmarks.accuracy_data import shared
@@ -32,7 +32,7 @@ Rows = list[results.Row]
 
 
 def learnt(structures: Sequence[Data], forces: bool = False, by_element: bool = True) -> Domain:
-    """The domain of a training set; for ``by_element`` see :class:`molflt.data.domain.DomainFit`."""
+    """The domain of a training set; for ``by_element`` see :class:`molflt.data.quality.domain.DomainFit`."""
     fit = DomainFit(len(structures), forces, by_element)
     for index, structure in enumerate(structures):
         fit.add(fit.look(index, structure))
@@ -150,13 +150,15 @@ def _parts(structures: Sequence[Data], chosen: Callable[[Data], bool]) -> tuple[
 
 
 def main() -> None:
-    """Ask, and write FOLDER/domain.csv."""
-    parser = results.parser(__doc__, "domain.csv")
+    """Ask, and write the CSV; quickly of one set."""
+    parser = results.parser(__doc__, kept=results.DOCS / "results" / "domain.csv")
     options = parser.parse_args()
     with results.input_errors(parser):
         qm7 = shared("qm7/qm7_train.extxyz.gz")
-        rows = of_fg(shared("fg")) + of_qm7(qm7) + of_acac(shared("acac"), qm7)
-        results.record(options.out / "domain.csv", rows)
+        rows = of_acac(shared("acac"), qm7)
+        if not options.quick:
+            rows = of_fg(shared("fg")) + of_qm7(qm7) + rows
+        results.record(options.results, rows)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ import torch
 from ase.io import read
 
 import molflt
-from molflt.adsorption.adsorb import Adsorption, adsorb
-from molflt.adsorption.molecules import molecule
-from molflt.adsorption.placing import guesses
-from molflt.adsorption.surfaces import METALS, surface
-from molflt.data.domain import DomainFit
+from molflt.adsorption.adsorb import Adsorption, adsorb, molecule
+from molflt.adsorption.placing import METALS, guesses, surface
+from molflt.data.quality.domain import DomainFit
 from molflt.errors import InputWarning
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model, save_model

@@ -19,8 +19,8 @@ import pytest
 
 from molflt.cli.terminal import system_error
 from molflt.data.fetch import catalogue
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.prediction.shard_file import read_shard
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.prediction.shards import read_shard
 from molflt.training.config import TrainConfig
 from tests.data.fetch_server import archive_of, good_tar
 from tests.training.runs import QUICK, assert_same_run, written

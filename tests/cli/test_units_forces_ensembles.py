@@ -13,7 +13,7 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import save_model
 from molflt.prediction.members import average_models

@@ -10,7 +10,6 @@ from typing import Any
 import ase.io
 import numpy as np
 import pytest
-import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
 from ase.calculators.calculator import all_properties
@@ -38,13 +37,12 @@ from ase.constraints import (
     MirrorTorque,
 )
 
-from molflt import vocabulary
-from molflt.data.ase_io import from_atoms, refuse_charges, to_atoms
+from molflt.data.ase import from_atoms, refuse_charges, to_atoms
 from molflt.data.extxyz_output import write_extxyz
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.reading import KNOWN_VALUES
-from molflt.data.records import to_data, to_record
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.reading import KNOWN_VALUES, ReadOptions
+from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 
 
@@ -72,19 +70,6 @@ def test_a_slab_under_the_vocabulary() -> None:
     assert (data.name, data.adsorbate, data.num_nodes) == ("slab", "O", 13)
 
 
-def test_round_trip() -> None:
-    atoms = slab()
-    atoms.set_constraint(FixAtoms([0, 3]))
-    atoms.set_array("positions_relaxed", atoms.positions + 0.1)
-    atoms.info.update(energy=-1.5, y_init=0.5, sid=3)
-    data = from_atoms(atoms, "slab")
-    back = from_atoms(to_atoms(data), "slab")
-    assert set(back.keys()) == set(data.keys())
-    for field in vocabulary.FIELDS:
-        if field in data:
-            torch.testing.assert_close(back[field], data[field], rtol=0, atol=1e-12)
-
-
 def test_nothing_is_computed() -> None:
     atoms = bulk("Cu")
     atoms.calc = EMT()
@@ -106,7 +91,7 @@ def test_layer_numbers_are_not_taken_for_oc20_tags(layers: int, with_adsorbate: 
     if len(set(atoms.get_tags())) > 1:
         with pytest.raises(InputError, match="tags='layers'"):
             from_atoms(atoms, "slab")
-    data = from_atoms(atoms, "slab", tags="layers")
+    data = from_atoms(atoms, "slab", ReadOptions(tags="layers"))
     assert data.tags.tolist() == [2 if t == 0 else 1 if t == 1 else 0 for t in atoms.get_tags()]
 
 
@@ -114,7 +99,7 @@ def test_oc20_tags_pass_and_can_be_forced() -> None:
     atoms = slab()
     assert from_atoms(atoms, "x").tags.tolist() == atoms.get_tags().tolist()
     upside_down = fcc111("Cu", (2, 2, 2), vacuum=8.0)
-    assert from_atoms(upside_down, "x", tags="oc20").tags.tolist() == upside_down.get_tags().tolist()
+    assert from_atoms(upside_down, "x", ReadOptions(tags="oc20")).tags.tolist() == upside_down.get_tags().tolist()
     # tags of a structure that is no slab say nothing about layers
     atoms = molecule("CO2")
     atoms.set_tags([0, 2, 1])
@@ -168,6 +153,14 @@ def test_only_what_is_neutral_and_closed_shell(key: str) -> None:
         else:
             with pytest.raises(InputError, match=rf"water: atoms.info\['{key}'\] is {value}"):
                 from_atoms(atoms, "water")
+
+
+def test_an_odd_number_of_electrons_is_refused_of_molecules() -> None:
+    methyl = molecule("CH3")
+    for atoms in (Atoms("H"), bulk("Cu"), molecule("CH4")):
+        from_atoms(atoms, "x")
+    with pytest.raises(InputError, match="x: has an odd number of electrons"):
+        from_atoms(Atoms(methyl.numbers, methyl.positions), "x")
 
 
 def test_no_other_name_is_a_charge() -> None:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +16,10 @@ from ase import Atoms
 from ase.build import fcc111, molecule
 from ase.io import write
 
-from molflt.data import lmdb_writer
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import convert, write_lmdb
-from molflt.data.reading import Reading
+from molflt.data.oc20 import writer as lmdb_writer
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.writer import convert, write_lmdb
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 
 
@@ -163,45 +159,6 @@ def test_partial_file_of_another_source_is_discarded(tmp_path: Path, make_record
     assert [int(d.sid) for d in LmdbDataset(path)] == list(range(shift, shift + n))
 
 
-_SCRIPT = """
-import sys, time
-import numpy as np
-from molflt.data import lmdb_writer
-lmdb_writer._PER_COMMIT = 10
-def records():
-    for k in range(500):
-        time.sleep(0.02)
-        yield {"pos": k + 2 * np.eye(4, 3), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
-lmdb_writer.write_lmdb(sys.argv[1], records(), total=500)
-"""
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_killed_run_leaves_no_file_and_goes_on(tmp_path: Path) -> None:
-    path, partial = tmp_path / "a.lmdb", tmp_path / "a.lmdb.partial"
-    process = subprocess.Popen([sys.executable, "-c", _SCRIPT, str(path)])
-    try:
-        deadline = time.monotonic() + 120
-        while not (partial.exists() and partial.stat().st_size > 40_000):
-            assert process.poll() is None, "the writer ended before it could be killed"
-            assert time.monotonic() < deadline, "the writer wrote nothing"
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
-    assert not path.exists()
-    atoms = np.ones(4, dtype=int)
-    records = Counted(lambda k: {"pos": k + 2 * np.eye(4, 3), "atomic_numbers": atoms, "sid": k}, 500)
-    assert write_lmdb(path, records) == 500
-    done = 500 - (len(records.made) - 1)
-    assert 0 < done < 500
-    assert done % 10 == 0
-    dataset = LmdbDataset(path)
-    assert [float(d.positions[3, 0]) for d in dataset] == list(range(500))
-    assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
-
-
 def test_existing_output_is_kept_unless_told(tmp_path: Path, make_record: Any) -> None:
     path = tmp_path / "a.lmdb"
     write_lmdb(path, [make_record(1)])
@@ -278,8 +235,8 @@ def test_converted_ions_keep_their_charge(tmp_path: Path) -> None:
     slab.set_tags(1)
     write(tmp_path / "ions.extxyz", [ion, slab])
     target = tmp_path / "ions.lmdb"
-    convert([str(tmp_path / "ions.extxyz")], target, allow_charged=True)
-    kept = LmdbDataset(target, how=Reading(charges=True, slabs=True))
+    convert([str(tmp_path / "ions.extxyz")], target, options=ReadOptions(allow_charged=True))
+    kept = LmdbDataset(target, options=ReadOptions(charges=True, slabs=True))
     assert [float(structure.charge) for structure in kept] == [-1, 1]
     with pytest.raises(InputError, match="'charge' is -1"):
         LmdbDataset(target)[0]

@@ -14,8 +14,8 @@ from scipy.spatial.distance import pdist
 
 from molflt.data.labels import LabelSpec
 from molflt.data.molfiles import read_sdf
-from molflt.data.rdkit_io import from_any_mol, from_mol, from_smiles, read_smiles_file
-from molflt.data.reading import Reading
+from molflt.data.rdkit import from_any_mol, from_mol, from_smiles, read_smiles_file
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 
 
@@ -32,18 +32,6 @@ def _embedded(smiles: str) -> Chem.Mol:
     return mol
 
 
-def test_ethanol() -> None:
-    data = from_smiles("CCO")
-    assert sorted(data.atomic_numbers.tolist()) == [1] * 6 + [6, 6, 8]
-    assert data.name == "CCO"
-    assert not data.pbc.any()
-    assert not data.tags.any()
-    bonds = torch.cdist(data.positions, data.positions)
-    # C-C, C-O in Å
-    assert float(bonds[0, 1]) == pytest.approx(1.52, abs=0.03)
-    assert float(bonds[1, 2]) == pytest.approx(1.42, abs=0.03)
-
-
 def test_the_seed_fixes_the_conformer() -> None:
     smiles = "CC(C)Cc1ccc(cc1)C(C)C(=O)O"
     first, again, other = from_smiles(smiles), from_smiles(smiles), from_smiles(smiles, seed=7)
@@ -53,7 +41,7 @@ def test_the_seed_fixes_the_conformer() -> None:
 
 @pytest.mark.parametrize("smiles", ["[H][H]", "[Fe]", "OB(O)c1ccccc1", "C12C3C4C1C5C2C3C45", "[C-]#[O+]", "C" * 40])
 def test_unusual_molecules(smiles: str) -> None:
-    data = from_smiles(smiles, how=Reading(conformers=2))
+    data = from_smiles(smiles, options=ReadOptions(conformers=2))
     assert torch.isfinite(data.positions).all()
     if data.num_nodes > 1:
         assert torch.pdist(data.positions).min() > 0.7
@@ -120,19 +108,6 @@ def _write_sdf(path: Path, mols: list[Chem.Mol]) -> None:
             writer.write(mol)
 
 
-def test_sdf(tmp_path: Path) -> None:
-    mols = [_embedded(s) for s in ("CCO", "c1ccccc1", "O")]
-    mols[1].SetProp("energy", "-1.25")
-    _write_sdf(tmp_path / "a.sdf", mols)
-    structures = read_sdf(tmp_path / "a.sdf")
-    assert [d.num_nodes for d in structures] == [9, 12, 3]
-    assert [d.name for d in structures] == [f"{tmp_path / 'a.sdf'}#{k}" for k in range(3)]
-    assert float(structures[1].energy) == -1.25
-    assert "energy" not in structures[0]
-    expected = torch.tensor(mols[0].GetConformer().GetPositions())
-    torch.testing.assert_close(structures[0].positions, expected, rtol=0, atol=1e-4)
-
-
 def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
     path = tmp_path / "a.sdf"
     mols = [_embedded("CCO"), _embedded("O")]
@@ -153,15 +128,6 @@ def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
     with pytest.raises(InputError, match="flat drawing"):
         read_sdf(path)
     assert capfd.readouterr().err == ""
-
-
-def test_smi(tmp_path: Path) -> None:
-    path = tmp_path / "a.smi"
-    path.write_text("# comment\nCCO ethanol\n\nO\twater\n", encoding="utf-8")
-    assert [(d.num_nodes, d.name) for d in read_smiles_file(path)] == [
-        (9, f"{path}#0 (ethanol)"),
-        (3, f"{path}#1 (water)"),
-    ]
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -251,7 +217,7 @@ def test_every_line_of_a_table_is_a_row_or_part_of_one(tmp_path: Path) -> None:
     for end in ("\n", "\r\n", "\r"):
         file.write_bytes(b"\xef\xbb\xbf" + end.join(rows).replace("O,5", "\ufeffO,5").encode())
         with pytest.warns(InputWarning, match="begin with # are passed over: 1$"):
-            found = list(read_smiles_file(file, LabelSpec(label="E"), how=Reading(conformers=1)))
+            found = list(read_smiles_file(file, ReadOptions(conformers=1, labels=LabelSpec(label="E"))))
         assert [float(data.energy) for data in found] == [2, 4, 6]
         assert found[1].info["note"] == "of two, or\nthree lines"
 
@@ -270,7 +236,7 @@ def test_names_that_rdkit_keeps_for_itself(tmp_path: Path) -> None:
     assert float(read_smiles_file(table)[0].energy) == 2.5
     block = Chem.MolToMolBlock(_embedded("C"))
     molecules.write_text(f"{block}> <__computedProps>\nx\n\n$$$$\n{block}$$$$\n", encoding="utf-8")
-    spoilt, _ = read_sdf(molecules, on_bad="skip").items
+    spoilt, _ = read_sdf(molecules, ReadOptions(on_bad="skip")).items
     assert "a.sdf#0: a property has a name" in str(spoilt)
 
 
@@ -315,7 +281,7 @@ def test_all_conformers_of_a_molecule_are_kept() -> None:
     expected = np.array([conformer.GetPositions() for conformer in mol.GetConformers()])
     np.testing.assert_array_equal(data.conformers.numpy(), expected)
     np.testing.assert_array_equal(data.positions.numpy(), expected[0])
-    assert "conformers" not in from_smiles("CCCC", how=Reading(conformers=1))
+    assert "conformers" not in from_smiles("CCCC", options=ReadOptions(conformers=1))
 
 
 def test_a_long_chain_takes_the_short_way() -> None:
@@ -323,7 +289,7 @@ def test_a_long_chain_takes_the_short_way() -> None:
     assert "one rough geometry" in data.remark
     assert 0.9 < float(torch.pdist(data.positions).min()) < 1.2
     with pytest.raises(InputError, match="give one or more"):
-        Reading(conformers=0)
+        ReadOptions(conformers=0)
 
 
 @pytest.mark.parametrize("smiles", ["C[NH3+]", "C[O-]", "[CH3]", "[O][O]", "C[N+](C)(C)C.O", "CC[CH2]"])
@@ -337,17 +303,17 @@ def test_ions_and_radicals_are_refused(smiles: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.sdf#0: has "):
         read_sdf(tmp_path / "a.sdf")
     (tmp_path / "a.smi").write_text(f"C\n{smiles}\n", encoding="utf-8")
-    found = read_smiles_file(tmp_path / "a.smi", on_bad="skip").items
+    found = read_smiles_file(tmp_path / "a.smi", ReadOptions(on_bad="skip")).items
     assert [isinstance(item, InputError) for item in found] == [False, True]
-    allowed = Reading(allow_charged=True, conformers=1)
-    assert from_smiles(smiles, how=allowed).num_nodes == mol.GetNumAtoms()
-    assert len(read_sdf(tmp_path / "a.sdf", how=allowed)) == 1
+    allowed = ReadOptions(allow_charged=True, conformers=1)
+    assert from_smiles(smiles, options=allowed).num_nodes == mol.GetNumAtoms()
+    assert len(read_sdf(tmp_path / "a.sdf", options=allowed)) == 1
 
 
 def test_states_that_columns_and_properties_state(tmp_path: Path) -> None:
     table = "smiles,Charge,multiplicity\nC,0,1\nC,,\nC,1,1\nC,0,3\nC,plus,\n"
     (tmp_path / "a.csv").write_text(table, encoding="utf-8")
-    found = read_smiles_file(tmp_path / "a.csv", on_bad="skip").items
+    found = read_smiles_file(tmp_path / "a.csv", ReadOptions(on_bad="skip")).items
     assert [isinstance(item, InputError) for item in found] == [False, False, True, True, True]
     assert "column 'Charge' is '1' (neutral and closed-shell: 0)" in str(found[2])
     mol = _embedded("C")
@@ -355,7 +321,7 @@ def test_states_that_columns_and_properties_state(tmp_path: Path) -> None:
     _write_sdf(tmp_path / "a.sdf", [mol])
     with pytest.raises(InputError, match=r"property 'charge' is -1 .*--allow-charged"):
         read_sdf(tmp_path / "a.sdf")
-    assert len(read_sdf(tmp_path / "a.sdf", how=Reading(allow_charged=True))) == 1
+    assert len(read_sdf(tmp_path / "a.sdf", options=ReadOptions(allow_charged=True))) == 1
 
 
 @pytest.mark.parametrize("smiles", ["[NH3+]CC(=O)[O-]", "C[N+](=O)[O-]", "[Na+].[Cl-]", "[C-]#[O+]"])

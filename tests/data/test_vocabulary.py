@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.data.sources import structures_of
+from molflt.data.open import structures_of
 from molflt.errors import InputError
 
 Change = Callable[[dict[str, Any]], object]
@@ -26,10 +26,6 @@ def _water() -> dict[str, Tensor]:
         "tags": torch.tensor([2, 2, 2]),
         "fixed": torch.zeros(3, dtype=torch.bool),
     }
-
-
-def test_water_is_fine() -> None:
-    vocabulary.check(_water(), "water")
 
 
 @pytest.mark.parametrize(

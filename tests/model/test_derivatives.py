@@ -7,7 +7,6 @@ import torch
 
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
-from molflt.simulate.ase import HeldMesh
 from tests.attention.structures import STRUCTURES, batch_of, random_rotation, rotated
 from tests.model.models import check_forces, check_hessian_vector_product, check_stress
 from tests.model.models import make_model as make
@@ -32,7 +31,14 @@ def make_model(method: str) -> EnergyModel:
     """The mesh keeps its grid, as it does in the calculator: where the grid lies is chosen, not differentiated."""
     model = make(METHODS[method], cutoff=4.0, pair_types=False)
     if method == "mesh":
-        model.positions.method.mesh = HeldMesh(METHODS["mesh"]["tolerance"])
+        plans = [model.plan()]
+
+        def layout(batch, n_max=None):
+            found = plans[-1](batch, n_max)
+            plans.append(plans[-1].holding(found))
+            return found
+
+        model.layout = layout
     return model
 
 

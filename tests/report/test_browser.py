@@ -16,7 +16,8 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
+from molflt.data.reading import ReadOptions
 from molflt.report.explain_page import write_page
 from molflt.report.explanation import explain
 from molflt.vocabulary import TAG_ADSORBATE
@@ -187,7 +188,7 @@ def test_the_menu_shows_another_layer(opened: Opened) -> None:
 def test_an_explanation_draws_and_answers(attention: str, browser: Any, tmp_path: Path) -> None:
     """Every ball has the colour of its atom's weight, letters say what it is, and all rows are there."""
     loaded = make_loaded(attention)
-    found = explain(loaded, from_atoms(slab("Cu"), name="slab", tags="oc20"), 2)
+    found = explain(loaded, from_atoms(slab("Cu"), ReadOptions(tags="oc20"), name="slab"), 2)
     write_page(tmp_path / "page.html", found, loaded, [])
     opened = Opened(browser, tmp_path / "page.html")
     page = opened.page

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from molflt.prediction.group_errors import by_element
+from molflt.prediction.metrics import by_element
 from molflt.report.charts import MOST_POINTS, forces_panel, groups_panel, limits, parity_panels, shown
 from molflt.report.learning_curves import best_epoch, best_point, learning_curves, log_ticks
 from molflt.report.page_figures import page_figure

@@ -6,7 +6,7 @@ smooth part is below the bound: with two continuous derivatives at cutoffs, it f
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ from ase import Atoms
 from ase.build import bulk, fcc111
 
 from molflt.attention.far.ways import FarPlan
-from molflt.simulate.ase import HeldMethod, MolFLTCalculator
+from molflt.attention.layout import Plan
+from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import STRUCTURES
 
 BOUND = 1e-9
@@ -56,11 +57,6 @@ def roughness(calc: MolFLTCalculator, atoms: Atoms, change, span: float, n_steps
     return float(np.abs(np.diff(energies, 4)).max())
 
 
-@contextmanager
-def _not_held(self, batch):
-    yield self._model
-
-
 FLT, BOTH, MESH = {}, {"spectrum": "both"}, {"frequencies": "mesh"}
 PATHS = [(slab, move, 0.75), (slab, strain, 1.0), (crystal, strain, 1.0)]
 CASES = [(attention, *path) for attention in (FLT, BOTH, MESH) for path in PATHS]
@@ -83,13 +79,13 @@ def test_what_is_held_would_jump(random_model, monkeypatch, held):
     }
     attention, *along = path[held]
 
-    def by_height(self, positions, cell, pbc):
-        return self.way or ("waves" if positions[-1, 2] - positions[0, 2] < 2.2 else "pairs")
+    def by_height(self, structure):
+        return self.way or ("waves" if structure.positions[-1, 2] - structure.positions[0, 2] < 2.2 else "pairs")
 
     if held == "method":
         monkeypatch.setattr(FarPlan, "way_of", by_height)
     assert roughness(MolFLTCalculator(random_model(attention)), *along) < BOUND
-    monkeypatch.setattr(HeldMethod, "applied", _not_held)
+    monkeypatch.setattr(Plan, "holding", lambda self, layout: self)
     assert roughness(MolFLTCalculator(random_model(attention)), *along) > 5 * BOUND
 
 
@@ -115,11 +111,30 @@ def test_a_cell_that_grows_gets_a_finer_grid(random_model):
     assert held == atoms.get_potential_energy()
 
 
-def test_the_model_is_left_as_it_was(random_model):
-    loaded = random_model()
-    calc = MolFLTCalculator(loaded)
-    own = calc.model.members[0].model.positions.method.mesh
-    atoms = slab()
-    atoms.calc = calc
-    atoms.get_forces()
-    assert calc.model.members[0].model.positions.method.mesh is own
+@pytest.mark.parametrize("attention", [FLT, BOTH, MESH, {**MESH, "vector_channels": 4}])
+@pytest.mark.parametrize(("make", "span"), [(slab, 0.7), (crystal, 0.7), (STRUCTURES["molecule"], -0.7)])
+def test_a_layout_that_is_kept_is_as_good_as_a_new_one(random_model, monkeypatch, attention, make, span):
+    """Along a path on which an atom leaves the skin: energies as of layouts made at every step, and few layouts."""
+    laid_out, with_skin, anew = (
+        [],
+        MolFLTCalculator(random_model(attention)),
+        MolFLTCalculator(random_model(attention)),
+    )
+    with_skin._moving._plan, anew._moving._plan = (
+        replace(calc._moving._plan, skin=skin) for calc, skin in ((with_skin, 0.3), (anew, 0.0))
+    )
+    monkeypatch.setattr(
+        Plan, "__call__", lambda plan, batch, call=Plan.__call__: laid_out.append(plan.skin) or call(plan, batch)
+    )
+    for t in np.linspace(0, span, 15):
+        energies, forces = [], []
+        for calc in (with_skin, anew):
+            atoms = make()
+            move(atoms, t)
+            atoms.calc = calc
+            energies.append(atoms.get_potential_energy())
+            forces.append(atoms.get_forces())
+        assert energies[0] == pytest.approx(energies[1], abs=1e-10)
+        np.testing.assert_allclose(forces[0], forces[1], rtol=0, atol=1e-9)
+    assert laid_out.count(0.3) == 3
+    assert laid_out.count(0.0) == 15

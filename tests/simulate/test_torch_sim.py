@@ -11,6 +11,7 @@ from ase.build import bulk, molecule
 
 from molflt import MolFLTCalculator
 from molflt.errors import InputError
+from molflt.prediction.model import Model
 
 
 def frames(periodic):
@@ -32,8 +33,7 @@ def test_each_of_a_batch_as_the_calculator_has_it(periodic, random_model):
     from molflt.simulate.torch_sim import MolFLTModel
 
     members = [random_model(seed=0), random_model(seed=1)]
-    model = MolFLTModel(members[0], dtype="float64")
-    model.model.members.append(members[1])
+    model = MolFLTModel(Model(members, "cpu"), dtype="float64")
     state = ts.io.atoms_to_state(frames(periodic), torch.device("cpu"), torch.float64)
     found, last = model(state), 0
     for k, atoms in enumerate(frames(periodic)):

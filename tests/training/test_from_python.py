@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import molflt
-from molflt.data.ase_io import to_atoms
-from molflt.data.sources import open_dataset
+from molflt.data.ase import to_atoms
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.training.config_file import load_config, make_config
 from scripts.tools import notebooks

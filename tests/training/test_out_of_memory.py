@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.errors import InputError
-from molflt.memory import out_of_memory
+from molflt.errors import InputError, out_of_memory
 from molflt.model.energy_model import EnergyModel
 from tests.training.runs import go
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.report.model_report import training_report

@@ -13,17 +13,17 @@ and the mean is left out: only neutral sums are physical, and a charged cell is 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from molflt.attention.far.grid import spacing_in_widths
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
-from molflt.attention.far.mesh import Mesh
+from molflt.attention.far.mesh import on_mesh
 from molflt.attention.far.pairs import squared_distances
 from molflt.attention.far.waves import on_waves
 from molflt.attention.far.ways import DIAMETERS, MARGIN, Group, LadderPlan, n_rungs
-from molflt.attention.geometry import Geometry, Structure
+from molflt.attention.geometry import Geometry
 from molflt.attention.smooth import taper
 from molflt.attention.sparse import of_columns, sum_of_entries
 
@@ -41,7 +41,12 @@ AT_ZERO = WEIGHT / FINEST / (1 - math.sqrt(0.5))
 """b(0) of the whole ladder, 1/Å."""
 
 
-PLAN = LadderPlan(FINEST, MARGIN * TAPER * cutoff_factor(TOLERANCE / 4) / (2 * math.pi * FINEST))
+PLAN = LadderPlan(
+    FINEST,
+    MARGIN * TAPER * cutoff_factor(TOLERANCE / 4) / (2 * math.pi * FINEST),
+    spacing_in_widths(TOLERANCE) * FINEST,
+    cutoff_factor(TOLERANCE / 10),
+)
 """How batches of a model with charges are laid out."""
 
 
@@ -61,47 +66,27 @@ def potentials(geometry: Geometry, charges: Tensor) -> Tensor:
     assert layout is not None
     found = []
     for group, positions, q in zip(layout.groups, layout.pad(geometry.positions), layout.pad(charges), strict=True):
-        if group.way == "mesh":
-            assert group.rungs is not None
-            field = torch.zeros_like(q)
-            for k, (b, size) in enumerate(zip(group.structures, group.sizes, strict=True)):
-                field[k, :size] = _on_mesh(geometry.of_structure(b), q[k, :size], group.rungs[k])
-            found.append(field)
+        cell = geometry.cell.index_select(0, group.index)
+        basis, widths, weights, widest = _of_group(group)
+        # Where there is no atom, the charge is zero.
+        total = q.sum(dim=1, keepdim=True)
+        if group.way == "pairs":
+            squared = squared_distances(positions, torch.float64)
+            field = torch.einsum("st,tsij->sij", weights, basis.on_pairs(squared)) @ q
+        elif group.way == "waves":
+            (waves,) = on_waves([(group, positions, cell)], basis, TOLERANCE, PLAN.longest, 0.0)
+            coefficients = (weights[:, None] @ waves.coefficients).squeeze(1)
+            field = waves.features @ (coefficients[..., None] * (waves.features.transpose(1, 2) @ q))
         else:
-            cell = geometry.cell.index_select(0, group.index)
-            found.append((_on_pairs if group.way == "pairs" else _on_waves)(group, positions, q, cell))
+            mesh = on_mesh(group.pieces, positions, cell, basis, TOLERANCE, torch.float64)
+            field = mesh(weights.transpose(0, 1), q[:, :, None])[:, :, 0]
+        if any(geometry.layout.pbc[group.structures[0]]):
+            # A charged crystal has a uniform background.
+            mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum(dim=1) / torch.linalg.det(cell).abs()
+            found.append(field - mean[:, None, None] * total)
+        else:
+            found.append(field + _wider(positions, q, total, widest[:, None, None]))
     return COULOMB * (layout.pack(found) - AT_ZERO * charges)
-
-
-def _on_pairs(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) -> Tensor:
-    """Σ_j q_j b(r_ij) of open structures, (n_structures, n_max, n_channels) 1/Å."""
-    basis, _, weights, widest = _of_group(group)
-    near = torch.einsum("st,tsij->sij", weights, basis.on_pairs(squared_distances(positions, torch.float64)))
-    # Where there is no atom, the charge is zero.
-    wider = _wider(positions, charges, charges.sum(dim=1, keepdim=True), widest[:, None, None])
-    return near @ charges + wider
-
-
-def _on_waves(group: Group, positions: Tensor, charges: Tensor, cell: Tensor) -> Tensor:
-    """The same in crystals, a charged one with a uniform background."""
-    basis, widths, weights, _ = _of_group(group)
-    (waves,) = on_waves([(group, positions, cell)], basis, TOLERANCE, PLAN.longest, 0.0)
-    coefficients = (weights[:, None] @ waves.coefficients).squeeze(1)
-    field = waves.features @ (coefficients[..., None] * (waves.features.transpose(1, 2) @ charges))
-    mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum(dim=1) / torch.linalg.det(cell).abs()
-    return field - mean[:, None, None] * charges.sum(dim=1, keepdim=True)
-
-
-def _on_mesh(structure: Structure, charges: Tensor, rungs: Tensor) -> Tensor:
-    """The same of one large structure, (n, n_channels) 1/Å."""
-    widths = _widths(int(rungs.sum()), charges.device)
-    weights = WEIGHT / widths
-    operator = Mesh(TOLERANCE).operator(replace(structure, dtype=torch.float64), GaussianBasis(widths, n_atoms=1))
-    field, total = operator(weights[:, None], charges[:, None, :])[:, 0], charges.sum(dim=0)
-    if structure.is_periodic:
-        mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum() / torch.linalg.det(structure.cell).abs()
-        return field - mean * total
-    return field + _wider(structure.positions, charges, total, widths[-1])
 
 
 def potentials_of_neighbours(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:

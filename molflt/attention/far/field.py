@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
+from molflt.attention.far.grid import covering_needs, spacing_in_widths
 from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
-from molflt.attention.far.mesh import Mesh
-from molflt.attention.far.mesh_operator import OnMesh
+from molflt.attention.far.mesh import on_mesh
 from molflt.attention.far.pairs import squared_norm, sum_over_pairs
 from molflt.attention.far.waves import on_waves
 from molflt.attention.far.ways import MARGIN, FarPlan, Group, Way
 from molflt.attention.geometry import Geometry
-from molflt.choices import MethodName
+from molflt.vocabulary import MethodName
 
 
 class FarField(Protocol):
@@ -75,17 +76,22 @@ class ExactMethod(FarMethod):
         super().__init__()
         self.way = WAYS[frequencies]
         self.tolerance = tolerance
-        self.mesh = Mesh(tolerance)
 
     def plan(self, basis: GaussianBasis, dense: bool) -> FarPlan:
         """See :class:`FarMethod`."""
-        widest = basis.widest
+        each = basis.equal_widths(), basis.cutoffs(self.tolerance), basis.widths
+        needs = torch.stack([numbers.detach().double() for numbers in each], dim=1).tolist()
+        clear = cutoff_factor(self.tolerance / 10)
+        members = tuple((equal, TAPER * end, clear * width) for equal, end, width in needs)
+        finest, longest, padding = covering_needs(members)
         return FarPlan(
             self.way,
-            0.0 if self.way == "pairs" else MARGIN * TAPER * basis.band_limit(self.tolerance),
+            0.0 if self.way == "pairs" else MARGIN * longest,
             MARGIN * basis.reach,
-            MARGIN * cutoff_factor(self.tolerance / 10) * widest,
+            MARGIN * padding,
             dense,
+            spacing_in_widths(self.tolerance) * finest,
+            members,
         )
 
     def fields(self, geometry: Geometry, basis: GaussianBasis) -> list[FarField]:
@@ -101,8 +107,7 @@ class ExactMethod(FarMethod):
             if group.way == "waves":
                 found.append(next(waves))
             elif group.way == "mesh":
-                structures = [geometry.of_structure(b) for b in group.structures]
-                found.append(OnMesh(group.sizes, [self.mesh.operator(one, basis) for one in structures]))
+                found.append(on_mesh(group.pieces, positions, cell, basis, self.tolerance, dtype))
             else:
                 found.append(
                     sum_over_pairs(

@@ -1,98 +1,168 @@
-"""Structures whose axes do not all repeat: artificial cell vectors, a frame that turns with them, distant pieces."""
+"""Lattices and axes that do not repeat: images in reach, waves, artificial cell vectors, distant pieces.
+
+All of it is decided on the host, before a device is asked.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
-import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
-from torch import Tensor
 
-from molflt.attention.far.members import GaussianBasis, cutoff_factor
-from molflt.attention.geometry import Structure
-from molflt.attention.smooth import smooth_max
+from molflt.errors import InputError
 
 
-def squared_norm(displacements: Tensor) -> Tensor:
-    """|Δ|², without the square root, whose derivative is infinite at zero."""
-    return (displacements * displacements).sum(dim=-1)
+class Structure(NamedTuple):
+    """What the host knows of a structure.
 
-
-def safe_norm(displacements: Tensor) -> Tensor:
-    """|Δ| with a derivative of zero instead of NaN at Δ = 0."""
-    squared = squared_norm(displacements)
-    nonzero = squared > 0
-    return torch.where(nonzero, torch.where(nonzero, squared, torch.ones_like(squared)).sqrt(), 0.0)
-
-
-def padded_cell(structure: Structure, basis: GaussianBasis, tolerance: float, frame: Tensor) -> Tensor:
-    """(3, 3) Å: the periodic vectors of a structure, then orthogonal ones for the other axes.
-
-    These are so long that the images they make contribute less than ``tolerance``, and their lengths are smooth
-    functions of the positions.
-
-    Args:
-        structure: one.
-        basis: the members of f.
-        tolerance: ε.
-        frame: orthonormal rows, the directions of the other axes.
+    Attributes:
+        positions: (n, 3) Å.
+        cell: (3, 3) Å, rows are lattice vectors.
+        pbc: (3,) bool, which of them are periodic.
     """
-    periodic = structure.periodic_vectors
+
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+
+
+def images(structure: Structure, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Receivers and senders, (n_pairs,), and translations of the senders, (n_pairs, 3), nearer than ``reach`` Å."""
+    positions, cell, pbc = structure
+    n, rows = len(positions), np.flatnonzero(pbc)
+    i, j = (index.ravel() for index in np.indices((n, n)))
+    lattice = cell[rows]
+    dual = np.linalg.pinv(lattice)
+    delta = positions[i] - positions[j]
+    nearest = np.round(delta @ dual)
+    delta -= nearest @ lattice
+    # Across the lattice no image is nearer than another, however far apart the atoms are there.
+    radius = reach + float(np.linalg.norm(delta @ dual @ lattice, axis=1).max())
+    # |n_k| ≤ radius · |column k of the dual basis|: the planes n_k = const are 1/|dual| apart.
+    most = np.floor(radius * np.linalg.norm(dual, axis=0) + 1e-9).astype(int)
+    grid = np.stack(np.meshgrid(*[np.arange(-m, m + 1) for m in most], indexing="ij"), axis=-1)
+    translations = grid.reshape(-1, len(rows))
+    translations = translations[np.linalg.norm(translations @ lattice, axis=1) <= radius]
+    found = []
+    for some in np.array_split(translations, 1 + n * n * len(translations) // _TRIED_AT_ONCE):
+        apart = delta[:, None] - (some @ lattice)[None]
+        pair, k = np.nonzero(np.einsum("pix,pix->pi", apart, apart) <= reach**2)
+        found.append((pair, nearest[pair] + some[k]))
+    pairs = np.concatenate([pair for pair, _ in found])
+    offsets = np.zeros((len(pairs), 3), dtype=int)
+    offsets[:, rows] = np.concatenate([shifts for _, shifts in found])
+    return i[pairs], j[pairs], offsets
+
+
+_TRIED_AT_ONCE = 1 << 20
+"""Pairs and images whose distances are looked at together."""
+
+
+def expected_images(structure: Structure, radius: float) -> float:
+    """How many lattice translations a ball of ``radius`` Å holds, judged by volume; at least one."""
+    lattice = structure.cell[structure.pbc]
+    measure = math.sqrt(abs(np.linalg.det(lattice @ lattice.T))) if len(lattice) else 1.0
+    return max(1.0, (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[len(lattice)] / measure)
+
+
+def open_directions(structure: Structure) -> np.ndarray:
+    """(3, 3): of every axis that does not repeat a unit vector, at right angles to all others; zero for the rest.
+
+    For a slab it is the normal; else the principal axes of Σ (r − r̄)(r − r̄)ᵀ, longest first, across the periodic
+    axis where there is one. They point where the third moment is positive, and so turn with the structure. Where two
+    axes are equally long, or a structure is its own mirror image, they are one choice of several.
+    """
+    positions, cell, pbc = structure
+    found, periodic = np.zeros((3, 3)), cell[pbc]
     if len(periodic) == 3:
-        return structure.cell
-    # What the padding changes is below the tolerance, and so is its derivative with respect to a width.
-    padding = cutoff_factor(tolerance) * basis.widest
-    positions = structure.positions
-    rows = [*periodic]
-    for direction in frame:
-        height = (positions @ direction)[:, None]
-        rows.append((smooth_max(height) + smooth_max(-height) + padding) * direction)
-    return torch.stack(rows)
+        return found
+    if len(periodic) == 2:
+        normal = np.cross(periodic[0], periodic[1])
+        found[~pbc] = normal / np.linalg.norm(normal)
+        return found
+    centred = positions - positions.mean(axis=0)
+    if len(periodic) == 1:
+        axis = periodic[0] / np.linalg.norm(periodic[0])
+        centred = centred - (centred @ axis)[:, None] * axis
+        # The axis itself comes last, far from the others.
+        tensor = centred.T @ centred
+        _, axes = np.linalg.eigh(tensor - (1 + np.trace(tensor)) * np.outer(axis, axis))
+        rows = axes.T[:0:-1]
+    else:
+        rows = np.linalg.eigh(centred.T @ centred)[1].T[::-1]
+    sense = ((centred @ rows.T) ** 3).sum(axis=0)
+    found[~pbc] = np.where(sense < 0, -1.0, 1.0)[:, None] * rows
+    return found
 
 
-def far_apart(structure: Structure, distance: float) -> list[Tensor]:
+def padded_cell(structure: Structure, directions: np.ndarray, padding: float) -> np.ndarray:
+    """(3, 3) Å: the periodic vectors, and along the others some so long that their images are nothing."""
+    positions, cell, pbc = structure
+    box = np.where(pbc[:, None], cell, 0.0)
+    heights = (positions - positions.mean(axis=0)) @ directions.T
+    for axis in np.flatnonzero(~pbc):
+        box[axis] = (_bound(heights[:, axis]) + _bound(-heights[:, axis]) + padding) * directions[axis]
+    return box
+
+
+def _bound(lengths: np.ndarray) -> float:
+    """``smooth_max`` of the device, a little above."""
+    largest = float(lengths.max())
+    return largest + math.log(float(np.exp(4.0 * (lengths - largest)).sum())) / 4.0 + 1e-9
+
+
+def half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
+    """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest, by length: zero, then one of each pair ±n.
+
+    Raises:
+        InputError: they would not fit into the memory of a usual machine.
+    """
+    reach = np.floor(longest * np.linalg.norm(cell, axis=1) + 1e-9).astype(int)
+    if (n_tried := float(np.prod(2.0 * reach + 1))) > _MOST_TRIED:
+        raise InputError(
+            f"a cell of {abs(np.linalg.det(cell)):.3g} Å³ has about {n_tried:.1e} lattice waves; use "
+            "frequencies=auto, or look for atoms that are far from all others"
+        )
+    axes = [np.arange(0, reach[0] + 1), np.arange(-reach[1], reach[1] + 1), np.arange(-reach[2], reach[2] + 1)]
+    n = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+    first, second, third = n.T
+    n = n[(first > 0) | ((first == 0) & ((second > 0) | ((second == 0) & (third >= 0))))]
+    length = np.linalg.norm(n @ np.linalg.inv(cell).T, axis=1)
+    order = np.argsort(length, kind="stable")
+    return n[order[length[order] <= longest]]
+
+
+_MOST_TRIED = 1 << 24
+"""Wave vectors that may be looked at; each takes some hundred bytes. A cell with a million atoms has half of that."""
+
+
+def longest_wave(cell: np.ndarray) -> float:
+    """1/|ξ| of the shortest vector of the reciprocal lattice of ``cell`` (3, 3) Å."""
+    few = np.arange(-3, 4)
+    xi = np.stack(np.meshgrid(few, few, few, indexing="ij"), axis=-1).reshape(-1, 3) @ np.linalg.inv(cell).T
+    length = np.linalg.norm(xi, axis=1)
+    return float(1 / length[length > 0].min())
+
+
+def far_apart(structure: Structure, distance: float) -> list[np.ndarray]:
     """Indices of the atoms of each piece of a structure; different pieces are farther apart than ``distance`` Å.
 
     Structures with a periodic axis are one piece.
     """
-    positions = structure.positions.detach()
-    everything = torch.arange(len(positions), device=positions.device)
-    if structure.is_periodic or float((positions.amax(dim=0) - positions.amin(dim=0)).max()) <= distance:
+    positions = structure.positions - structure.positions.mean(axis=0)
+    everything = np.arange(len(positions))
+    if structure.pbc.any() or np.ptp(positions, axis=0).max() <= distance:
         return [everything]
-    tiles, tile = np.unique((positions.cpu().numpy() // distance).astype(np.int64), axis=0, return_inverse=True)
+    tiles, tile = np.unique((positions // distance).astype(np.int64), axis=0, return_inverse=True)
     # Tiles that touch, also at a corner, are in one piece.
     touching = cKDTree(tiles).query_pairs(1.5, p=np.inf, output_type="ndarray")
     # With indices of 64 bits SciPy 1.11 prints an error and finds no piece at all.
     touching = touching.astype(np.int32)
     graph = coo_array((np.ones(len(touching)), touching.T), shape=(len(tiles), len(tiles)))
     n_pieces, piece = connected_components(graph, directed=False)
-    piece_of_atom = torch.from_numpy(piece[tile.ravel()]).to(positions.device)
-    return [everything[piece_of_atom == k] for k in range(n_pieces)]
-
-
-def open_frame(structure: Structure) -> Tensor:
-    """Orthonormal rows along which a structure does not repeat, and which turn with it (DESIGN §3, item 6).
-
-    For a slab it is the normal; else the principal axes of Σ (r − r̄)(r − r̄)ᵀ, longest first, across the periodic axis
-    where there is one. They point where the third moment is positive. Where two axes are equally long, or a structure
-    is its own mirror image, the frame is one of several. It is a choice, as a number of grid points is, and has no
-    gradient, except that the normal of a slab follows its cell.
-    """
-    periodic = structure.periodic_vectors
-    if len(periodic) == 2:
-        normal = torch.linalg.cross(periodic[0], periodic[1])
-        return (normal / normal.norm())[None]
-    centred = structure.positions.detach()
-    if len(periodic) == 1:
-        axis = periodic[0].detach() / periodic[0].detach().norm()
-        centred = centred - (centred @ axis)[:, None] * axis
-        # The axis itself comes last, far from the others.
-        tensor = centred.transpose(0, 1) @ centred
-        _, axes = torch.linalg.eigh(tensor - (1 + tensor.trace()) * torch.outer(axis, axis))
-        rows = axes.transpose(0, 1)[1:].flip(0)
-    else:
-        _, axes = torch.linalg.eigh(centred.transpose(0, 1) @ centred)
-        rows = axes.transpose(0, 1).flip(0)
-    sense = (centred @ rows.transpose(0, 1)).pow(3).sum(dim=0)
-    return torch.where(sense < 0, -1.0, 1.0)[:, None] * rows
+    of_atom = piece[tile.ravel()]
+    return [everything[of_atom == k] for k in range(n_pieces)]

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from molflt.attention.config import MARGIN, SpectrumName
 from molflt.attention.far.pairs import members_on_pairs
 from molflt.attention.places import Kept
-from molflt.attention.smooth import gaussian, sinc_of_square
 
 DAMPING = 2.5
 """c_ρ: by how many radians a wave with ε = 1 turns over its width, κ = c_ρ ε/ρ."""
@@ -108,11 +107,6 @@ class GaussianRPE(nn.Module):
         low, span, _ = self._constants()
         return low * torch.exp(span * torch.sigmoid(self.raw_widths))
 
-    @property
-    def scales(self) -> Tensor:
-        """s_t, (n_basis,) 1/Å: the standard deviation of each wave's proposal. For a Gaussian it means nothing."""
-        return DAMPING / (2 * math.pi * self.widths)
-
     def forward(self) -> GaussianBasis:
         """The members at the present widths, computed once per batch."""
         return GaussianBasis(self.widths, self.n_atoms, self._constants()[2], self.n_waves)
@@ -144,7 +138,6 @@ class GaussianBasis:
             others = others * (n_atoms - 1) / (others + (n_atoms - 1))
         self.amplitudes = 1 / (1 + others)
         self.n_waves = (0 if turned is None else len(widths)) if n_waves is None else n_waves
-        self._ends: dict[float, np.ndarray] = {}
 
     @Kept
     def kappa(self) -> Tensor | None:
@@ -168,17 +161,10 @@ class GaussianBasis:
         turned = None if self.turned is None else self.turned.double().cpu()
         return GaussianBasis(self.widths.double().cpu(), self.n_atoms, turned, self.n_waves)
 
-    def values(self, squared_distances: Tensor) -> Tensor:
-        """n_t sinc(κ_t r) exp(−r²/2ρ_t²): r² (...) Å² → (..., n_basis)."""
-        squared = squared_distances[..., None]
-        damped = self.amplitudes * gaussian(squared / (2 * self.widths**2))
-        return damped if self.kappa is None else damped * sinc_of_square(self.kappa**2 * squared)
-
     def on_pairs(self, squared_distances: Tensor) -> Tensor:
-        """The same as :meth:`values`, the members first: r² (...) Å² → (n_basis, ...)."""
-        turns = None if self.kappa is None else self.kappa**2
-        decays = 1 / (2 * self.widths**2)
-        return members_on_pairs(squared_distances, self.amplitudes, decays, turns, self.n_waves)
+        """n_t sinc(κ_t r) exp(−r²/2ρ_t²), the members first: r² (...) Å² → (n_basis, ...)."""
+        turns = None if self.turned is None else self.turned**2
+        return members_on_pairs(squared_distances, self.amplitudes, self.widths**-2, turns, self.n_waves)
 
     def spectra(self, xi: Tensor, members_first: bool = False) -> Tensor:
         """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³, nowhere negative.
@@ -214,16 +200,6 @@ class GaussianBasis:
         widths, end = self.widths.detach().to(torch.float64), cutoff_factor(tolerance / 4)
         turned = end if self.turned is None else self.turned.to(torch.float64) + end
         return turned / (2 * math.pi * widths)
-
-    def band_limit(self, tolerance: float) -> float:
-        """The largest of :meth:`cutoffs` as a number, 1/Å."""
-        return float(self.ends(tolerance).max())
-
-    def ends(self, tolerance: float) -> np.ndarray:
-        """The values of :meth:`cutoffs`, in the processor's memory."""
-        if tolerance not in self._ends:
-            self._ends[tolerance] = self.cutoffs(tolerance).detach().cpu().numpy()
-        return self._ends[tolerance]
 
     def equal_widths(self) -> Tensor:
         """The width of the Gaussian that needs the same grid as each member, (n_basis,) Å; no gradient."""

@@ -40,9 +40,7 @@ class OnWaves:
 
     def _of_heads(self, weights: Tensor) -> Tensor:
         """(n_weights, n_heads) → (n_heads, n_structures, n_features)."""
-        n_structures, _, n_features = self.coefficients.shape
-        mixed = weights.transpose(0, 1) @ self.coefficients
-        return mixed.transpose(0, 1) if n_structures else mixed.new_zeros((weights.shape[1], 0, n_features))
+        return (weights.transpose(0, 1) @ self.coefficients).transpose(0, 1)
 
 
 def on_waves(
@@ -73,7 +71,7 @@ def on_waves(
         assert group.integers is not None
         assert group.multiplicity is not None
         if group.directions is not None:
-            cell = _padded(group, positions, cell, padding)
+            cell = padded(positions, group.there, group.directions, cell, padding)
         xi = group.integers @ torch.linalg.inv_ex(cell)[0].transpose(1, 2)
         turns = positions @ xi.transpose(1, 2)
         # Whole turns are taken off in double precision, so that the rest has all its digits in any dtype.
@@ -94,12 +92,22 @@ def on_waves(
     return found
 
 
-def _padded(group: Group, positions: Tensor, cell: Tensor, padding: float) -> Tensor:
-    """Cells with artificial vectors along the open directions, smooth functions of the positions."""
-    directions = group.directions
-    assert directions is not None
+def padded(
+    positions: Tensor, there: Tensor | None, directions: Tensor, cell: Tensor, padding: float | Tensor
+) -> Tensor:
+    """Cells with artificial vectors along the open directions, smooth functions of the positions.
+
+    Args:
+        positions: (n_structures, n_max, 3) Å.
+        there: (n_structures, n_max) bool, which places hold an atom; None: all.
+        directions: (n_structures, 3, 3) unit vectors, zero for axes along which structures repeat.
+        cell: (n_structures, 3, 3) Å.
+        padding: Å by which the vectors are longer than a structure; several, (n, 1), of one structure.
+    """
     heights = positions @ directions.transpose(1, 2)
-    nowhere = ~group.there[..., None]
-    above, below = (smooth_max(h.masked_fill(nowhere, -math.inf)) for h in (heights, -heights))
+    nowhere = None if there is None else ~there[..., None]
+    above, below = (
+        smooth_max(h if nowhere is None else h.masked_fill(nowhere, -math.inf)) for h in (heights, -heights)
+    )
     is_open = (directions != 0).any(dim=2, keepdim=True)
     return torch.where(is_open, (above + below + padding)[..., None] * directions, cell)

@@ -19,6 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from molflt.attention.far.grid import Grid, Needs, OnGrid, covering_needs, on_grid
+from molflt.attention.far.images import (
+    Structure,
+    expected_images,
+    far_apart,
+    half_lattice,
+    images,
+    longest_wave,
+    open_directions,
+    padded_cell,
+)
 from molflt.attention.places import Movable, place_rows, select_rows
 from molflt.errors import InputError
 
@@ -51,7 +62,7 @@ class Images(Movable):
 
 @dataclass(frozen=True)
 class Group(Movable):
-    """Structures of a batch whose far field is computed together.
+    """Structures of a batch whose far field is computed together; on a mesh, one.
 
     Attributes:
         way: in which.
@@ -64,6 +75,7 @@ class Group(Movable):
         multiplicity: of waves, (n_structures, n_waves), 0 where they only fill up.
         directions: (n_structures, 3, 3) unit vectors along which structures do not repeat, zero for those along
             which they do; None where all repeat along all.
+        pieces: of a structure on a mesh, those that do not feel each other.
         rungs: of the ladder for 1/r, (n_structures, n_rungs) float64, 0 for those that a structure is without.
     """
 
@@ -77,6 +89,7 @@ class Group(Movable):
     integers: Tensor | None = None
     multiplicity: Tensor | None = None
     directions: Tensor | None = None
+    pieces: tuple[OnGrid, ...] = ()
     rungs: Tensor | None = None
 
 
@@ -121,6 +134,19 @@ def grouped(groups: tuple[Group, ...], starts: np.ndarray) -> Groups:
     return Groups(groups, torch.from_numpy(slot), is_batch)
 
 
+Held = tuple[Way, tuple[Grid, ...]]
+"""Of one structure the way, and the grids of its pieces."""
+
+
+def held_of(groups: Sequence[Group]) -> tuple[Held, ...]:
+    """The ways and grids of the structures of a batch, for a plan to keep."""
+    held: dict[int, Held] = {}
+    for group in groups:
+        grids = tuple(piece.grid for piece in group.pieces)
+        held |= dict.fromkeys(group.structures, (group.way, grids))
+    return tuple(held[b] for b in sorted(held))
+
+
 @dataclass(frozen=True)
 class FarPlan:
     """What the far field of a model needs, as plain numbers.
@@ -131,6 +157,9 @@ class FarPlan:
         reach: Å, beyond which every member is nothing.
         padding: Å by which artificial cell vectors are longer than a structure.
         dense: whether layers need f̂ as a matrix, which a mesh does not give.
+        spacing: Å between the planes of a mesh.
+        members: what the members of f need of a mesh.
+        held: of each structure, what is kept of earlier layouts.
     """
 
     way: Way | None
@@ -138,86 +167,85 @@ class FarPlan:
     reach: float
     padding: float
     dense: bool = False
+    spacing: float = math.inf
+    members: tuple[Needs, ...] = ()
+    held: tuple[Held, ...] = ()
 
     @staticmethod
     def covering(plans: Sequence[FarPlan]) -> FarPlan:
         """The one that goes as far as all of them."""
-        longest, reach, padding = (
-            max(p) for p in zip(*((p.longest, p.reach, p.padding) for p in plans), strict=True)
+        most = max(len(plan.members) for plan in plans)
+        members = (covering_needs([p.members[t] for p in plans if t < len(p.members)]) for t in range(most))
+        return replace(
+            plans[0],
+            longest=max(plan.longest for plan in plans),
+            reach=max(plan.reach for plan in plans),
+            padding=max(plan.padding for plan in plans),
+            spacing=min(plan.spacing for plan in plans),
+            members=tuple(members),
         )
-        return replace(plans[0], longest=longest, reach=reach, padding=padding)
 
-    def groups(self, positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray) -> tuple[Group, ...]:
-        """The structures of a batch by their ways, none twice.
-
-        Args:
-            positions: (n, 3) Å of each structure.
-            cells: (n_structures, 3, 3) Å.
-            pbc: (n_structures, 3) bool.
-        """
+    def groups(self, structures: Sequence[Structure], skin: float = 0.0) -> tuple[Group, ...]:
+        """The structures of a batch by their ways, none twice, also when atoms have moved by ``skin`` Å."""
         # Sums over images apart from those over pairs alone.
         kinds = [
-            (self.way_of(r, cell, repeats), bool(repeats.any()))
-            for r, cell, repeats in zip(positions, cells, pbc, strict=True)
+            (self.held[b][0] if self.held else self.way_of(one), bool(one.pbc.any()))
+            for b, one in enumerate(structures)
         ]
         found = []
-        for kind in sorted(set(kinds), key=lambda kind: (WAYS.index(kind[0]), kind[1])):
-            mine = [b for b, of_b in enumerate(kinds) if of_b == kind]
-            way = kind[0]
-            sizes = [len(positions[b]) for b in mine]
-            others = sizes if way == "pairs" else [abs(np.linalg.det(cells[b])) for b in mine]
-            for some in [range(len(mine))] if way == "mesh" else similar(sizes, others):
-                chosen = [mine[k] for k in some]
+        for way, repeats in sorted(set(kinds), key=lambda kind: (WAYS.index(kind[0]), kind[1])):
+            mine = [b for b, kind in enumerate(kinds) if kind == (way, repeats)]
+            sizes = [len(structures[b].positions) for b in mine]
+            others = sizes if way == "pairs" else [abs(np.linalg.det(structures[b].cell)) for b in mine]
+            for alike in [[k] for k in range(len(mine))] if way == "mesh" else similar(sizes, others):
+                chosen = tuple(mine[k] for k in alike)
+                some = [structures[b] for b in chosen]
                 fields: dict[str, Any] = {}
-                if way != "mesh":
-                    make = self._pairs if way == "pairs" else self._waves
-                    fields |= make(chosen, positions, cells, pbc)
-                atoms = tuple(sizes[k] for k in some)
+                if way == "mesh":
+                    held = self.held[chosen[0]][1] if self.held else ()
+                    on = self.spacing, self.members, held, 2 * skin
+                    fields["pieces"] = tuple(on_grid(some[0], atoms, *on) for atoms in far_apart(some[0], self.reach))
+                elif way == "waves":
+                    fields = self._waves(some)
+                elif repeats:
+                    fields["images"] = self._images(some)
+                atoms = tuple(sizes[k] for k in alike)
                 there = torch.arange(max(atoms)) < torch.tensor(atoms)[:, None]
-                found.append(Group(way, tuple(chosen), torch.tensor(chosen), atoms, max(atoms), there, **fields))
+                found.append(Group(way, chosen, torch.tensor(chosen), atoms, max(atoms), there, **fields))
         return tuple(found)
 
-    def way_of(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Way:
+    def way_of(self, structure: Structure) -> Way:
         """The way of one structure."""
         if self.way is not None:
             return self.way
-        n, n_axes = len(positions), int(pbc.sum())
-        n_images = expected_images(cell, pbc, self.reach)
+        n, n_axes = len(structure.positions), int(structure.pbc.sum())
+        n_images = expected_images(structure, self.reach)
         if n_axes < 2:
             few = n * n * n_images <= (MOST_IMAGES if n_axes else MOST_PAIRS)
             return "pairs" if n <= MESH_FROM or few or self.dense else "mesh"
-        box = padded_cell(positions, cell, pbc, open_directions(positions, cell, pbc), self.padding)
+        box = padded_cell(structure, open_directions(structure), self.padding)
         n_waves = 1 + 2 / 3 * math.pi * self.longest**3 * abs(np.linalg.det(box))
         if n * n_images < n_waves:
             return "pairs" if n <= MESH_FROM or self.dense else "mesh"
         return "waves" if n <= MESH_FROM or n * n_waves <= MOST_WAVES or self.dense else "mesh"
 
-    def _pairs(
-        self, mine: list[int], positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray
-    ) -> dict[str, Images]:
-        if not pbc[mine].any():
-            return {}
-        width = max(len(positions[b]) for b in mine)
-        found = [images(positions[b], cells[b], pbc[b], self.reach) for b in mine]
+    def _images(self, structures: Sequence[Structure]) -> Images:
+        width = max(len(one.positions) for one in structures)
+        found = [images(one, self.reach) for one in structures]
         receiver, sender = (
             np.concatenate([k * width + pairs[side] for k, pairs in enumerate(found)]).astype(np.int32)
             for side in (0, 1)
         )
         offsets = np.concatenate([pairs[2] for pairs in found]).astype(np.int16)
-        return {"images": Images(*map(torch.from_numpy, (receiver, sender, offsets)))}
+        return Images(*map(torch.from_numpy, (receiver, sender, offsets)))
 
-    def _waves(
-        self, mine: list[int], positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray
-    ) -> dict[str, Tensor]:
-        directions, found = np.zeros((len(mine), 3, 3)), []
-        for k, b in enumerate(mine):
-            directions[k] = open_directions(positions[b], cells[b], pbc[b])
-            box = padded_cell(positions[b], cells[b], pbc[b], directions[k], self.padding)
-            found.append(half_lattice(box, self.longest))
-        integers, exists = _filled(found)
+    def _waves(self, structures: Sequence[Structure]) -> dict[str, Tensor]:
+        directions = np.array([open_directions(one) for one in structures])
+        boxes = [padded_cell(one, across, self.padding) for one, across in zip(structures, directions, strict=True)]
+        integers, exists = _filled([half_lattice(box, self.longest) for box in boxes])
         multiplicity = 2 * exists
         multiplicity[:, 0] = 1.0
-        across = {} if pbc[mine].all() else {"directions": torch.from_numpy(directions)}
+        across = {"directions": torch.from_numpy(directions)} if directions.any() else {}
         return {"integers": integers, "multiplicity": multiplicity, **across}
 
 
@@ -228,50 +256,52 @@ class LadderPlan:
     Attributes:
         finest: Å, the width of the finest rung; each is √2 times as wide as the one before.
         longest: 1/Å, up to which there are waves.
+        spacing: Å between the planes of a mesh.
+        padding: of artificial cell vectors, in widths of a rung.
         way: the only one; None: that of the rule.
+        held: of each structure, what is kept of earlier layouts.
     """
 
     finest: float
     longest: float
+    spacing: float
+    padding: float
     way: Way | None = None
+    held: tuple[Held, ...] = ()
 
-    def groups(self, positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray) -> tuple[Group, ...]:
+    def groups(self, structures: Sequence[Structure], skin: float = 0.0) -> tuple[Group, ...]:
         """See :meth:`FarPlan.groups`.
 
         Raises:
             InputError: a structure repeats along one or two axes only.
         """
-        n_axes = pbc.sum(axis=1)
-        if (some := n_axes[(n_axes > 0) & (n_axes < 3)]).size:
+        some = [n for one in structures if 0 < (n := int(one.pbc.sum())) < 3]
+        if some:
             raise InputError(
                 f"a structure that is periodic along {some[0]} of three axes, and a model with charges, whose 1/r "
                 "has no sum there; make it periodic along all three, with vacuum where it does not repeat"
             )
+        counts = [self._n_rungs(one) for one in structures]
+        times = [2 ** (t / 2) for t in range(max(counts))]
+        members = tuple((self.finest * x, self.longest / x, self.padding * self.finest * x) for x in times)
         # Of a sum over images nothing would be in reach.
-        found = FarPlan(self.way, self.longest, math.inf, 0.0).groups(positions, cells, pbc)
-        return tuple(replace(group, rungs=self._rungs(group, positions, cells, pbc)) for group in found)
+        plan = FarPlan(self.way, self.longest, math.inf, 0.0, False, self.spacing, members, self.held)
+        found = []
+        for group in plan.groups(structures, skin):
+            of_group = np.array([counts[b] for b in group.structures])
+            rungs = np.arange(of_group.max()) < of_group[:, None]
+            found.append(replace(group, rungs=torch.from_numpy(rungs.astype(np.float64))))
+        return tuple(found)
 
-    def _rungs(self, group: Group, positions: Sequence[np.ndarray], cells: np.ndarray, pbc: np.ndarray) -> Tensor:
-        counts = []
-        for b in group.structures:
-            widest = _NOTHING_BUT_MEAN * longest_wave(cells[b]) if pbc[b].any() else 0.0
-            if not pbc[b].any():
-                widest = DIAMETERS * float(np.linalg.norm(np.ptp(positions[b], axis=0)))
-            counts.append(n_rungs(widest / self.finest))
-        return torch.from_numpy((np.arange(max(counts)) < np.array(counts)[:, None]).astype(np.float64))
+    def _n_rungs(self, structure: Structure) -> int:
+        if structure.pbc.any():
+            return n_rungs(_NOTHING_BUT_MEAN * longest_wave(structure.cell) / self.finest)
+        return n_rungs(DIAMETERS * float(np.linalg.norm(np.ptp(structure.positions, axis=0))) / self.finest)
 
 
 def n_rungs(widest: float) -> int:
     """How many rungs there are up to one so many times as wide as the finest."""
     return 1 + math.ceil(2 * math.log2(max(widest, 2.0)))
-
-
-def longest_wave(cell: np.ndarray) -> float:
-    """1/|ξ| of the shortest vector of the reciprocal lattice of ``cell`` (3, 3) Å."""
-    few = np.arange(-3, 4)
-    xi = np.stack(np.meshgrid(few, few, few, indexing="ij"), axis=-1).reshape(-1, 3) @ np.linalg.inv(cell).T
-    length = np.linalg.norm(xi, axis=1)
-    return float(1 / length[length > 0].min())
 
 
 DIAMETERS = 16
@@ -314,119 +344,3 @@ def _filled(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         integers[k, : len(some)] = some
         exists[k, : len(some)] = 1.0
     return torch.from_numpy(integers), torch.from_numpy(exists)
-
-
-def images(
-    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, reach: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Receivers and senders, (n_pairs,), and translations of the senders, (n_pairs, 3), nearer than ``reach`` Å.
-
-    Of a structure that does not repeat, all pairs whatever their distance.
-    """
-    n, rows = len(positions), np.flatnonzero(pbc)
-    i, j = (index.ravel() for index in np.indices((n, n)))
-    if not len(rows):
-        return i, j, np.zeros((n * n, 3), dtype=int)
-    lattice = cell[rows]
-    dual = np.linalg.pinv(lattice)
-    delta = positions[i] - positions[j]
-    nearest = np.round(delta @ dual)
-    delta -= nearest @ lattice
-    # Across the lattice no image is nearer than another, however far apart the atoms are there.
-    radius = reach + float(np.linalg.norm(delta @ dual @ lattice, axis=1).max())
-    # |n_k| ≤ radius · |column k of the dual basis|: the planes n_k = const are 1/|dual| apart.
-    most = np.floor(radius * np.linalg.norm(dual, axis=0) + 1e-9).astype(int)
-    grid = np.stack(np.meshgrid(*[np.arange(-m, m + 1) for m in most], indexing="ij"), axis=-1)
-    translations = grid.reshape(-1, len(rows))
-    translations = translations[np.linalg.norm(translations @ lattice, axis=1) <= radius]
-    found = []
-    for some in np.array_split(translations, 1 + n * n * len(translations) // _TRIED_AT_ONCE):
-        apart = delta[:, None] - (some @ lattice)[None]
-        pair, k = np.nonzero(np.einsum("pix,pix->pi", apart, apart) <= reach**2)
-        found.append((pair, nearest[pair] + some[k]))
-    pairs = np.concatenate([pair for pair, _ in found])
-    offsets = np.zeros((len(pairs), 3), dtype=int)
-    offsets[:, rows] = np.concatenate([shifts for _, shifts in found])
-    return i[pairs], j[pairs], offsets
-
-
-_TRIED_AT_ONCE = 1 << 20
-"""Pairs and images whose distances are looked at together."""
-
-
-def expected_images(cell: np.ndarray, pbc: np.ndarray, radius: float) -> float:
-    """How many lattice translations a ball of ``radius`` Å holds, judged by volume; at least one."""
-    lattice = cell[pbc]
-    measure = math.sqrt(abs(np.linalg.det(lattice @ lattice.T))) if len(lattice) else 1.0
-    return max(1.0, (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[len(lattice)] / measure)
-
-
-def open_directions(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """(3, 3): of every axis that does not repeat a unit vector, at right angles to all others; zero for the rest.
-
-    For a slab it is the normal; else the principal axes of Σ (r − r̄)(r − r̄)ᵀ, longest first, across the periodic
-    axis where there is one. They point where the third moment is positive, and so turn with the structure. Where two
-    axes are equally long, or a structure is its own mirror image, they are one choice of several.
-    """
-    found, periodic = np.zeros((3, 3)), cell[pbc]
-    if len(periodic) == 3:
-        return found
-    if len(periodic) == 2:
-        normal = np.cross(periodic[0], periodic[1])
-        found[~pbc] = normal / np.linalg.norm(normal)
-        return found
-    centred = positions - positions.mean(axis=0)
-    if len(periodic) == 1:
-        axis = periodic[0] / np.linalg.norm(periodic[0])
-        centred = centred - (centred @ axis)[:, None] * axis
-        # The axis itself comes last, far from the others.
-        tensor = centred.T @ centred
-        _, axes = np.linalg.eigh(tensor - (1 + np.trace(tensor)) * np.outer(axis, axis))
-        rows = axes.T[:0:-1]
-    else:
-        rows = np.linalg.eigh(centred.T @ centred)[1].T[::-1]
-    sense = ((centred @ rows.T) ** 3).sum(axis=0)
-    found[~pbc] = np.where(sense < 0, -1.0, 1.0)[:, None] * rows
-    return found
-
-
-def padded_cell(
-    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, directions: np.ndarray, padding: float
-) -> np.ndarray:
-    """(3, 3) Å: the periodic vectors, and along the others some so long that their images are nothing."""
-    box = np.where(pbc[:, None], cell, 0.0)
-    heights = (positions - positions.mean(axis=0)) @ directions.T
-    for axis in np.flatnonzero(~pbc):
-        box[axis] = (_bound(heights[:, axis]) + _bound(-heights[:, axis]) + padding) * directions[axis]
-    return box
-
-
-def _bound(lengths: np.ndarray) -> float:
-    """``smooth_max`` of the device, a little above."""
-    largest = float(lengths.max())
-    return largest + math.log(float(np.exp(4.0 * (lengths - largest)).sum())) / 4.0 + 1e-9
-
-
-def half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
-    """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest, by length: zero, then one of each pair ±n.
-
-    Raises:
-        InputError: they would not fit into the memory of a usual machine.
-    """
-    reach = np.floor(longest * np.linalg.norm(cell, axis=1) + 1e-9).astype(int)
-    if (n_tried := float(np.prod(2.0 * reach + 1))) > _MOST_TRIED:
-        raise InputError(
-            f"a cell of {abs(np.linalg.det(cell)):.3g} Å³ has about {n_tried:.1e} lattice waves; use "
-            "frequencies=auto, or look for atoms that are far from all others"
-        )
-    axes = [np.arange(0, reach[0] + 1), np.arange(-reach[1], reach[1] + 1), np.arange(-reach[2], reach[2] + 1)]
-    n = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
-    first, second, third = n.T
-    n = n[(first > 0) | ((first == 0) & ((second > 0) | ((second == 0) & (third >= 0))))]
-    length = np.linalg.norm(n @ np.linalg.inv(cell).T, axis=1)
-    order = np.argsort(length, kind="stable")
-    return n[order[length[order] <= longest]]
-
-
-_MOST_TRIED = 1 << 24
-"""Wave vectors that may be looked at; each takes some hundred bytes. A cell with a million atoms has half of that."""

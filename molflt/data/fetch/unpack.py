@@ -12,12 +12,11 @@ from pathlib import Path, PurePosixPath
 from molflt.data.fetch.catalogue import Archive
 from molflt.data.progress import ByteMeter, MeteredFile, size_text
 from molflt.errors import InputError, naming
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 _BLOCK = 1 << 20
 _HEADERS = 1 << 20
 """Bytes that may stand between the contents of two files; long names are read into memory."""
-
 _LONGEST_PART, _MOST_PARTS = 255, 32
 """Bytes of a name, which most file systems have, and folders in a path."""
 

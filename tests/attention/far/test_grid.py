@@ -5,7 +5,9 @@ import pytest
 import torch
 from scipy.interpolate import BSpline
 
-from molflt.attention.far.grid import along_first, along_others, assign, exchange, trigonometric_matrix, wave_numbers
+from molflt.attention.far.grid import NODES
+from molflt.attention.far.mesh import _parts, _Splines
+from molflt.attention.far.mesh_operator import Band, _along_first, _along_others, _filtered
 
 N_GRID, N_WAVES = (7, 8, 9), (3, 3, 4)
 
@@ -22,34 +24,32 @@ def spectrum(even: bool) -> np.ndarray:
     return np.exp(-np.einsum("xyza,ab,xyzb->xyz", k, skew, k)) * inside
 
 
-def parts(even: bool) -> dict[tuple[int, ...], torch.Tensor]:
-    """By what they exchange, on the rows of the trigonometric matrices."""
+def filters(even: bool) -> list:
+    """By what they exchange, on the wave numbers."""
     whole = torch.from_numpy(spectrum(even))
-    rows = [wave_numbers(k, whole.device) for k in N_WAVES]
+    k = [torch.arange(n + 1) for n in N_WAVES]
 
     def at(sy: int, sz: int) -> torch.Tensor:
-        return whole[rows[0]][:, (sy * rows[1]) % N_GRID[1]][:, :, (sz * rows[2]) % N_GRID[2]]
+        found = whole[k[0]][:, (sy * k[1]) % N_GRID[1]][:, :, (sz * k[2]) % N_GRID[2]]
+        for axis, n in enumerate(k):
+            found = found * torch.where(n > 0, 2, 1).view([-1 if a == axis else 1 for a in range(3)])
+        return found
 
-    pp, pm, mp, mm = at(1, 1), at(1, -1), at(-1, 1), at(-1, -1)
-    if even:
-        return {(): pp}
-    return {
-        (): (pp + pm + mp + mm) / 4,
-        (0, 1): (pp + pm - mp - mm) / 4,
-        (0, 2): (pp - pm + mp - mm) / 4,
-        (1, 2): (pp - pm - mp + mm) / 4,
-    }
+    signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+    spectra = {(): at(1, 1)[None]} if even else _parts(torch.stack([at(*s) for s in signs])[None])
+    return Band(None, (), spectra).filters(torch.ones(1, 1, dtype=torch.float64))
+
+
+def matrix(n: int, n_points: int, n_waves: int) -> torch.Tensor:
+    angle = 2 * np.pi / n * torch.outer(torch.arange(n_waves + 1), torch.arange(n_points)).double()
+    return torch.stack([angle.cos(), angle.sin()], dim=1).flatten(0, 1)
 
 
 def convolved(even: bool, n_points: tuple[int, int, int], values: torch.Tensor) -> torch.Tensor:
-    triples = zip(N_GRID, n_points, N_WAVES, strict=True)
-    x, y, z = (
-        trigonometric_matrix(torch.arange(there), torch.tensor(1 / n, dtype=torch.float64), k)
-        for n, there, k in triples
-    )
-    waves = along_others(along_first(values, x), y, z)
-    field = sum((exchange(waves, axes) if axes else waves) * part[..., None] for axes, part in parts(even).items())
-    return along_first(along_others(field, y.T, z.T), x.T)
+    x, y, z = (matrix(*of_axis) for of_axis in zip(N_GRID, n_points, N_WAVES, strict=True))
+    waves = _along_others(_along_first(values, x), y, z)
+    field = _filtered(waves, filters(even), (1, values.shape[-1]))
+    return _along_first(_along_others(field, y.T, z.T), x.T)
 
 
 @pytest.mark.parametrize("even", [True, False])
@@ -77,11 +77,15 @@ def test_padding_need_not_be_there():
     torch.testing.assert_close(convolved(False, n_points, values), whole[:4, :, :5], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("order", [2, 5, 6])
-def test_weights_are_those_of_a_cardinal_spline(order):
-    points = torch.tensor([[0.3, -1.7, 4.0], [2.999, 0.0, -0.001]], dtype=torch.float64)
-    nodes, weights = assign(points, order)
-    spline = BSpline.basis_element(np.arange(order + 1), extrapolate=False)
-    expected = np.nan_to_num(spline(points.numpy()[..., None] - nodes.numpy()))
-    np.testing.assert_allclose(weights.numpy(), expected, atol=1e-14)
-    np.testing.assert_allclose(weights.sum(dim=-1).numpy(), 1.0, atol=1e-14)
+@pytest.mark.parametrize("degree", [0, 1, 2])
+def test_weights_and_their_derivatives_are_those_of_a_cardinal_spline(degree):
+    x = torch.tensor([[0.3, 0.0, 0.5], [0.999, 0.01, 0.2]], dtype=torch.float64)
+    spline = BSpline.basis_element(np.arange(NODES + 1), extrapolate=False).derivative(degree)
+    expected = np.nan_to_num(spline(x.numpy()[..., None] + np.arange(NODES)))
+    np.testing.assert_allclose(_Splines.apply(x, degree).numpy(), expected, atol=1e-13)
+
+
+def test_derivatives_of_splines_are_their_derivatives():
+    x = torch.rand(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: _Splines.apply(x, 0), x)
+    assert torch.autograd.gradgradcheck(lambda x: _Splines.apply(x, 0), x)

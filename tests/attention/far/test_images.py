@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from ase import Atoms
 
 from molflt.attention.far import images
-from tests.attention.structures import geometry_of
 
 
 def test_pieces_have_indices_that_every_scipy_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +15,7 @@ def test_pieces_have_indices_that_every_scipy_reads(monkeypatch: pytest.MonkeyPa
         "connected_components",
         lambda graph, **options: dtypes.extend((graph.row.dtype, graph.col.dtype)) or found(graph, **options),
     )
-    positions = [[0.0, 0, 0], [100, 0, 0], [1, 0, 0], [11, 0, 0]]
-    pieces = images.far_apart(geometry_of([Atoms("He4", positions)]).of_structure(0), 10.0)
+    positions = np.array([[0.0, 0, 0], [100, 0, 0], [1, 0, 0], [11, 0, 0]])
+    pieces = images.far_apart(images.Structure(positions, np.zeros((3, 3)), np.zeros(3, dtype=bool)), 10.0)
     assert [piece.tolist() for piece in pieces] == [[0, 2, 3], [1]]
     assert dtypes == [np.int32, np.int32]

@@ -5,10 +5,13 @@ import pytest
 import torch
 from ase import Atoms
 
+from molflt.attention.far import field as field_module
 from molflt.attention.far import mesh as mesh_module
 from molflt.attention.far import mesh_operator
+from molflt.attention.far.field import ExactMethod
+from molflt.attention.far.grid import OnGrid
+from molflt.attention.far.images import Structure, padded_cell
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.mesh import Mesh
 from tests.attention.far.oracles import (
     basis_on_pairs,
     geometry_for,
@@ -17,7 +20,7 @@ from tests.attention.far.oracles import (
     small_rpe,
     written_in_another_image,
 )
-from tests.attention.structures import STRUCTURES, geometry_of, rotated
+from tests.attention.structures import STRUCTURES, rotated
 
 NAMES = ["slab", "slab_open", "wire", "triclinic", "tiny_cell", "molecule", "atom"]
 
@@ -45,16 +48,25 @@ def test_larger_structures(periodic):
     assert relative_error(pair_basis(atoms, rpe, "mesh"), pair_basis(atoms, rpe, "exact"), rpe) < 1e-4
 
 
+def octave_lengths(on_grid: OnGrid, padding: float, name: str) -> np.ndarray:
+    atoms = STRUCTURES[name]()
+    structure = Structure(atoms.positions, atoms.cell.array, atoms.pbc)
+    box = padded_cell(structure, on_grid.grid.directions, padding)
+    return np.linalg.norm(box, axis=1)
+
+
 @pytest.mark.parametrize("tolerance", [9e-3, 1e-4, 1e-8])
 def test_no_wave_is_an_alias_of_another(tolerance):
     """From plane to plane of the grid, every wave turns by less than a half."""
-    method, basis = Mesh(tolerance), small_rpe()()
     for name in NAMES:
-        structure = geometry_of([STRUCTURES[name]()]).of_structure(0)
-        grid = method.grid(structure, basis)
-        turns = method._turns(grid, method._cell(grid, structure, basis))
-        waves = method._n_waves(basis, method._cell(grid, structure, basis), turns)
-        assert all(k >= 1 and k * float(turn) < 0.5 for k, turn in zip(waves, turns, strict=True))
+        (group,) = geometry_for([STRUCTURES[name]()], small_rpe(), "mesh", tolerance).layout.far.groups
+        (grid,) = group.pieces
+        for octave, padding in zip(grid.octaves, grid.paddings, strict=True):
+            lengths = octave_lengths(grid, float(padding), name)
+            for k, turn, length in zip(octave.n_waves, grid.turns, lengths, strict=True):
+                # Of wide members in a small cell nothing is left but the mean.
+                assert k >= (octave is grid.octaves[0])
+                assert k * (float(turn) or grid.grid.spacing / length) < 0.5
 
 
 def test_the_error_falls_with_the_power_of_the_assignment(monkeypatch):
@@ -62,7 +74,7 @@ def test_the_error_falls_with_the_power_of_the_assignment(monkeypatch):
     rpe, atoms, errors = small_rpe(), STRUCTURES["molecule"](), []
     exact = pair_basis(atoms, rpe, "exact")
     for ratio in (0.8, 0.4):
-        monkeypatch.setattr(mesh_module, "_spacing_in_widths", lambda tolerance, ratio=ratio: ratio)
+        monkeypatch.setattr(field_module, "spacing_in_widths", lambda tolerance, ratio=ratio: ratio)
         errors.append(relative_error(pair_basis(atoms, rpe, "mesh", 1e-8), exact, rpe))
     assert errors[0] > 20 * errors[1]
     assert errors[0] > 1e-3
@@ -72,7 +84,7 @@ def test_the_assignment_function_is_divided_out(monkeypatch):
     """Power: without the filter's correction the mesh smears f visibly."""
     rpe, atoms = small_rpe(), STRUCTURES["slab"]()
     exact = pair_basis(atoms, rpe, "exact")
-    monkeypatch.setattr(mesh_module, "optimal_influence", lambda turns, order: torch.ones_like(turns))
+    monkeypatch.setattr(mesh_module, "_optimal_influence", torch.ones_like)
     assert relative_error(pair_basis(atoms, rpe, "mesh"), exact, rpe) > 1e-2
 
 
@@ -89,14 +101,15 @@ def test_turned_wrapped_and_reordered(name):
 
 
 def test_channels_at_a_time_change_nothing(monkeypatch):
-    rpe, method, structure = small_rpe(), Mesh(1e-3), geometry_of([STRUCTURES["slab"]()]).of_structure(0)
-    values = torch.randn(13, 3, 5, dtype=torch.float64)
+    rpe = small_rpe()
+    geometry = geometry_for([STRUCTURES["slab"]()], rpe, "mesh", 1e-3)
+    values = torch.randn(1, 13, 3, 5, dtype=torch.float64)
     weights = torch.randn(4, 3, dtype=torch.float64)
-    together = method.operator(structure, rpe())(weights, values)
+    (field,) = ExactMethod("mesh", 1e-3).fields(geometry, rpe())
+    together = field(weights, values)
     monkeypatch.setattr(mesh_operator, "_MESH_VALUES_AT_ONCE", 1)
     monkeypatch.setattr(mesh_operator, "_CHANNELS_AT_LEAST", 2)
-    apart = method.operator(structure, rpe())(weights, values)
-    torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(field(weights, values), together, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["slab", "molecule", "atom", "tiny_cell"])

@@ -6,7 +6,8 @@ import torch
 from ase import Atoms
 
 from molflt.attention.far import members as members_module
-from molflt.attention.far.ways import FarPlan, Group, half_lattice, images
+from molflt.attention.far.images import Structure, half_lattice, images
+from molflt.attention.far.ways import FarPlan, Group
 from molflt.errors import InputError
 from tests.attention.far.oracles import (
     basis_on_pairs,
@@ -98,7 +99,7 @@ def test_gradients_are_those_of_the_exact_sum(name):
 def test_images_are_those_within_reach_wherever_atoms_are_written_down():
     for name in PERIODIC:
         atoms = written_in_another_image(STRUCTURES[name]())
-        i, j, offsets = images(atoms.positions, np.asarray(atoms.cell), atoms.pbc, 9.0)
+        i, j, offsets = images(Structure(atoms.positions, np.asarray(atoms.cell), atoms.pbc), 9.0)
         found = np.linalg.norm(atoms.positions[i] - atoms.positions[j] - offsets @ np.asarray(atoms.cell), axis=1)
         assert found.max() <= 9.0
         assert len({(*pair, *n) for *pair, n in zip(i, j, map(tuple, offsets), strict=True)}) == len(i)
@@ -126,10 +127,15 @@ def test_too_many_waves_are_refused_before_they_are_made():
 
 
 def groups_of(atoms: list[Atoms], **keys) -> tuple[Group, ...]:
-    plan = FarPlan(**{"way": None, "longest": 0.4, "reach": 100.0, "padding": 60.0, **keys})
-    structures = zip(*((a.positions, np.asarray(a.cell), a.pbc) for a in atoms), strict=True)
-    positions, cells, pbc = structures
-    return plan.groups(positions, np.array(cells), np.array(pbc))
+    numbers = {
+        "longest": 0.4,
+        "reach": 100.0,
+        "padding": 60.0,
+        "spacing": 0.7,
+        "members": ((1.5, 0.4, 60.0),),
+    }
+    plan = FarPlan(**{"way": None, **numbers, **keys})
+    return plan.groups([Structure(a.positions, np.asarray(a.cell), a.pbc) for a in atoms])
 
 
 def test_the_rule_by_size_and_axes():

@@ -7,10 +7,14 @@ import pytest
 import torch
 from ase import Atoms
 
+from molflt.attention.far import field as field_module
+from molflt.attention.far import grid as grid_module
 from molflt.attention.far import mesh as mesh_module
+from molflt.attention.far.field import ExactMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.mesh import Mesh
-from tests.attention.structures import geometry_of, rotated
+from molflt.attention.far.mesh_operator import MeshOperator, OnMesh
+from tests.attention.far.oracles import geometry_for
+from tests.attention.structures import rotated
 
 TOLERANCE, DENSITY = 1e-4, 0.1
 DIAGONAL = np.ones(3) / math.sqrt(3)
@@ -52,22 +56,25 @@ def members() -> GaussianRPE:
     return GaussianRPE(16, 2.0, 12.0, spectrum="both").double()
 
 
-def meshes_and_error(positions: np.ndarray, n_senders: int = 4) -> tuple[list[mesh_module.MeshOperator], float]:
+def on_mesh(positions: np.ndarray, rpe: GaussianRPE, tolerance: float) -> OnMesh:
+    with torch.no_grad():
+        geometry = geometry_for([Atoms(f"O{len(positions)}", positions)], rpe, "mesh", tolerance)
+        (field,) = ExactMethod("mesh", tolerance).fields(geometry, rpe())
+    return field
+
+
+def meshes_and_error(positions: np.ndarray, n_senders: int = 4) -> tuple[list[MeshOperator], float]:
     """The meshes, and the largest error on the pairs of all atoms with some, relative to each member's amplitude."""
-    structure, basis = geometry_of([Atoms(f"O{len(positions)}", positions)]).of_structure(0), members()()
+    field, basis = on_mesh(positions, members(), TOLERANCE), members()()
     with torch.no_grad():
         senders = torch.linspace(0, len(positions) - 1, n_senders).round().long()
-        operator = Mesh(TOLERANCE).operator(structure, basis)
         unit = torch.zeros(len(positions), len(senders), dtype=torch.float64)
         unit[senders, torch.arange(len(senders))] = 1.0
         each = torch.eye(len(basis), dtype=torch.float64)
-        found = operator(each, unit[:, None].expand(-1, len(basis), -1)).transpose(1, 2)
+        found = field(each, unit[None, :, None].expand(-1, -1, len(basis), -1))[0].transpose(1, 2)
         squared = torch.from_numpy(((positions[:, None] - positions[senders][None]) ** 2).sum(-1))
-        error = (found - basis.values(squared)).abs() / basis.amplitudes
-    pieces = (
-        [piece for _, piece in operator.pieces] if isinstance(operator, mesh_module.PiecesOperator) else [operator]
-    )
-    return [piece for piece in pieces if isinstance(piece, mesh_module.MeshOperator)], float(error.max())
+        error = (found - basis.on_pairs(squared).movedim(0, -1)).abs() / basis.amplitudes
+    return field.operators, float(error.max())
 
 
 @pytest.mark.parametrize("shape", [pytest.param(s, marks=[pytest.mark.slow] if s in SLOW else []) for s in SHAPES])
@@ -84,15 +91,13 @@ def test_every_shape_to_the_tolerance_and_on_a_grid_of_bounded_size(shape):
 @pytest.mark.parametrize("broken", ["coarser grid", "image too near", "waves left out"])
 def test_the_test_of_shapes_has_power(broken, monkeypatch):
     if broken == "coarser grid":
-        monkeypatch.setattr(mesh_module, "_spacing_in_widths", lambda tolerance: 0.8)
+        monkeypatch.setattr(field_module, "spacing_in_widths", lambda tolerance: 0.8)
     elif broken == "image too near":
-        padded = mesh_module.padded_cell
-        monkeypatch.setattr(
-            mesh_module, "padded_cell", lambda s, basis, tolerance, frame: padded(s, basis, 0.5, frame)
-        )
+        padded = mesh_module.padded
+        monkeypatch.setattr(mesh_module, "padded", lambda *given: padded(*given[:-1], 0.65 * given[-1]))
     else:
-        few = Mesh._n_waves
-        monkeypatch.setattr(Mesh, "_n_waves", lambda *arguments: [2 * k // 3 for k in few(*arguments)])
+        few = grid_module._n_waves
+        monkeypatch.setattr(grid_module, "_n_waves", lambda *given: tuple(2 * k // 3 for k in few(*given)))
     assert meshes_and_error(cloud(300))[1] > TOLERANCE
 
 
@@ -105,7 +110,7 @@ def test_turning_moving_and_mirroring_an_open_structure_change_rounding_only(sha
 
     def applied(changed: Atoms) -> torch.Tensor:
         with torch.no_grad():
-            return Mesh(1e-3).operator(geometry_of([changed]).of_structure(0), members()())(weights, values)
+            return on_mesh(changed.positions, members(), 1e-3)(weights, values[None])[0]
 
     mirrored, moved = atoms.copy(), atoms.copy()
     mirrored.positions[:, 0] *= -1
@@ -123,11 +128,11 @@ def test_no_step_where_planes_or_waves_are_added(what):
     weights = torch.tensor([[1.0], [-1.0], [0.5], [1.0]], dtype=torch.float64)
 
     def field_and_size(stretch: float) -> tuple[torch.Tensor, tuple[int, ...]]:
-        structure = geometry_of([Atoms(f"O{len(positions)}", positions * stretch)]).of_structure(0)
         with torch.no_grad():
-            operator = Mesh(1e-3).operator(structure, rpe())
+            field = on_mesh(positions * stretch, rpe, 1e-3)
+            (operator,) = field.operators
             waves = tuple(len(matrix) for band in operator.bands for matrix in band.matrices)
-            return operator(weights, values), operator.n_planes if what == "planes" else waves
+            return field(weights, values[None])[0], operator.n_planes if what == "planes" else waves
 
     for low, high in ((1.0, 1.1), (1.1, 1.25)):
         size = field_and_size(low)[1]
