@@ -76,7 +76,7 @@ def evaluate_command(
     from molflt.prediction.evaluation import evaluate
     from molflt.prediction.members import load_members
     from molflt.prediction.predictor import unknown_elements
-    from molflt.report.model_report import evaluation_report
+    from molflt.report.model import evaluation_report
 
     if report is not None:
         claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")

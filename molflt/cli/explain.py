@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
     from molflt.data.reading import Reading
-    from molflt.report.explanation import Explanation
+    from molflt.report.explain import Explanation
 
 PAGE = Path("explain.html")
 _ROWS = 20
@@ -53,9 +53,9 @@ def explain_command(
     from molflt.data.reading import Reading
     from molflt.prediction.members import load_member
     from molflt.prediction.predictor import choose_device, outside
+    from molflt.report.explain import explain
     from molflt.report.explain_page import as_json as content
     from molflt.report.explain_page import write_csv, write_page
-    from molflt.report.explanation import explain
 
     target_device = choose_device(device)
     loaded = load_member(model, remark)

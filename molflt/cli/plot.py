@@ -38,7 +38,7 @@ def plot_command(
     """
     claim_new_file(context, out, (".png", ".svg", ".pdf"), overwrite, "a figure")
     from molflt.prediction.predictor import choose_device
-    from molflt.report.pictures import draw
+    from molflt.report.figures import write_figure
 
-    draw(kind, model, data, out, choose_device(device), max_atoms, tags)
+    write_figure(kind, model, data, out, choose_device(device), max_atoms, tags)
     say(str(out))

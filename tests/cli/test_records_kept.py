@@ -19,7 +19,7 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import open_dataset
 from molflt.prediction.evaluation import evaluate
-from molflt.report.model_report import evaluation_report
+from molflt.report.model import evaluation_report
 from tests.conftest import rows_of
 from tests.training.runs import written
 

@@ -15,7 +15,7 @@ from molflt.data.ase_io import from_atoms
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predictor import predict
-from molflt.report.explanation import Explanation, explain
+from molflt.report.explain import Explanation, explain
 from tests.attention.structures import STRUCTURES, rotated
 from tests.model.files import metadata_of
 from tests.model.models import make_model

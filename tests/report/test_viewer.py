@@ -18,7 +18,7 @@ from matplotlib.colors import to_rgb
 from scipy.spatial.transform import Rotation
 
 from molflt.data.ase_io import from_atoms
-from molflt.report.html import Page
+from molflt.report.page import Page
 from molflt.report.viewer import MOST_WITH_BONDS, structure_view
 
 

@@ -12,7 +12,7 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.model.model_file import save_model
 from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
-from molflt.report.adsorption_page import GUESSED
+from molflt.report.adsorption import GUESSED
 from scripts import results
 from scripts.benchmarks import adsorb_guesses
 from scripts.tools.fg import make, ship
