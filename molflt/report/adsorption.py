@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +87,7 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
         path,
         title=f"{described(results[0].molecule)} on {', '.join(one.metal for one in results)}",
         subtitle=f"adsorption energies, predicted by {model.members[0].name}",
-        chart=svg(figure([partial(draw_adsorption, results)])),
+        chart=svg(figure(draw_adsorption, results)),
         table={"head": HEAD, "rows": rows(results)},
         uncertainty=about_uncertainty(model),
         guessed=GUESSED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "
 """Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow is darkened to be seen on white."""
 _GREY, _DARK = "#8a8f98", "#4a5563"
 
+_FREQUENCY = "frequency |ξ| / Å⁻¹"
+
 Draw = Callable[[Axes], None]
 
 
@@ -80,18 +82,18 @@ def write_figure(
     if of_model and data is not None:
         raise InputError(f"'{kind}' needs no structures; leave out {data}")
     if kind == "curves":
-        drawn = figure([_learning_of(model)])
+        drawn = _learning_of(model)
     elif data is None:
         drawn = _far_of(kind, model)
     else:
         members = load_members(model)
         found = evaluate(members, data, forces=False, device=device, max_atoms=max_atoms, tags=tags)
-        drawn = figure([_errors_of(kind, found, members[0].metadata.target)])
+        drawn = _errors_of(kind, found, members[0].metadata.target)
     with atomic_file(out) as temporary:
         drawn.savefig(temporary, dpi=200)
 
 
-def _learning_of(model: Path) -> Draw:
+def _learning_of(model: Path) -> Figure:
     if not model.exists():
         raise InputError(f"{model}: no such file or folder; give the directory of a run")
     run_dir = model if model.is_dir() else model.parent
@@ -102,7 +104,7 @@ def _learning_of(model: Path) -> Draw:
             f"{run_dir}: holds no metrics.jsonl with a validated epoch; give the directory of a run (of an ensemble, "
             "that of one member)"
         )
-    return partial(draw_learning, curves, "MAE / eV", best_epoch(records))
+    return figure(draw_learning, curves, "MAE / eV", best_epoch(records))
 
 
 def _far_of(kind: choices.Figure, model: Path) -> Figure:
@@ -116,23 +118,28 @@ def _far_of(kind: choices.Figure, model: Path) -> Figure:
     return far_figure(curves) if kind == "rpe" else spectrum_figure(curves)
 
 
-def _errors_of(kind: choices.Figure, found: Evaluation, target: str) -> Draw:
+def _errors_of(kind: choices.Figure, found: Evaluation, target: str) -> Figure:
     if kind in ("parity", "residuals"):
-        return partial(draw_parity if kind == "parity" else draw_residuals, [found], target)
+        return figure(draw_parity if kind == "parity" else draw_residuals, [found], target)
     if kind == "elements":
-        return partial(draw_groups, by_element([found]), "element")
+        return figure(draw_groups, by_element([found]), "element")
     if kind == "sizes":
-        return partial(draw_groups, by_size([found]), "number of atoms")
+        return figure(draw_groups, by_size([found]), "number of atoms")
     if (adsorbates := by_adsorbate([found])) is None:
         raise InputError(
             f"{found.source}: its structures do not say what is adsorbed on them (text 'adsorbate'); plot 'elements' "
             "or 'sizes' instead"
         )
-    return partial(draw_groups, adsorbates, "adsorbate")
+    return figure(draw_groups, adsorbates, "adsorbate")
 
 
-def figure(draws: Sequence[Draw]) -> Figure:
-    """One chart by itself, or several side by side with one legend."""
+def figure(draw: Callable[..., None], *arguments: Any) -> Figure:
+    """A chart by itself; its pair of axes follows the arguments."""
+    return _side_by_side([partial(draw, *arguments)])
+
+
+def _side_by_side(draws: Sequence[Draw]) -> Figure:
+    """Charts with one legend; of a row, the first alone says what is upwards."""
     columns = min(len(draws), _MOST_COLUMNS)
     rows = -(-len(draws) // columns)
     drawn = Figure(figsize=(6.4, 4.0) if len(draws) == 1 else (3.4 * columns, 3.2 * rows), layout="constrained")
@@ -311,51 +318,39 @@ def draw_coverage(sets: Sequence[Evaluation], axes: Axes) -> None:
 
 def far_figure(curves: FarCurves) -> Figure:
     """Of each layer f over the distance, dotted the f that an estimator stands for."""
-
-    def draw(layer: int, axes: Axes) -> None:
-        _heads(axes, curves.distances, curves.values[layer])
-        if curves.intended is not None:
-            _heads(axes, curves.distances, curves.intended[layer], linestyle=":", linewidth=1, label="_nolegend_")
-        axes.set(xlabel="distance r / Å", ylabel="f(r)", xlim=(0, curves.reach))
-
-    return _of_layers(draw, len(curves.values))
+    labels = {"xlabel": "distance r / Å", "ylabel": "f(r)", "xlim": (0, curves.reach)}
+    return _of_layers(curves.distances, curves.values, labels, curves.intended)
 
 
 def spectrum_figure(curves: FarCurves) -> Figure:
     """Of each layer the spectrum of f, or the coefficients of frequencies that are free."""
-
-    def draw(layer: int, axes: Axes) -> None:
-        if curves.spectrum is not None:
-            _heads(axes, curves.xi, curves.spectrum[layer])
-        elif curves.nodes is not None and curves.coefficients is not None:
-            _heads(axes, curves.nodes, curves.coefficients[layer], linestyle="", marker="o", markersize=3)
-        axes.set(xlabel="frequency |ξ| / Å⁻¹", ylabel="coefficient a_k" if curves.spectrum is None else "g(ξ) / Å³")
-
-    return _of_layers(draw, len(curves.values))
+    if curves.spectrum is not None:
+        return _of_layers(curves.xi, curves.spectrum, {"xlabel": _FREQUENCY, "ylabel": "g(ξ) / Å³"})
+    assert curves.nodes is not None
+    assert curves.coefficients is not None
+    labels = {"xlabel": _FREQUENCY, "ylabel": "coefficient a_k"}
+    return _of_layers(curves.nodes, curves.coefficients, labels, linestyle="", marker="o", markersize=3)
 
 
 def local_figure(curves: LocalCurves) -> Figure:
     """Of each layer the local RPE over the distance."""
     a, b = (chemical_symbols[z] for z in curves.pair)
+    labels = {"xlabel": f"distance {a}–{b} / Å", "ylabel": "exp(b(r)) · env(r)"}
+    return _of_layers(curves.distances, curves.values, labels)
+
+
+def _of_layers(
+    x: np.ndarray, values: np.ndarray, labels: dict[str, Any], dotted: np.ndarray | None = None, **style: Any
+) -> Figure:
+    """A chart for each layer, with a curve for each head; ``values`` and ``dotted`` are (n_layers, n_heads, n)."""
+    colours = palette(values.shape[1])
 
     def draw(layer: int, axes: Axes) -> None:
-        _heads(axes, curves.distances, curves.values[layer])
-        axes.set(xlabel=f"distance {a}–{b} / Å", ylabel="exp(b(r)) · env(r)")
-
-    return _of_layers(draw, len(curves.values))
-
-
-def _of_layers(draw: Callable[[int, Axes], None], n_layers: int) -> Figure:
-    def titled(layer: int, axes: Axes) -> None:
         axes.axhline(0, color=_DARK, linewidth=0.8)
-        draw(layer, axes)
-        axes.set_title(f"layer {layer + 1}")
+        for head, colour in enumerate(colours):
+            axes.plot(x, values[layer, head], color=colour, label=f"head {head + 1}", **style)
+            if dotted is not None:
+                axes.plot(x, dotted[layer, head], ":", color=colour, linewidth=1)
+        axes.set(title=f"layer {layer + 1}", **labels)
 
-    return figure([partial(titled, layer) for layer in range(n_layers)])
-
-
-def _heads(axes: Axes, x: np.ndarray, rows: Iterable[np.ndarray], **style: Any) -> None:
-    """One curve of each head, (n,) numbers in ``rows``."""
-    rows = list(rows)
-    for head, (y, colour) in enumerate(zip(rows, palette(len(rows)), strict=True)):
-        axes.plot(x, y, **{"color": colour, "label": f"head {head + 1}", **style})
+    return _side_by_side([partial(draw, layer) for layer in range(len(values))])

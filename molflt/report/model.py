@@ -7,7 +7,6 @@ import platform
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from ase.data import chemical_symbols
 
 from molflt import __version__
 from molflt.attention.config import FROM_TRAINING_SET, ContentKeys, FarFieldKeys, KernelisedConfig, MethodKeys
-from molflt.attention.registry import AttentionConfig, attention_config, presets
+from molflt.attention.registry import AttentionConfig
 from molflt.data.screening import SKIPPED
 from molflt.errors import InputError
 from molflt.files import remove_leftovers
@@ -106,10 +105,11 @@ def write_report(
     """
     page, metadata = Page("report.html"), loaded.metadata
     n_structures = sum(map(len, sets))
+    of = f"{loaded.name}, ensemble of {n_members}" if n_members > 1 else f"{loaded.path}, epoch {metadata.epoch + 1}"
     best, curves = best_epoch(records), [(learning_curves(records, name), shown) for name, shown in _CURVES.items()]
     content: dict[str, Any] = {
         "title": "molflt report",
-        "subtitle": _subtitle(loaded, n_members),
+        "subtitle": f"{of}, {metadata.target}",
         "summary": summary(loaded, n_members),
         "sets": sets,
         "key_numbers": [_key_numbers(s) for s in sets],
@@ -118,20 +118,16 @@ def write_report(
         "warnings": dict.fromkeys([*warnings, *(warning for s in sets for warning in s.warnings)]),
         "doubtful": [(s.name, s.prediction.of_warnings()) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
-        "curves": [
-            svg(figure([partial(figures.draw_learning, found, quantity, best)]))
-            for found, quantity in curves
-            if found
-        ],
+        "curves": [svg(figure(figures.draw_learning, found, quantity, best)) for found, quantity in curves if found],
     }
     if sets:
         found = {"element": by_element(sets), "adsorbate": by_adsorbate(sets), "size": by_size(sets)}
         with_forces = [s for s in sets if s.forces is not None and s.forces[0].size]
         groups = {name: errors for name, errors in found.items() if errors is not None}
         content |= {
-            "parity": svg(figure([partial(figures.draw_parity, sets, metadata.target)])),
-            "residuals": svg(figure([partial(figures.draw_residuals, sets, metadata.target)])),
-            "forces": svg(figure([partial(figures.draw_forces, with_forces)])) if with_forces else None,
+            "parity": svg(figure(figures.draw_parity, sets, metadata.target)),
+            "residuals": svg(figure(figures.draw_residuals, sets, metadata.target)),
+            "forces": svg(figure(figures.draw_forces, with_forces)) if with_forces else None,
             "force_numbers": [_force_numbers(s) for s in with_forces],
             "most_points": MOST_POINTS,
             "n_structures": n_structures,
@@ -148,12 +144,6 @@ def write_report(
         "configuration": configuration(loaded),
     }
     page.write(path, **content, headings=_headings(content))
-
-
-def _subtitle(loaded: LoadedModel, n_members: int) -> str:
-    if n_members > 1:
-        return f"{loaded.name}, ensemble of {n_members}, {loaded.metadata.target}"
-    return f"{loaded.path}, {loaded.metadata.target}, epoch {loaded.metadata.epoch + 1}"
 
 
 def _headings(content: dict[str, Any]) -> dict[str, str]:
@@ -207,7 +197,7 @@ def _uncertainty(sets: Sequence[Evaluation]) -> dict[str, Any] | None:
         numbers = f"{evaluation.std.mean():.4f}", f"{found.factor:.2f}", rank
         rows.append([evaluation.name, f"{found.n:,}", *numbers, *(f"{share:.1%}" for share in found.coverage)])
     head = ["set", "structures", "mean ± / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
-    coverage = svg(figure([partial(figures.draw_coverage, sets)]))
+    coverage = svg(figure(figures.draw_coverage, sets))
     return {"figure": coverage, "head": head, "rows": rows, "reasons": " ".join(reasons)}
 
 
@@ -219,7 +209,7 @@ def _group(name: str, found: GroupErrors) -> dict[str, Any]:
                   for cell in (f"{n:,}", f"{mae:.4f}" if n else "–"))]
         for j, group in enumerate(found.groups)
     ]  # fmt: skip
-    bars = svg(figure([partial(figures.draw_groups, found, axis)]))
+    bars = svg(figure(figures.draw_groups, found, axis))
     return {"name": name, "figure": bars, "head": [axis, *columns], "rows": rows}
 
 
@@ -300,7 +290,7 @@ def summary(loaded: LoadedModel, n_members: int = 1) -> list[tuple[str, str]]:
     return [
         *(left_out if skipped.is_file() else []),
         ("target", f"{metadata.target}, eV"),
-        ("attention", attention_in_words(config.attention)),
+        ("attention", _in_words(config.attention)),
         ("size", f"{config.n_layers} layers{recycles}, {config.n_heads} heads, width {config.dim}"),
         ("parameters", f"{loaded.model.n_parameters():,}"),
         ("local cutoff", f"{config.cutoff:g} Å"),
@@ -316,9 +306,7 @@ def summary(loaded: LoadedModel, n_members: int = 1) -> list[tuple[str, str]]:
     ]
 
 
-def attention_in_words(config: AttentionConfig) -> str:
-    """The preset's name where one fits exactly, and the mechanism."""
-    names = [name for name in presets() if _core(attention_config(name)) == _core(config)]
+def _in_words(config: AttentionConfig) -> str:
     parts = [f"mechanism {config.mechanism}"]
     if isinstance(config, MethodKeys):
         parts.append(f"far field by {config.frequencies}")
@@ -329,12 +317,7 @@ def attention_in_words(config: AttentionConfig) -> str:
         parts.append(f"{config.n_basis} members ({kind}up to {config.widest:.3g} Å wide)")
     if isinstance(config, KernelisedConfig):
         parts.append(f"kernel {config.kernel}")
-    return (f"{names[0]}: " if names else "") + ", ".join(parts)
-
-
-def _core(config: AttentionConfig) -> dict[str, object]:
-    """What makes a mechanism, without its sizes and without what changes no function."""
-    return {name: getattr(config, name, None) for name in ("mechanism", "far_rank", "kernel") if config.acts(name)}
+    return ", ".join(parts)
 
 
 def provenance(loaded: LoadedModel, command: str | None) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ ELEMENTS = sorted({1, 6, 7, 8, *(int(surface(metal).atoms.numbers[0]) for metal 
 
 def bars_of(results):
     """Heights of the chart's bars, and half lengths of the error bars where there are any."""
-    (axes,) = figure([partial(draw_adsorption, results)]).axes
+    (axes,) = figure(draw_adsorption, results).axes
     spread = [np.ptp(part[:, 1]) / 2 for lines in axes.collections for part in lines.get_segments()]
     return [bar.get_height() for bar in axes.patches], spread or None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
@@ -74,7 +73,7 @@ def test_forces_of_free_atoms_are_compared_on_one_scale() -> None:
     assert metrics is not None
     assert metrics.force_mae == pytest.approx(np.abs(error).mean())
     assert metrics.force_rmse == pytest.approx((error**2).mean() ** 0.5)
-    (axes,) = figure([partial(draw_forces, [found])]).axes
+    (axes,) = figure(draw_forces, [found]).axes
     assert axes.get_xlim() == axes.get_ylim()
     assert axes.get_xlim()[1] < 10
     x, y = axes.lines[0].get_data()
@@ -84,7 +83,7 @@ def test_forces_of_free_atoms_are_compared_on_one_scale() -> None:
 def test_points_and_bars_are_the_numbers() -> None:
     found = evaluated_set(n=8, std=True)
     for draw, y, units in ((draw_parity, found.predicted, 1), (draw_residuals, found.error, 2)):
-        drawn = figure([partial(draw, [found], "energy")])
+        drawn = figure(draw, [found], "energy")
         (axes,) = drawn.axes
         points = next(line for line in axes.lines if line.get_marker() == "o")
         np.testing.assert_array_equal(points.get_data(), [found.expected, y])
@@ -96,7 +95,7 @@ def test_points_and_bars_are_the_numbers() -> None:
         assert (axes.get_aspect() == 1) == (axes.get_xlim() == axes.get_ylim()) == square
         assert (f"MAE {np.abs(found.error).mean():.4f} eV" in axes.get_title()) == square
     groups = by_element([found])
-    (axes,) = figure([partial(draw_groups, groups, "element")]).axes
+    (axes,) = figure(draw_groups, groups, "element").axes
     assert [bar.get_height() for bar in axes.patches] == pytest.approx(groups.mae[0])
     assert [text.get_text() for text in axes.texts] == [str(n) for n in groups.n[0]]
 
@@ -104,7 +103,7 @@ def test_points_and_bars_are_the_numbers() -> None:
 def test_on_a_page_each_point_tells_its_structure() -> None:
     """A name may hold anything, and letters that matplotlib's font lacks."""
     found = evaluated_set("值 $x$ \x1b", n=8)
-    place = svg(figure([partial(draw_parity, [found], "energy")]))
+    place = svg(figure(draw_parity, [found], "energy"))
     root = ElementTree.fromstring(place)
     assert "值 $x$ \\x1b: 8 structures" in "".join(root.itertext())
     dots = [element for element in root.iter() if element.tag.endswith("}use") and len(element)]
@@ -120,7 +119,7 @@ def test_on_a_page_each_point_tells_its_structure() -> None:
 def test_a_narrow_range_has_numbers_on_its_logarithmic_axis() -> None:
     for values in ([0.62, 0.65, 0.68], [0.011, 0.4, 9.0]):
         curve = Curve("val", np.arange(1, 4), np.array(values))
-        (axes,) = figure([partial(draw_learning, [curve], "MAE / eV", None)]).axes
+        (axes,) = figure(draw_learning, [curve], "MAE / eV", None).axes
         axes.figure.draw_without_rendering()
         shown = [t for minor in (False, True) for t in axes.yaxis.get_ticklocs(minor=minor)]
         assert 2 <= sum(values[0] <= t <= values[-1] for t in shown) <= 12

@@ -26,13 +26,13 @@ function chosen(layer, head) {
   return mean;
 }
 
-// Places of ticks between two values: powers of ten, or some four round numbers.
+// Places of ticks between two values: powers of ten, or some six round numbers.
 function ticks(low, high, log) {
   if (log) {
     const first = Math.ceil(Math.log10(low)), n = Math.floor(Math.log10(high)) - first + 1, every = Math.ceil(n / 8);
     return Array.from({length: n}, (_, k) => first + k).filter(k => k % every === 0).map(k => 10 ** k);
   }
-  const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
+  const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map(m => m * power).find(size => size >= rough);
   const first = Math.ceil(low / step - 1e-9);
   return Array.from({length: Math.floor(high / step + 1e-9) - first + 1}, (_, k) => (first + k) * step);
