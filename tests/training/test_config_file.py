@@ -113,7 +113,9 @@ def test_wrong_values(override: str, expected: str, tiny_yaml: Path) -> None:
     assert expected in message
 
 
-@pytest.mark.parametrize("override", ["trainer.max_epochs", "=3", "a..b=3", "[=3", "a.=1", "data.train={a", "x=${y}"])
+@pytest.mark.parametrize(
+    "override", ["trainer.max_epochs", "=3", "a..b=3", "[=3", "a.=1", "data.train={a", "seed=\udce9"]
+)
 def test_malformed_overrides_are_quoted(override: str, tiny_yaml: Path) -> None:
     message = _message(tiny_yaml, override)
     assert f"override '{override}'" in message
@@ -123,7 +125,7 @@ def test_malformed_overrides_are_quoted(override: str, tiny_yaml: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"a: [", b"\x00\x01", b"seed: 0\nseed: 1\n", b"\xff\xfe\x00", b"1: 2\n", b"data: 3",
-     b"seed: 1", b"data: {train: x}", b"x: !!python/object/apply:os.system [ls]"],
+     b"seed: 1", b"data: {train: x}", b"x: !!python/object/apply:os.system [ls]", b"seed: &s 1\nseed: *s"],
 )  # fmt: skip
 def test_other_files(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
