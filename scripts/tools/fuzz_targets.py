@@ -26,7 +26,7 @@ from torch_geometric.data import Data
 from molflt.data.ase_files import read_ase
 from molflt.data.datasets import ListDataset
 from molflt.data.fetch.catalogue import OC20_IS2RE
-from molflt.data.fetch.unpack import unpack
+from molflt.data.fetch.obtain import unpack
 from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.molfiles import read_sdf

@@ -5,5 +5,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 uv pip compile pyproject.toml --extra dev --extra literature --extra torch-sim --constraint constraints.txt \
-    --generate-hashes --no-annotate --python-version 3.11 --custom-compile-command scripts/tools/lock.sh \
+    --generate-hashes --no-annotate --python-version 3.11.4 --custom-compile-command scripts/tools/lock.sh \
     --quiet --output-file requirements.lock "$@"
