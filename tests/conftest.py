@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import csv
+import shutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,17 @@ from molflt.training.config import TrainConfig
 from molflt.training.run import train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@cache
+def ascii_python() -> str:
+    """Return this interpreter by a path in ASCII: in an ASCII locale torch cannot be imported from any other."""
+    if sys.prefix.isascii():
+        return sys.executable
+    link = Path(mkdtemp()) / "environment"
+    link.symlink_to(sys.prefix)
+    atexit.register(shutil.rmtree, link.parent)
+    return str(link / Path(sys.executable).relative_to(sys.prefix))
 
 
 def _emt_energy(atoms: Atoms) -> float:

@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,17 @@ from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
 from molflt.training.config_file import to_yaml
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, ascii_python
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 
 
 def run(variables: Mapping[str, str], *arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO", "RDBASE"))
+    }
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **variables}
-    command = [sys.executable, "-m", "molflt", *map(str, arguments)]
+    command = [ascii_python(), "-m", "molflt", *map(str, arguments)]
     return subprocess.run(command, input=given, capture_output=True, env=environment, check=False, timeout=300)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset, S
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sources import fingerprint, open_dataset, resolve_inputs
 from molflt.errors import InputError, InputWarning
+from tests.conftest import ascii_python
 
 
 @pytest.fixture
@@ -107,8 +107,9 @@ assert io.text_encoding(None) == "locale" and io.open(sys.argv[1] + "/b.smi").en
 print(*open_dataset(sys.argv[1]).n_atoms, *open_dataset("-").n_atoms)
 """
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment.pop("RDBASE", None)
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, input="C Öl\n".encode(), capture_output=True
+        [ascii_python(), "-c", code, str(tmp_path)], env=environment, input="C Öl\n".encode(), capture_output=True
     )
     assert done.stdout.split() == [b"1", b"5", b"3", b"5"], done.stderr
 
