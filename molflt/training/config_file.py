@@ -162,7 +162,8 @@ def _set(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def _changed(old: Any, path: list[str], value: Any, key: str) -> Any:
     """A copy. Sections are completed, but for the free list of splits, and for attention with its mechanism."""
-    if not path and (not isinstance(value, dict) or key == "data.val" or "mechanism" in value):
+    completed = isinstance(old, dict) and isinstance(value, dict) and key != "data.val" and "mechanism" not in value
+    if not path and not completed:
         return value
     copy = dict(old) if isinstance(old, dict) else {}
     for name, entry in value.items() if not path else [(path[0], value)]:

@@ -88,6 +88,8 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("trainer.max_steps=0", "must be -1 (no limit) or at least 1"),
         ("trainer.precision=16", "'32-true', '64-true' or 'bf16-mixed', not 16"),
         ("trainer.accelerator=tpu", "'auto', 'cpu' or 'gpu', not 'tpu'"),
+        ("trainer=&a {b: *a}", "trainer.b: there is no such key"),
+        ("loss=&a {b: {c: *a}}", "loss.b: there is no such key"),
         ("trainer=3", "trainer: must be a mapping of keys to values, not 3"),
         ("optimiser.lr=-1", "optimiser.lr: must be greater than 0, not -1"),
         ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
