@@ -14,8 +14,7 @@ field carries only some of the channels (``far_dim``), the matrix is that of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.hooks import RemovableHandle
 from torch_geometric.data import Data
 
 from molflt.attention.geometry import Geometry
@@ -172,7 +170,9 @@ def recorded_forward(model: EnergyModel, batch: Any) -> tuple[ModelOutput, list[
         calls[id(module)] = LayerCall(module, *arguments)
 
     layers = [module for module in model.encoder.modules() if isinstance(module, AttentionLayer)]
-    with _hooks([layer.register_forward_pre_hook(record) for layer in layers]), torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(record))
         output = model(batch)
     return output, [calls[id(layer)] for layer in layers]
 
@@ -203,10 +203,13 @@ def attention_row(call: LayerCall, atom: int) -> Tensor:
         return call.x.new_zeros(call.x.shape[0], module.in_features)
 
     dropout, projection = call.layer.get_submodule("dropout"), call.layer.get_submodule("output")
-    handles = [dropout.register_forward_hook(one_channel), projection.register_forward_pre_hook(keep_heads)]
+    values_hook, heads_hook = (
+        dropout.register_forward_hook(one_channel),
+        projection.register_forward_pre_hook(keep_heads),
+    )
     # Detached, so that the graph holds the way of the values and nothing of queries, keys and positions.
     frozen = {name: parameter.detach() for name, parameter in call.layer.named_parameters()}
-    with _hooks(handles), torch.enable_grad(), full_precision(call.x.device):
+    with values_hook, heads_hook, torch.enable_grad(), full_precision(call.x.device):
         functional_call(call.layer, frozen, (call.x, call.geometry, call.prepared))
         (out,) = outputs
         (value,) = values
@@ -215,12 +218,3 @@ def attention_row(call: LayerCall, atom: int) -> Tensor:
         cotangent[atom] = 1.0
         (row,) = torch.autograd.grad(out, value, cotangent)
     return row.squeeze(2).transpose(0, 1)
-
-
-@contextmanager
-def _hooks(handles: list[RemovableHandle]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -52,14 +52,10 @@ class Plan:
         return self.folder / self.archive.folder
 
     @property
-    def to_download(self) -> int:
-        """Bytes, about."""
-        return 0 if self.local else max(0, self.archive.size - self.present)
-
-    @property
     def needed(self) -> int:
         """Bytes that must be free: archive and content lie side by side until all is unpacked."""
-        return self.to_download + self.archive.to_unpack
+        to_download = 0 if self.local else max(0, self.archive.size - self.present)
+        return to_download + self.archive.to_unpack
 
     @property
     def fits(self) -> bool:
@@ -121,7 +117,7 @@ def present_splits(plan: Plan) -> Splits | None:
     missing = missing_splits(splits, plan.archive.wanted)
     if missing:
         raise InputError(
-            f"{plan.target}: exists, but has no data for {', '.join(missing)}; remove or rename it, or give "
+            f"{plan.target}: is there, but has no data for {', '.join(missing)}; remove or rename it, or give "
             "another folder"
         )
     return splits
@@ -162,10 +158,8 @@ def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None
             os.replace(plan.part, plan.folder / archive.file)
         elif plan.local is None:
             plan.part.unlink()
-    splits = find_splits(plan.target)
-    missing = missing_splits(splits, archive.wanted)
-    if missing:
-        raise InputError(f"{plan.target}: the archive held no data for {', '.join(missing)}")
+    splits = present_splits(plan)
+    assert splits is not None
     return splits
 
 
@@ -177,16 +171,16 @@ def _checksum(file: Path) -> str:
 
 def _damaged(plan: Plan, file: Path, checksum: str) -> InputError:
     wrong = f"MD5 checksum {checksum}, expected {plan.archive.md5}"
-    if plan.local is None:
-        # Which of its bytes are wrong cannot be known, so none is worth going on from.
-        file.unlink()
+    if plan.local:
         return InputError(
-            f"{plan.url}: what came is damaged or another file ({wrong}); it was removed. Run the command again, and "
-            "if the same happens, give a mirror by --url"
+            f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
+            f"{plan.part} and run the command without --archive: it goes on from there"
         )
+    # Which of its bytes are wrong cannot be known, so none is worth going on from.
+    file.unlink()
     return InputError(
-        f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
-        f"{plan.part} and run the command without --archive: it goes on from there"
+        f"{plan.url}: what came is damaged or another file ({wrong}); it was removed. Run the command again, and "
+        "if the same happens, give a mirror by --url"
     )
 
 
