@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from molflt.data.fetch.catalogue import Archive, Splits, find_splits, missing_splits
 from molflt.data.fetch.download import check_url, download
 from molflt.data.progress import ByteMeter, MeteredFile, size_text
-from molflt.errors import InputError, ordinary_file
+from molflt.errors import InputError, naming, ordinary_file
 from molflt.files import alone
 from molflt.printable import printable
 
@@ -198,7 +198,7 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        with open(file, "rb") as handle, ByteMeter("unpacking", file.stat().st_size) as meter:
+        with naming(target), open(file, "rb") as handle, ByteMeter("unpacking", file.stat().st_size) as meter:
             metered = MeteredFile(handle, meter)
             stream = metered if archive.file.endswith(".tar") else gzip.GzipFile(fileobj=metered)
             with tarfile.open(fileobj=stream, mode="r|") as tar:
