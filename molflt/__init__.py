@@ -7,10 +7,11 @@ from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from molflt.adsorption.adsorb import adsorb
-    from molflt.calculator import MolFLTCalculator
     from molflt.prediction.evaluation import Evaluation, evaluate
     from molflt.prediction.model import Model, load
     from molflt.prediction.prediction import Prediction
+    from molflt.simulate.ase import MolFLTCalculator
+    from molflt.simulate.pair_lbfgs import PairLBFGS
     from molflt.training.run import Run
     from molflt.training.start import train
 
@@ -20,6 +21,7 @@ __all__ = [
     "InputError",
     "Model",
     "MolFLTCalculator",
+    "PairLBFGS",
     "Prediction",
     "Run",
     "__version__",
@@ -33,7 +35,8 @@ __all__ = [
 _LAZY = {
     "Evaluation": "prediction.evaluation",
     "Model": "prediction.model",
-    "MolFLTCalculator": "calculator",
+    "MolFLTCalculator": "simulate.ase",
+    "PairLBFGS": "simulate.pair_lbfgs",
     "Prediction": "prediction.prediction",
     "Run": "training.run",
     "adsorb": "adsorption.adsorb",

@@ -1,6 +1,8 @@
-"""The structure of the package: imports go one way, and nothing but the registry knows the literature (DESIGN §5)."""
+"""The structure of the package: imports go one way (DESIGN §5)."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +13,11 @@ ROOT = Path(molflt.__file__).parent
 FLOORS = (
     ("__init__", "bundled", "choices", "errors", "files", "memory", "printable", "vocabulary"),
     ("attention", "data"),
-    ("model", "literature"),
+    ("model",),
     ("prediction", "invariance"),
     ("training", "adsorption"),
-    ("calculator", "report", "export"),
+    ("simulate", "report", "export"),
+    ("calculator",),
     ("cli",),
     ("__main__",),
 )
@@ -55,13 +58,15 @@ def test_imports_go_one_way():
     assert {str(path): found for path, part in sources() if (found := upward(part, path.read_text("utf-8")))} == {}
     # Power: also an import inside of a function counts.
     assert upward("data", "def f():\n    from molflt.model import config\n") == ["molflt.model"]
-    assert upward("attention", "import molflt.literature.lara") == ["molflt.literature.lara"]
+    assert upward("attention", "import molflt.model.encoder") == ["molflt.model.encoder"]
 
 
-def test_only_the_registry_names_the_literature():
-    named = {path.relative_to(ROOT).as_posix() for path, part in sources() if part != "literature"}
-    named = {path for path in named if "molflt.literature" in (ROOT / path).read_text("utf-8")}
-    assert named <= {"attention/registry.py"}
+def test_former_places_warn_for_one_release():
+    code = (
+        "from molflt.calculator import MolFLTCalculator\nfrom molflt.calculator.torch_sim_model import MolFLTModel\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("DeprecationWarning: molflt.calculator goes away: from molflt import") == 1
 
 
 def unspecified_encodings(source: str) -> list[int]:

@@ -9,29 +9,28 @@ from typing import Any
 
 import torch
 
-from molflt.attention.baselines.performer import KernelisedAttention
-from molflt.attention.baselines.softmax import SoftmaxAttention, SoftmaxPositions
 from molflt.attention.config import (
     ContentKeys,
     FarFieldKeys,
     FarRank,
     FourierConfig,
-    KernelisedConfig,
     KernelKeys,
     LayerKeys,
     LocalConfig,
     MechanismConfig,
-    SoftmaxConfig,
     SpectrumName,
 )
 from molflt.attention.context import FourierPositions
 from molflt.attention.far.field import ExactMethod, FarMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.kernels.kernel import Kernel
+from molflt.attention.kernels.base import Kernel
+from molflt.attention.kernels.lara import LaraKernel, SoftClusters
+from molflt.attention.kernels.random_features import EluKernel, ReluKernel
+from molflt.attention.kernels.spectraformer import spectraformer_kernel
 from molflt.attention.layer import FourierAttention
 from molflt.attention.mechanism import AttentionLayer, SharedPositions
 from molflt.attention.moments import LocalMoments
-from molflt.attention.registry import imported, kernels, mechanisms
+from molflt.attention.registry import MECHANISMS, imported
 from molflt.attention.vectors import VectorStream
 
 
@@ -80,30 +79,36 @@ Built = tuple[SharedPositions, Sequence[AttentionLayer[Any, Any]]]
 
 def build_attention(config: MechanismConfig, sizes: Sizes) -> Built:
     """The mechanism that ``config`` names."""
-    built: Built = imported(mechanisms()[config.mechanism].build)(config, sizes)
+    built: Built = imported(MECHANISMS[config.mechanism].build)(config, sizes)
     return built
 
 
-def build_kernel(config: KernelKeys, width: int, n_heads: int, generator: torch.Generator) -> Kernel:
-    """The feature map that ``config`` names, of queries and keys of a width."""
-    kernel: Kernel = imported(kernels()[config.kernel])(config, width, n_heads, generator)
-    return kernel
+def build_kernel(
+    name: str, dim: int, n_heads: int, n_features: int, n_landmarks: int, generator: torch.Generator
+) -> Kernel:
+    """The kernel called ``name``: "elu", "relu", "lara", or a component function and a weight matrix, "posrf-orf".
+
+    ``dim`` is c, the width of queries and keys; "elu" and "lara" need no m, ``n_features``, and "lara" alone needs C,
+    ``n_landmarks``.
+
+    Raises:
+        InputError: there is no kernel of that name.
+    """
+    match name:
+        case "elu":
+            return EluKernel(dim)
+        case "relu":
+            return ReluKernel(n_features, dim, generator)
+        case "lara":
+            return LaraKernel(SoftClusters(n_heads, n_landmarks, dim, generator))
+    return spectraformer_kernel(name, dim, n_features, generator)
 
 
-def build_kernelised(config: KernelisedConfig, sizes: Sizes) -> Built:
-    """Kernelised attention without positions."""
+def build_kernels(config: KernelKeys, width: int, sizes: Sizes) -> list[Kernel]:
+    """The feature map that ``config`` names, of queries and keys of a width, for every layer."""
     generator = sizes.generator()
-    feature_maps = [build_kernel(config, sizes.head_dim, sizes.n_heads, generator) for _ in range(sizes.n_layers)]
-    return SharedPositions(), [
-        KernelisedAttention(sizes.dim, sizes.n_heads, kernel, sizes.dropout) for kernel in feature_maps
-    ]
-
-
-def build_softmax(config: SoftmaxConfig, sizes: Sizes) -> Built:
-    """Dense softmax attention with a distance bias."""
-    return SoftmaxPositions(sizes.n_rbf, config.dense_cutoff, sizes.pair_types), [
-        SoftmaxAttention(sizes.dim, sizes.n_heads, sizes.n_rbf, sizes.dropout) for _ in range(sizes.n_layers)
-    ]
+    keys = width, sizes.n_heads, config.n_features, config.n_landmarks, generator
+    return [build_kernel(config.kernel, *keys) for _ in range(sizes.n_layers)]
 
 
 def build_local(config: LocalConfig, sizes: Sizes) -> Built:
@@ -127,11 +132,9 @@ def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: 
         rpe: f.
         method: how it is evaluated.
     """
-    generator = sizes.generator()
-    feature_maps = [
-        build_kernel(config, sizes.head_dim, sizes.n_heads, generator) if config.far_rank == "m" else None
-        for _ in range(sizes.n_layers)
-    ]
+    feature_maps: Sequence[Kernel | None] = [None] * sizes.n_layers
+    if config.far_rank == "m":
+        feature_maps = build_kernels(config, sizes.head_dim, sizes)
     share = 1 if config.far_rank == "m" else FAR_SHARE
     far_dim = config.far_dim or sizes.n_heads * math.ceil(sizes.head_dim / share)
     positions = FourierPositions(rpe, method, config.moment_channels > 0)

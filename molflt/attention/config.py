@@ -1,4 +1,4 @@
-"""Configuration of the package's own attention mechanisms; each has its own keys, and no key that does nothing."""
+"""Configuration of the attention mechanisms; each has its own keys, and no key that does nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ from molflt.choices import MethodName
 FarRank = Literal[0, 1, "m"]
 SpectrumName = Literal["gaussians", "sampled", "both"]
 """Members of f: Gaussians, damped waves, or half of each."""
+Directions = Literal["averaged", "random"]
+Radii = Literal["random", "stratified"]
+Proposal = Literal["mixture", "own"]
+SpectrumKind = Literal["gaussian", "free"]
+Sampling = Literal["exact", "biased"]
 
 WIDEST = 12.0
 """Width of the widest member at the start unless told otherwise, Å."""
@@ -28,9 +33,6 @@ MARGIN = 1.25
 
 FROM_TRAINING_SET = ("sigma_max", "isolated_atoms")
 """Keys that training sets in the model where the configuration leaves them open."""
-
-PERFORMER_KERNEL = "posrf-orf"
-"""Positive random features with orthogonal frequencies: FAVOR+."""
 
 Condition = tuple[str, Callable[[Any], bool]]
 """What must hold for a key to act: in words, and as a function of the configuration."""
@@ -82,7 +84,7 @@ class KernelKeys(MechanismConfig):
     }
 
     kernel: str = Field(
-        PERFORMER_KERNEL,
+        "posrf-orf",
         description="feature map: posrf-orf is FAVOR+; docs/literature.md lists the others",
     )
     n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the kernel")
@@ -243,3 +245,62 @@ class SoftmaxConfig(MechanismConfig):
     def neighbour_cutoff(self, local_cutoff: float) -> float:
         """See :class:`MechanismConfig`."""
         return max(local_cutoff, self.dense_cutoff)
+
+
+class UndampedKeys(FarFieldKeys):
+    """Keys of the FLT paper's estimator of f by sampled frequencies; it is part of a model, unlike a method."""
+
+    n_frequencies: int = Field(16, ge=2, le=4096, description="r, frequencies of the estimator")
+    radii: Radii = Field("stratified", description="lengths of the frequencies")
+    proposal: Proposal = Field("mixture", description="mixture is the balance heuristic, own is the paper")
+
+
+class UndampedConfig(ContentKeys, UndampedKeys):
+    """Local RPE plus the paper's own estimator of the Fourier RPE: its waves are not damped, so that it never ends.
+
+    With averaged directions it is quadratic. In cells it is a function of its own, under an envelope.
+    """
+
+    only_with: ClassVar[dict[str, Condition]] = {
+        **ContentKeys.only_with,
+        "means": ("directions=random", lambda c: c.directions == "random"),
+        "n_basis": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
+        "isolated_atoms": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
+        "proposal": ("spectrum=gaussian", lambda c: c.spectrum == "gaussian"),
+    }
+
+    mechanism: Literal["undamped"] = Field("undamped", description="local RPE plus the paper's estimator")
+    directions: Directions = Field("averaged", description="averaged is exactly rotation-invariant")
+    means: bool = Field(False, description="proposals with learnable means")
+    spectrum: SpectrumKind = Field("gaussian", description="a_k from the Gaussian basis, or free weights")
+    periodic_radius: float = Field(12.0, ge=0.1, le=1000, description="envelope of the sum over images, Å")
+
+
+class ConcatConfig(UndampedKeys, KernelKeys):
+    """Algorithm 1 of the FLT paper as published: random directions, no local branch, neither rotation- nor
+    translation-invariant.
+    """
+
+    mechanism: Literal["concat"] = Field("concat", description="FLT as published, Algorithm 1")
+    means: bool = Field(False, description="proposals with learnable means")
+
+
+class SampleKeys(MechanismConfig):
+    """Keys of the estimate by random features of every query."""
+
+    n_samples: int = Field(1, ge=1, le=1024, description="S, samples per query while training")
+    sampling: Sampling = Field(
+        "exact", description="exact is unbiased, biased draws around the mean (LARA paper, Eq. 31)"
+    )
+
+
+class RandomisedConfig(SampleKeys):
+    """RA: softmax attention estimated by random features of every query; quadratic."""
+
+    mechanism: Literal["randomised"] = Field("randomised", description="RA, without positions")
+
+
+class RandomisedRpeConfig(SampleKeys, MethodKeys):
+    """RA with the local RPE and the Fourier RPE as its positional mask."""
+
+    mechanism: Literal["randomised-rpe"] = Field("randomised-rpe", description="RA with positions")

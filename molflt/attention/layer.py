@@ -28,7 +28,7 @@ from molflt.attention.context import FourierContext
 from molflt.attention.far.field import FarField
 from molflt.attention.far.ways import Group
 from molflt.attention.geometry import Geometry
-from molflt.attention.kernels.kernel import Kernel
+from molflt.attention.kernels.base import Kernel
 from molflt.attention.mechanism import AttentionLayer, heads_first, split_heads
 from molflt.attention.moments import LocalMoments
 from molflt.attention.near import LocalRPE

@@ -1,7 +1,6 @@
-"""Every attention mechanism, preset and kernel by name: the package's own, and those of the literature.
+"""Every attention mechanism, preset and kernel by name.
 
-The literature is one folder that may be missing: its names are asked for here and nowhere else. Nothing in this file
-imports torch, so that configurations are read and printed at once.
+Nothing in this file imports torch, so that configurations are read and printed at once.
 """
 
 from __future__ import annotations
@@ -9,21 +8,23 @@ from __future__ import annotations
 import difflib
 import importlib
 from dataclasses import dataclass
-from functools import cache, reduce
-from importlib.util import find_spec
+from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, TypeAdapter
 
 from molflt.attention.config import (
-    PERFORMER_KERNEL,
+    ConcatConfig,
     FourierConfig,
     KernelisedConfig,
     KernelKeys,
     LocalConfig,
     MechanismConfig,
+    RandomisedConfig,
+    RandomisedRpeConfig,
     SoftmaxConfig,
+    UndampedConfig,
 )
 
 DEFAULT_MECHANISM = "fourier"
@@ -42,51 +43,38 @@ class Mechanism:
     build: str
 
 
-OWN_MECHANISMS = {
+MECHANISMS = {
     "fourier": Mechanism(FourierConfig, "molflt.attention.build:build_fourier"),
     "local": Mechanism(LocalConfig, "molflt.attention.build:build_local"),
-    "kernelised": Mechanism(KernelisedConfig, "molflt.attention.build:build_kernelised"),
-    "softmax": Mechanism(SoftmaxConfig, "molflt.attention.build:build_softmax"),
+    "kernelised": Mechanism(KernelisedConfig, "molflt.attention.kernelised:build_kernelised"),
+    "softmax": Mechanism(SoftmaxConfig, "molflt.attention.softmax:build_softmax"),
+    "undamped": Mechanism(UndampedConfig, "molflt.attention.far.undamped:build_undamped"),
+    "concat": Mechanism(ConcatConfig, "molflt.attention.concat:build_concat"),
+    "randomised": Mechanism(RandomisedConfig, "molflt.attention.randomised:build_randomised"),
+    "randomised-rpe": Mechanism(RandomisedRpeConfig, "molflt.attention.randomised:build_randomised_rpe"),
 }
-OWN_PRESETS: dict[str, dict[str, Any]] = {
+"""Every mechanism by the name in ``mechanism=``."""
+
+COMPONENT_FUNCTIONS = ("trigrf", "posrf", "oprf", "saderf")
+WEIGHT_MATRICES = ("iid", "orf", "sorf", "sphere", "qmc", "mm", "sgq", "fastfood")
+RANDOM_FEATURES = tuple(f"{component}-{matrix}" for component in COMPONENT_FUNCTIONS for matrix in WEIGHT_MATRICES)
+KERNELS = (*RANDOM_FEATURES, "elu", "relu", "lara")
+"""Every kernel by name; :func:`molflt.attention.build.build_kernel` makes them."""
+
+ATTENTIONS: dict[str, dict[str, Any]] = {
     "flt": {},
     "molflt": {},
     "local": {"mechanism": "local"},
     "performer": {"mechanism": "kernelised"},
     "softmax": {"mechanism": "softmax"},
+    "flt-undamped": {"mechanism": "undamped", "far_rank": "m", "moment_channels": 0},
+    "flt-concat": {"mechanism": "concat"},
+    "ra": {"mechanism": "randomised"},
+    "ra-rpe": {"mechanism": "randomised-rpe"},
+    "lara-rpe": {"mechanism": "fourier", "far_rank": "m", "kernel": "lara", "moment_channels": 0},
+    **{kernel: {"mechanism": "kernelised", "kernel": kernel} for kernel in KERNELS},
 }
-OWN_KERNELS = {PERFORMER_KERNEL: "molflt.attention.kernels.random_features:performer_kernel"}
-
-
-@cache
-def _literature() -> Any:
-    """The names of the literature, or nothing where its folder is not there."""
-    if find_spec("molflt.literature") is None:
-        return None
-    return importlib.import_module("molflt.literature.names")
-
-
-@cache
-def mechanisms() -> dict[str, Mechanism]:
-    """Every mechanism by the name in ``mechanism=``."""
-    found = dict(OWN_MECHANISMS)
-    if literature := _literature():
-        found |= {name: Mechanism(*entry) for name, entry in literature.MECHANISMS.items()}
-    return found
-
-
-@cache
-def presets() -> dict[str, dict[str, Any]]:
-    """What each name that ``attention=`` takes stands for: keys that differ from the mechanism's defaults."""
-    literature = _literature()
-    return OWN_PRESETS | (literature.PRESETS if literature else {})
-
-
-@cache
-def kernels() -> dict[str, str]:
-    """Every kernel by name, and the ``module:function`` that makes it."""
-    literature = _literature()
-    return OWN_KERNELS | (literature.KERNELS if literature else {})
+"""What each name that ``attention=`` takes stands for: keys that differ from the mechanism's defaults."""
 
 
 def imported(place: str) -> Any:
@@ -105,15 +93,15 @@ def attention_config(preset: str = "flt", **keys: Any) -> MechanismConfig:
 
 
 def _preset(name: str) -> dict[str, Any]:
-    if name not in presets():
-        near = difflib.get_close_matches(name, presets(), n=1, cutoff=0.5)
+    if name not in ATTENTIONS:
+        near = difflib.get_close_matches(name, ATTENTIONS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        shown = [known for known in presets() if "-" not in known or known.startswith(("flt", "lara", "ra"))]
+        shown = [known for known in ATTENTIONS if "-" not in known or known.startswith(("flt", "lara", "ra"))]
         raise ValueError(
             f"unknown attention '{name}'; {hint}choose one of {', '.join(shown)}, or a kernel of random features, "
             "such as posrf-orf"
         )
-    return dict(presets()[name])
+    return dict(ATTENTIONS[name])
 
 
 def _with_mechanism(value: Any) -> Any:
@@ -124,10 +112,10 @@ def _with_mechanism(value: Any) -> Any:
         return value
     value = {"mechanism": DEFAULT_MECHANISM, **value}
     name = value["mechanism"]
-    if not isinstance(name, str) or name not in mechanisms():
-        raise ValueError(f"unknown mechanism '{name}'; choose one of {', '.join(mechanisms())}")
-    for key in sorted(value.keys() - mechanisms()[name].config.model_fields):
-        owners = [other for other, mechanism in mechanisms().items() if key in mechanism.config.model_fields]
+    if not isinstance(name, str) or name not in MECHANISMS:
+        raise ValueError(f"unknown mechanism '{name}'; choose one of {', '.join(MECHANISMS)}")
+    for key in sorted(value.keys() - MECHANISMS[name].config.model_fields):
+        owners = [other for other, mechanism in MECHANISMS.items() if key in mechanism.config.model_fields]
         if owners:
             raise ValueError(
                 f"{key} is no key of mechanism={name}, but of {', '.join(owners)}: leave it out, or set mechanism"
@@ -136,8 +124,8 @@ def _with_mechanism(value: Any) -> Any:
 
 
 def _known_kernel(config: MechanismConfig) -> MechanismConfig:
-    if isinstance(config, KernelKeys) and config.kernel not in kernels():
-        near = difflib.get_close_matches(config.kernel, kernels(), n=3, cutoff=0.4) or list(kernels())[:3]
+    if isinstance(config, KernelKeys) and config.kernel not in KERNELS:
+        near = difflib.get_close_matches(config.kernel, KERNELS, n=3, cutoff=0.4) or list(KERNELS)[:3]
         raise ValueError(f"unknown kernel '{config.kernel}'; among those there are: {', '.join(near)}")
     return config
 
@@ -145,7 +133,7 @@ def _known_kernel(config: MechanismConfig) -> MechanismConfig:
 if TYPE_CHECKING:
     AttentionConfig = MechanismConfig
 else:
-    _union = reduce(or_, (mechanism.config for mechanism in mechanisms().values()))
+    _union = reduce(or_, (mechanism.config for mechanism in MECHANISMS.values()))
     AttentionConfig = Annotated[
         SerializeAsAny[Annotated[_union, Field(discriminator="mechanism")]],
         BeforeValidator(_with_mechanism),

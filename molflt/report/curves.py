@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.baselines.softmax import SoftmaxPositions
 from molflt.attention.far.field import FarMethod
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.smooth import envelope, sinc_of_square
+from molflt.attention.softmax import SoftmaxPositions
 from molflt.model.energy_model import EnergyModel
 
 TRAIN = "train"

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from molflt.attention.config import MechanismConfig
-from molflt.attention.registry import mechanisms, presets
+from molflt.attention.registry import ATTENTIONS, MECHANISMS
 from molflt.errors import InputError
 from molflt.files import standard_input
 from molflt.training.config import TrainConfig
@@ -153,8 +153,8 @@ def _override(content: dict[str, Any], override: str) -> dict[str, Any]:
 def _set(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """The content with another value. What another mechanism has as well is kept, so that one key changes it."""
     content = _changed(content, key.split("."), value, key)
-    if key == "model.attention.mechanism" and isinstance(value, str) and value in mechanisms():
-        attention, known = content["model"]["attention"], mechanisms()[value].config.model_fields
+    if key == "model.attention.mechanism" and isinstance(value, str) and value in MECHANISMS:
+        attention, known = content["model"]["attention"], MECHANISMS[value].config.model_fields
         for other in set(attention) - set(known):
             del attention[other]
     return _expanded(content)
@@ -176,8 +176,8 @@ def _expanded(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content.get("init"), str):
         content = {**content, "init": {"model": content["init"]}}
     model = content.get("model")
-    if isinstance(model, dict) and isinstance(name := model.get("attention"), str) and name in presets():
-        content = {**content, "model": {**model, "attention": presets()[name]}}
+    if isinstance(model, dict) and isinstance(name := model.get("attention"), str) and name in ATTENTIONS:
+        content = {**content, "model": {**model, "attention": ATTENTIONS[name]}}
     return content
 
 
@@ -229,7 +229,7 @@ def _quoted(text: str) -> str:
 def _explain(detail: ErrorDetails) -> str:
     # For a union, pydantic adds the names of its members to the path.
     parts = [str(part) for part in detail["loc"] if not re.match(r"literal\[|bool$|\[key\]$", str(part))]
-    if parts[:2] == ["model", "attention"] and parts[2:3] and parts[2] in mechanisms():
+    if parts[:2] == ["model", "attention"] and parts[2:3] and parts[2] in MECHANISMS:
         del parts[2]
     key = ".".join(parts)
     match detail["type"]:
@@ -266,7 +266,7 @@ def _known_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
         keys.append(prefix + name)
         sections = [field.annotation]
         if name == "attention":
-            sections = [mechanism.config for mechanism in mechanisms().values()]
+            sections = [mechanism.config for mechanism in MECHANISMS.values()]
         for section in sections:
             if isinstance(section, type) and issubclass(section, BaseModel):
                 keys += _known_keys(section, f"{prefix}{name}.")

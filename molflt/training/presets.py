@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from molflt.attention.registry import presets
+from molflt.attention.registry import ATTENTIONS
 from molflt.training.config import TrainConfig
 
 _BUNDLED = {"train": "bundled:fg/train.lmdb", "val": "bundled:fg/val.lmdb"}
@@ -25,7 +25,7 @@ def _paper(n_layers: int, attention: str, **sizes: Any) -> dict[str, Any]:
             "pair_types": True,
             "read_out": "all",
             "attention_dropout": 0.1,
-            "attention": {**presets()[attention], **sizes},
+            "attention": {**ATTENTIONS[attention], **sizes},
         },
         "data": {"max_atoms": 5000, "num_workers": 4},
         "optimiser": {

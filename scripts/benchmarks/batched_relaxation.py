@@ -21,11 +21,11 @@ import torch_sim
 from ase.optimize import FIRE
 from torch_sim.optimizers import fire
 
-from molflt.calculator import MolFLTCalculator
-from molflt.calculator.torch_sim_model import MolFLTModel
+from molflt import MolFLTCalculator
 from molflt.data.ase_io import to_atoms
 from molflt.data.sources import resolve_inputs
 from molflt.prediction.members import load_members
+from molflt.simulate.torch_sim import MolFLTModel
 
 SMILES = ("CCO", "c1ccccc1", "CC(=O)N", "CCCC", "CC(C)O", "C1CCCCC1", "OCC=O", "CCN")
 

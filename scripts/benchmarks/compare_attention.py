@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from molflt.attention.registry import attention_config, presets
+from molflt.attention.registry import ATTENTIONS, attention_config
 from molflt.bundled import resolve_path
 from molflt.data.sources import open_dataset
 from molflt.invariance.energies import energies
@@ -37,7 +37,7 @@ QM7_TRAIN, QM7_VAL = 3000, 1000
 MAX_ATOMS = 256
 """Of a batch."""
 _LEFT_OUT = ("molflt", "posrf-orf", "trigrf-sphere", "oprf-sphere", "saderf-sphere")
-DEFAULT = [name for name in presets() if name not in _LEFT_OUT]
+DEFAULT = [name for name in ATTENTIONS if name not in _LEFT_OUT]
 """Every preset but the other names of flt and performer, and the sphere-sampled features of nobody's."""
 N_TURNED = 64
 KEPT = results.DOCS / "literature" / "compare_attention.csv"
@@ -50,7 +50,7 @@ def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -
     # Mechanisms of attention alone: the moments of the neighbours that molflt adds are left out.
     keys = type(attention_config(attention)).model_fields
     without = {"moment_channels": 0} if "moment_channels" in keys else {}
-    values["model"]["attention"] = {**presets()[attention], **without}
+    values["model"]["attention"] = {**ATTENTIONS[attention], **without}
     values["trainer"] |= {"max_steps": steps, "max_epochs": 1000}
     values["data"]["max_atoms"] = MAX_ATOMS
     # What is trained on is the same for all, and no more than the sets themselves.
@@ -141,7 +141,7 @@ def table(rows: Sequence[results.Row] | None = None) -> str:
 def main() -> None:
     """Command line."""
     parser = results.parser(__doc__, "runs and tables")
-    parser.add_argument("--attention", nargs="+", default=DEFAULT, choices=list(presets()))
+    parser.add_argument("--attention", nargs="+", default=DEFAULT, choices=list(ATTENTIONS))
     parser.add_argument("--data", nargs="+", default=["fg", "qm7"], choices=["fg", "qm7"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from molflt.attention.far.members import TAPER, GaussianBasis, GaussianRPE, cutoff_factor
+from molflt.attention.far.undamped import UndampedMethod
 from molflt.attention.smooth import sinc_of_square, taper
 from molflt.data.progress import track
-from molflt.literature.undamped import UndampedMethod
 from scripts import results
 
 AMPLITUDES = torch.tensor([0.8, -0.5, 0.6, 0.3], dtype=torch.float64)

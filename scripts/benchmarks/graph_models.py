@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, dimenet
 
-from molflt.attention.registry import presets
+from molflt.attention.registry import ATTENTIONS
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import PRESETS
@@ -31,7 +31,7 @@ dimenet.SphericalBasisLayer = cache(dimenet.SphericalBasisLayer)
 def model_config(preset: str, attention: str) -> ModelConfig:
     """The model of a preset with another attention; the number of Gaussians and the like stay the preset's."""
     sizes = dict(PRESETS[preset][1]["model"])
-    changes = presets()[attention]
+    changes = ATTENTIONS[attention]
     own = sizes.get("attention", {}) if "mechanism" not in changes else {}
     sizes["attention"] = {**own, **changes}
     return ModelConfig.model_validate(sizes)

@@ -17,7 +17,7 @@ from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import LayerKeys
 from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
-from molflt.attention.registry import DEFAULT_MECHANISM, attention_config, mechanisms
+from molflt.attention.registry import DEFAULT_MECHANISM, MECHANISMS, attention_config
 
 DIM, HEADS, N_BASIS = 256, 8, 16
 """With these widths the far field carries a quarter of the channels, 64."""
@@ -42,7 +42,7 @@ class MolfltLayer(nn.Module):
 
     def __init__(self, name: str, n_layers: int = 1) -> None:
         super().__init__()
-        schema = mechanisms()[ROWS[name].get("mechanism", DEFAULT_MECHANISM)].config
+        schema = MECHANISMS[ROWS[name].get("mechanism", DEFAULT_MECHANISM)].config
         keys = {"n_basis": N_BASIS, "sigma_min": 2.0, "sigma_max": 12.0, "moment_channels": 0}
         own = {key: value for key, value in keys.items() if key in schema.model_fields}
         self.config = attention_config(**{**own, **ROWS[name]})

@@ -29,7 +29,7 @@ PRESET = "small"
 
 def molflt_calculator() -> Calculator:
     """An untrained model of the preset, as one that has been loaded."""
-    from molflt.calculator import MolFLTCalculator
+    from molflt import MolFLTCalculator
     from molflt.model.energy_model import EnergyModel
     from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
     from molflt.training.presets import preset_config

@@ -22,14 +22,15 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.kernel import kernelised_attention
+from molflt.attention.build import build_kernel
+from molflt.attention.kernels.base import kernelised_attention
+from molflt.attention.kernels.lara import LaraKernel
+from molflt.attention.randomised import randomised_attention
 from molflt.data.progress import track
-from molflt.literature.kernels import build_kernel
-from molflt.literature.lara import LaraKernel, Segments
-from molflt.literature.randomised import randomised_attention
-from molflt.literature.sequence.layer import SequenceAttention
 from scripts import results
 from scripts.literature import digits
+from scripts.literature.sequence.layer import SequenceAttention
+from scripts.literature.sequence.segments import Segments
 from scripts.literature.sequence_model import SequenceTransformer
 
 DIM, HEADS, LAYERS, FFN, BATCH, HELD_OUT = 64, 4, 2, 128, 16, 297

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from torch import Tensor
 
-from molflt.attention.kernels.kernel import stable_features
-from molflt.literature.sequence.layer import KernelisedSequenceAttention
+from molflt.attention.kernels.base import stable_features
 from scripts import results
 from scripts.literature.byte_text import LENGTH, corpus, windows
 from scripts.literature.language_model import HEADS, language_model
+from scripts.literature.sequence.layer import KernelisedSequenceAttention
 
 
 def first_layer_matrices(runs: Path, name: str, seed: int, n_windows: int) -> Tensor:

@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.kernel import Kernel
-from molflt.literature.kernels import build_kernel
-from molflt.literature.sequence.layer import SequenceAttention
-from molflt.literature.sequence.relative_bias import RelativeBias, log_linear_attention, softmax_attention
+from molflt.attention.build import build_kernel
+from molflt.attention.kernels.base import Kernel
 from scripts import results
 from scripts.literature.byte_text import LENGTH, bits_per_byte, corpus, fit
 from scripts.literature.language_model import DIM, FFN, HEADS, LAYERS
+from scripts.literature.sequence.layer import SequenceAttention
+from scripts.literature.sequence.relative_bias import RelativeBias, log_linear_attention, softmax_attention
 from scripts.literature.sequence_model import SequenceTransformer
 from scripts.literature.training import kept
 

@@ -23,12 +23,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
+from molflt.attention.kernels.lara import LaraKernel
+from molflt.attention.randomised import randomised_attention
 from molflt.data.progress import track
-from molflt.literature.lara import LaraKernel, Segments
-from molflt.literature.randomised import randomised_attention
-from molflt.literature.sequence.layer import KernelisedSequenceAttention, LogLinearAttention, SequenceAttention
 from scripts import results
 from scripts.benchmarks import measuring
+from scripts.literature.sequence.layer import KernelisedSequenceAttention, LogLinearAttention, SequenceAttention
+from scripts.literature.sequence.segments import Segments
 from scripts.literature.sequence_model import Block, attention_layers
 
 

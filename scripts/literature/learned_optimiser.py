@@ -29,10 +29,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from molflt.data.progress import track
-from molflt.literature.optimisers import evolution, landscapes, meta_training, shipped
-from molflt.literature.optimisers.memories import MEMORIES
 from scripts import results
 from scripts.literature import optimiser_baselines as baselines
+from scripts.literature.optimisers import evolution, landscapes, meta_training, shipped
+from scripts.literature.optimisers.memories import MEMORIES
 from scripts.literature.training import meta_train
 
 WEIGHTS = shipped.FOLDER / "population.safetensors"

@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from molflt.data.progress import track
-from molflt.literature.optimisers import history, networks, shipped
 from scripts import results
 from scripts.literature.digits import N_TRAIN, images
+from scripts.literature.optimisers import history, networks, shipped
 from scripts.literature.training import meta_train
 
 WEIGHTS = shipped.FOLDER / "history.safetensors"

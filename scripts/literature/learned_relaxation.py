@@ -28,9 +28,7 @@ from ase.optimize.precon import PreconLBFGS
 from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 
-from molflt.literature.relaxation import PairLBFGS
-from molflt.literature.relaxation.hessian import pair_direction
-from molflt.literature.relaxation.optimiser import Direction
+from molflt.simulate.pair_lbfgs import Direction, PairLBFGS, pair_direction
 from scripts import results
 from scripts.literature.relaxation_model import LearnedHessian, SummedSteps, plain
 from scripts.literature.relaxation_sets import tasks

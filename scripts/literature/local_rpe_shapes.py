@@ -19,9 +19,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from molflt.data.progress import track
-from molflt.literature.spectra.local_box import LocalBox
-from molflt.literature.spectra.spectrum import features
 from scripts import results
+from scripts.literature.local_box import LocalBox
 
 POWERS = (2, 3)
 SHOWN = (64, 1024)
@@ -32,7 +31,7 @@ EXTENT = 2.0
 
 def local_rpe(reach: list[float], power: int) -> LocalBox:
     """The function that ends at reach_j on axis j, whatever the power: LocalBox ends at power times its radius."""
-    return LocalBox([v / power for v in reach], [power] * 2).to(torch.float64)
+    return LocalBox([v / power for v in reach], [power] * 2)
 
 
 def square(reach: list[float], points: int) -> Tensor:
@@ -44,7 +43,7 @@ def square(reach: list[float], points: int) -> Tensor:
 def reconstruction(spectrum: LocalBox, grid: Tensor, n_frequencies: int, seed: int) -> Tensor:
     """f̂ on the grid: the displacements as queries, the origin as the only key."""
     xi = spectrum.sample(n_frequencies, torch.Generator().manual_seed(seed))
-    query, key = features(spectrum, grid.reshape(-1, 2), torch.zeros_like(grid[0, :1]), xi)
+    query, key = spectrum.features(grid.reshape(-1, 2), torch.zeros_like(grid[0, :1]), xi)
     return (query @ key.transpose(0, 1)).reshape(grid.shape[:2])
 
 

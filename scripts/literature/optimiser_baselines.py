@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.literature.optimisers.landscapes import Landscapes, start, value_and_gradient
+from scripts.literature.optimisers.landscapes import Landscapes, start, value_and_gradient
 
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
 STARTS = (1, 4, 16)

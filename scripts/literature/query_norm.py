@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional
 
+from molflt.attention.build import build_kernel
 from molflt.data.progress import track
-from molflt.literature.kernels import build_kernel
 from scripts import results
 
 DIM, N_KEYS = 64, 1024

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.far.members import GaussianRPE
-from molflt.literature.relaxation.hessian import (
+from molflt.simulate.pair_lbfgs import (
     FLOOR,
     STIFFNESS,
+    History,
+    Structures,
     envelope,
     newton,
     pair_hessian,
     relative_distances,
+    two_loops,
 )
-from molflt.literature.relaxation.history import History, two_loops
-from molflt.literature.relaxation.structures import Structures
 
 N_MEMBERS, WIDTH, N_CHANNELS, N_RADIAL = 4, 16, 4, 8
 N_SCALARS = 3 + 6 * N_MEMBERS

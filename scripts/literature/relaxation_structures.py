@@ -22,7 +22,7 @@ from ase.data import covalent_radii
 from torch import Tensor
 
 from molflt.data.neighbours import neighbour_list
-from molflt.literature.relaxation.structures import REACH, Structures, batch
+from molflt.simulate.pair_lbfgs import REACH, Structures, batch
 
 METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt")
 

@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from molflt.literature.relaxation.history import History, begin, learn, shortened
-from molflt.literature.relaxation.optimiser import Direction
-from molflt.literature.relaxation.structures import REACH, Structures, batch
+from molflt.simulate.pair_lbfgs import REACH, Direction, History, Structures, batch, begin, learn, shortened
 from scripts.literature.relaxation_model import LearnedHessian
 from scripts.literature.relaxation_structures import Energy, draw, energy_of, evaluate
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.kernels.kernel import Kernel
-from molflt.literature.kernels import build_kernel
-from molflt.literature.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
-from molflt.literature.sequence.layer import (
+from molflt.attention.build import build_kernel
+from molflt.attention.kernels.base import Kernel
+from scripts.literature.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
+from scripts.literature.sequence.layer import (
     KernelisedSequenceAttention,
     LogLinearAttention,
     SequenceAttention,
     SoftmaxSequenceAttention,
 )
-from molflt.literature.sequence.positioned_kernels import ConcatenatedKernel, CosformerKernel
-from molflt.literature.sequence.relative_bias import RelativeBias
+from scripts.literature.sequence.positioned_kernels import ConcatenatedKernel, CosformerKernel
+from scripts.literature.sequence.relative_bias import RelativeBias
 
 N_TERMS = 16
 """T of the RPE functions of FLT."""

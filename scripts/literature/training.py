@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from molflt.data.progress import track
 from molflt.files import atomic_file
-from molflt.literature.optimisers import evolution, shipped
+from scripts.literature.optimisers import evolution, shipped
 
 
 def cosine(part: float) -> float:
@@ -83,7 +83,7 @@ def meta_train(
 
     Args:
         build: an optimiser from its name and a seed.
-        tasks: of an optimiser, as :func:`~molflt.literature.optimisers.evolution.evolve` takes them.
+        tasks: of an optimiser, as :func:`~scripts.literature.optimisers.evolution.evolve` takes them.
         names: of the optimisers.
         seeds: of each.
         iterations: of each.

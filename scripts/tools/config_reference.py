@@ -22,9 +22,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from molflt.attention.config import MechanismConfig
-from molflt.attention.registry import DEFAULT_MECHANISM, mechanisms, presets
+from molflt.attention.registry import (
+    ATTENTIONS,
+    COMPONENT_FUNCTIONS,
+    DEFAULT_MECHANISM,
+    MECHANISMS,
+    RANDOM_FEATURES,
+    WEIGHT_MATRICES,
+)
 from molflt.files import atomic_file
-from molflt.literature.names import COMPONENT_FUNCTIONS, RANDOM_FEATURES, WEIGHT_MATRICES
 from molflt.training.config import TrainConfig
 from molflt.training.presets import PRESETS
 
@@ -71,7 +77,7 @@ def sections(schema: type[BaseModel], prefix: str = "") -> Iterator[Section]:
     for name, field in schema.model_fields.items():
         annotation = field.annotation
         if name == "attention":
-            nested += [(f"{prefix}{name}.", mechanism.config) for mechanism in mechanisms().values()]
+            nested += [(f"{prefix}{name}.", mechanism.config) for mechanism in MECHANISMS.values()]
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             nested.append((f"{prefix}{name}.", annotation))
         elif name != "mechanism":
@@ -191,7 +197,7 @@ def attention_presets() -> list[str]:
         "| name | sets |",
         "|---|---|",
     ]
-    for name, values in presets().items():
+    for name, values in ATTENTIONS.items():
         if name not in RANDOM_FEATURES:
             lines.append(f"| `{name}` | {', '.join(changes(values)) or 'nothing: the defaults'} |")
     components = ", ".join(f"`{component}`" for component in COMPONENT_FUNCTIONS)

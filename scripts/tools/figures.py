@@ -14,10 +14,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from molflt.attention.build import build_kernel
+from molflt.attention.concat import ConcatAttention, ConcatContext
 from molflt.attention.geometry import geometry_of_batch
 from molflt.attention.layout import Plan
-from molflt.literature.concat import ConcatAttention, ConcatContext
-from molflt.literature.kernels import build_kernel
 from scripts import results
 from scripts.benchmarks.estimator import (
     ESTIMATORS,

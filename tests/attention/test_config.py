@@ -11,22 +11,23 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from molflt.attention.build import build_attention
+from molflt.attention.kernels import spectraformer
 from molflt.attention.registry import (
-    OWN_MECHANISMS,
-    OWN_PRESETS,
+    ATTENTIONS,
+    COMPONENT_FUNCTIONS,
+    KERNELS,
+    MECHANISMS,
+    WEIGHT_MATRICES,
     AttentionConfig,
     attention_config,
     imported,
-    kernels,
-    mechanisms,
-    presets,
 )
 from tests.attention.layers import SIZES
 
 READ = TypeAdapter(AttentionConfig).validate_python
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_preset_is_read_built_and_written(name: str) -> None:
     config = READ(name)
     assert config == attention_config(name)
@@ -37,12 +38,12 @@ def test_every_preset_is_read_built_and_written(name: str) -> None:
 
 
 def test_names_of_the_registry_lead_somewhere() -> None:
-    for name, mechanism in mechanisms().items():
+    for name, mechanism in MECHANISMS.items():
         assert callable(imported(mechanism.build))
         assert mechanism.config.model_fields["mechanism"].default == name
-    assert all(callable(imported(place)) for place in set(kernels().values()))
-    assert OWN_MECHANISMS.items() <= mechanisms().items()
-    assert OWN_PRESETS.items() <= presets().items()
+    assert set(COMPONENT_FUNCTIONS) == set(spectraformer.COMPONENT_FUNCTIONS)
+    assert {*spectraformer.DRAWN_MATRICES, "fastfood"} == set(WEIGHT_MATRICES)
+    assert set(KERNELS) < set(ATTENTIONS)
 
 
 def test_configurations_are_read_without_torch() -> None:

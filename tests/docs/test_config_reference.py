@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from molflt.attention.registry import kernels, mechanisms, presets
+from molflt.attention.registry import ATTENTIONS, KERNELS, MECHANISMS
 from molflt.training.config_file import _known_keys
 from molflt.training.presets import PRESETS, preset_config
 
@@ -38,7 +38,7 @@ def test_every_key_is_on_the_page() -> None:
     keys = list(values(preset_config("tiny").model_dump()))
     assert len(keys) > 50
     assert [key for key in keys if f"| `{key}` |" not in text] == ["model.attention.mechanism"]
-    assert not [name for name in mechanisms() if f"`mechanism={name}`" not in text]
+    assert not [name for name in MECHANISMS if f"`mechanism={name}`" not in text]
 
 
 def test_nothing_on_the_page_that_is_no_key(reference: Any) -> None:
@@ -50,7 +50,7 @@ def test_nothing_on_the_page_that_is_no_key(reference: Any) -> None:
 
 def test_every_preset_is_on_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    names = [name for name in presets() if name not in kernels() or "-" not in name]
+    names = [name for name in ATTENTIONS if name not in KERNELS or "-" not in name]
     assert not [name for name in [*names, *PRESETS] if f"| `{name}` |" not in text]
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from ase import units
 
-from molflt.attention.kernels.kernel import kernelised_attention
-from molflt.attention.registry import mechanisms
+from molflt.attention.kernels.base import kernelised_attention
+from molflt.attention.registry import MECHANISMS
 from molflt.data.batching import StructureCollater
 from molflt.data.datasets import StructureDataset
 from molflt.data.sources import open_dataset
@@ -95,7 +95,7 @@ def test_the_data_source(page: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_change_makes_it_a_name(tmp_path: Path) -> None:
     """Applied to a copy of the package: the name is known, and a model file with it can be written and read."""
-    assert "gated" not in mechanisms()
+    assert "gated" not in MECHANISMS
     shutil.copytree(REPOSITORY / "molflt", tmp_path / "molflt", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "molflt" / "attention" / "gated.py").write_text(blocks("python")[0], encoding="utf-8")
     (change,) = blocks("diff")

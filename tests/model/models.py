@@ -1,4 +1,4 @@
-"""Small models of every kind of attention, and what each must stand. The literature's are checked alike."""
+"""Small models of every kind of attention, and what each must stand."""
 
 from __future__ import annotations
 

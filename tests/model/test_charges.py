@@ -11,7 +11,6 @@ from ase import Atoms
 from ase.build import bulk, molecule
 
 from molflt import load
-from molflt.calculator.ase_calculator import MolFLTCalculator
 from molflt.cli.info import info_command
 from molflt.data.ase_io import from_atoms, to_atoms
 from molflt.data.batching import collate
@@ -24,6 +23,7 @@ from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.invariance.structures import doubled
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import save_model
+from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import batch_of, rotated
 from tests.model.files import metadata_of
 from tests.model.models import batch_for, check_forces, check_stress, energies, make_model

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from molflt.attention.config import MechanismConfig
-from molflt.attention.registry import attention_config, kernels, mechanisms, presets
+from molflt.attention.registry import ATTENTIONS, KERNELS, MECHANISMS, attention_config
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
@@ -27,17 +27,16 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "far_dim": [4], "moment_channels": [3], "vector_channels": [2], "n_basis": [5], "sigma_min": [1.1],
     "sigma_max": [5.0], "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
     "proposal": ["own"], "means": [True], "spectrum": ["free", "sampled"], "periodic_radius": [5.0],
-    "kernel": [], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
+    "kernel": ["posrf-iid", "elu"], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
     "sampling": ["biased"], "dense_cutoff": [6.0],
 }  # fmt: skip
 """For every key of any mechanism: values that are not its default."""
-OTHER_VALUES["kernel"] = [name for name in ("posrf-iid", "elu") if name in kernels()]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fourier": [{"frequencies": "lattice"}, {"frequencies": "exact"}, {"far_rank": "m"}, {"spectrum": "both"}],
     "undamped": [{}, {"directions": "random", "far_rank": "m"}, {"spectrum": "free"}],
 }
 """Values that decide which other keys act."""
-CASES = [(name, keys) for name in mechanisms() for keys in VARIANTS.get(name, [{}])]
+CASES = [(name, keys) for name in MECHANISMS for keys in VARIANTS.get(name, [{}])]
 NARROW = {"sigma_min": 1.5, "sigma_max": 3.0}
 """Of a far field that reaches few periodic images."""
 
@@ -87,15 +86,13 @@ def shown(config: MechanismConfig) -> dict[str, Any]:
 @pytest.mark.parametrize(("mechanism", "keys"), CASES)
 def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: dict[str, Any]) -> None:
     """And whatever a key that is not shown is set to behind the configuration's back, no result depends on it."""
-    fields = mechanisms()[mechanism].config.model_fields
+    fields = MECHANISMS[mechanism].config.model_fields
     given = {"mechanism": mechanism, **keys, **(NARROW if "sigma_max" in fields else {})}
     config = attention_config(**given)
     printed = shown(config)
     assert attention_config(**printed) == config
     tensors, results = tensors_and_results(config)
-    # Without the literature there is one kernel.
-    unchangeable = {key for key, values in OTHER_VALUES.items() if not values}
-    for key in fields.keys() - {"mechanism"} - keys.keys() - unchangeable:
+    for key in fields.keys() - {"mechanism"} - keys.keys():
         values = [value for value in OTHER_VALUES[key] if allowed(fields[key], value)]
         changed = [tensors_and_results(config.model_copy(update={key: value})) for value in values]
         refused = [does_nothing(key, **{**given, key: value}) for value in values]
@@ -126,7 +123,7 @@ def does_nothing(key: str, **keys: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("preset", sorted(presets().keys() - kernels().keys()))
+@pytest.mark.parametrize("preset", sorted(ATTENTIONS.keys() - set(KERNELS)))
 def test_every_preset_survives_yaml(preset: str, tmp_path: Path) -> None:
     whole = preset_config("tiny")
     whole.model.attention = attention_config(preset)

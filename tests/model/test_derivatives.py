@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from molflt.calculator.ase_calculator import HeldMesh
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
+from molflt.simulate.ase import HeldMesh
 from tests.attention.structures import STRUCTURES, batch_of, random_rotation, rotated
 from tests.model.models import check_forces, check_hessian_vector_product, check_stress
 from tests.model.models import make_model as make

@@ -16,7 +16,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from molflt.attention.registry import mechanisms
 from molflt.data.datasets import StructureDataset
 from molflt.errors import InputError
 from molflt.model import model_file
@@ -216,19 +215,12 @@ def _update(config: dict[str, Any], values: dict[str, Any]) -> None:
         (config[section] if section else config)[name] = value
 
 
-def of_the_literature(*cases: dict[str, Any]) -> list[Any]:
-    """Cases that there are with that folder only."""
-    absent = pytest.mark.skipif("concat" not in mechanisms(), reason="molflt.literature is not there")
-    return [pytest.param(case, marks=absent, id=str(case)) for case in cases]
-
-
 @pytest.mark.parametrize(
     "sizes",
     [{"n_layers": 1024}, {"dim": 65_536, "n_heads": 1, "attention.far_rank": "m"},
      {"attention.far_rank": "m", "attention.n_features": 65_536, "dim": 4096, "n_heads": 1},
-     *of_the_literature({"attention": {"mechanism": "kernelised", "kernel": "posrf-fastfood"},
-                         "dim": 8000, "n_heads": 1},
-                        {"attention": {"mechanism": "concat", "n_features": 2, "n_frequencies": 4000}})],
+     {"attention": {"mechanism": "kernelised", "kernel": "posrf-fastfood"}, "dim": 8000, "n_heads": 1},
+     {"attention": {"mechanism": "concat", "n_features": 2, "n_frequencies": 4000}}],
     ids=str,
 )  # fmt: skip
 def test_nothing_is_built_that_takes_long(
@@ -249,8 +241,8 @@ def test_nothing_is_built_that_takes_long(
     [{"cutoff": 1e-300}, {"attention.tolerance": 1e-300},
      {"cutoff": 1e6}, {"cutoff": float("inf")}, {"attention.sigma_min": 1e-9}, {"attention.sigma_max": 1e300},
      {"attention": {"mechanism": "softmax", "dense_cutoff": 1e9}},
-     *of_the_literature({"attention": {"mechanism": "undamped", "periodic_radius": 1e9}},
-                        {"attention": {"mechanism": "concat", "n_frequencies": 65_536}})],
+     {"attention": {"mechanism": "undamped", "periodic_radius": 1e9}},
+     {"attention": {"mechanism": "concat", "n_frequencies": 65_536}}],
     ids=str,
 )  # fmt: skip
 def test_absurd_values_are_refused(values: dict[str, Any], alter: Alter) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from ase.build import molecule
 
-from molflt import load
-from molflt.calculator import MolFLTCalculator
+from molflt import MolFLTCalculator, load
 from molflt.errors import InputError
 from molflt.training.ensemble import train_ensemble
 

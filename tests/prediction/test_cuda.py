@@ -16,9 +16,9 @@ import torch
 from ase.build import molecule
 
 from molflt import load
-from molflt.attention.registry import attention_config, presets
-from molflt.calculator.ase_calculator import MolFLTCalculator
+from molflt.attention.registry import ATTENTIONS, attention_config
 from molflt.model.energy_model import EnergyModel
+from molflt.simulate.ase import MolFLTCalculator
 from molflt.training.run_directory import read_records
 from tests.attention.layers import water
 from tests.attention.structures import STRUCTURES
@@ -27,13 +27,13 @@ from tests.training.runs import Stop, go, with_forces
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-# Of the literature's kernels one for each way of drawing or learning frequencies.
-PRESETS = (
+# Of the kernels one for each way of drawing or learning frequencies.
+NAMED = (
     "flt", "local", "performer", "softmax", "flt-concat", "ra", "ra-rpe", "lara", "lara-rpe", "elu",
     "trigrf-fastfood", "posrf-sgq", "oprf-mm", "saderf-qmc",
 )  # fmt: skip
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    **{name: (presets()[name], {}) for name in PRESETS if name in presets()},
+    **{name: (ATTENTIONS[name], {}) for name in NAMED},
     "vectors": ({"vector_channels": 4}, {}),
     "mesh": ({"frequencies": "mesh", "vector_channels": 4}, {}),
     "charges": ({}, {"charges": 2}),

@@ -11,8 +11,8 @@ from ase.build import molecule
 from typer.testing import CliRunner
 
 import molflt
+from molflt import MolFLTCalculator
 from molflt.bundled import resolve_path
-from molflt.calculator import MolFLTCalculator
 from molflt.cli.main import app
 from molflt.data.ase_io import from_atoms, to_atoms
 from molflt.data.domain import GEOMETRIC

@@ -10,7 +10,7 @@ import torch
 from ase.build import molecule
 
 import molflt
-from molflt.calculator import MolFLTCalculator
+from molflt import MolFLTCalculator
 from molflt.data.datasets import StructureDataset
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel, save_models

@@ -8,26 +8,23 @@ import pytest
 import torch
 from torch.nn import functional
 
-from molflt.attention.registry import kernels, mechanisms, presets
+from molflt.attention.registry import ATTENTIONS, KERNELS
 from molflt.report.explain import LayerCall, attention_row, recorded_forward
 from tests.attention.layers import CUTOFF, HEADS, local_sum, prepare
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.model.models import make_model
 
-NAMED = [name for name in presets() if name not in kernels()]
+NAMED = [name for name in ATTENTIONS if name not in KERNELS]
 CASES: dict[str, Any] = {
     **{name: name for name in NAMED},
-    **{name: name for name in kernels() if name.endswith("-orf")},
+    **{name: name for name in KERNELS if name.endswith("-orf")},
     "rank one": {"far_rank": 1},
     "vectors": {"vector_channels": 4},
     "lattice": {"frequencies": "lattice", "sigma_min": 2.0, "sigma_max": 4.0},
     "mesh": {"frequencies": "mesh", "sigma_max": 4.0},
+    "biased randomised": {"mechanism": "randomised", "sampling": "biased"},
 }
-if "randomised" in mechanisms():
-    CASES["biased randomised"] = {"mechanism": "randomised", "sampling": "biased"}
-STOCHASTIC_ROWS = {"softmax", "performer", "ra", "elu", "relu", "lara", "posrf-orf", "flt-concat"}.intersection(
-    presets()
-)
+STOCHASTIC_ROWS = {"softmax", "performer", "ra", "elu", "relu", "lara", "posrf-orf", "flt-concat"}
 
 
 def record(model: torch.nn.Module, atoms: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from molflt.attention.far.members import REFERENCE_DENSITY
-from molflt.attention.registry import mechanisms
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.report.curves import far_curves, local_curves
@@ -67,8 +66,6 @@ def test_the_spectrum_is_the_transform() -> None:
     ],
 )
 def test_who_has_what(attention: dict[str, Any], far: bool, local: bool) -> None:
-    if attention["mechanism"] not in mechanisms():
-        pytest.skip("the literature is not there")
     model = make_model(**attention)
     assert (far_curves(model) is not None) == far
     found = local_curves(model, (6, 8))

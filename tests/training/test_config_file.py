@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from molflt.attention.baselines.performer import KernelisedAttention
-from molflt.attention.baselines.softmax import SoftmaxAttention
 from molflt.attention.build import Sizes, build_attention
+from molflt.attention.kernelised import KernelisedAttention
 from molflt.attention.layer import FourierAttention
+from molflt.attention.softmax import SoftmaxAttention
 from molflt.errors import InputError
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from molflt.attention.registry import presets
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
 from molflt.data.sources import open_dataset
@@ -82,8 +81,10 @@ def test_a_run_stopped_again_and_again_is_the_uninterrupted_one(reference, make_
     assert_same_run(run_dir, reference)
 
 
-DRAWING = [{"mechanism": "kernelised", "n_features": 8, "redraw_every": 3}]
-DRAWING += [pytest.param(name, marks=pytest.mark.slow) for name in ("lara-rpe", "ra-rpe") if name in presets()]
+DRAWING = [
+    {"mechanism": "kernelised", "n_features": 8, "redraw_every": 3},
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("lara-rpe", "ra-rpe")),
+]
 
 
 @pytest.mark.parametrize("attention", DRAWING, ids=str)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.attention.registry import presets
+from molflt.attention.registry import ATTENTIONS
 from molflt.data.labels import LabelSpec
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import to_record
@@ -126,7 +126,7 @@ def test_double_precision(make_config, tmp_path, val_set):
 
 
 FEW = ("flt", "flt-concat", "performer", "softmax")
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in presets() if name not in FEW]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ATTENTIONS if name not in FEW]
 
 
 @pytest.mark.parametrize("attention", [{"far_rank": 1}, *FEW, *OTHERS], ids=str)

@@ -1,6 +1,7 @@
 """Positive random features of the softmax kernel, FAVOR+ (Performer, arXiv 2009.14794): κ(q, k) ≈ exp(q·k).
 
-The kernel takes any component function and any weight matrix (Spectraformer, Eq. 11).
+The kernel takes any component function and any weight matrix (Spectraformer, Eq. 11). Beside it are the two simple
+feature maps that estimate no kernel, elu + 1 and learned ReLU features.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from molflt.attention.config import KernelKeys
-from molflt.attention.kernels.kernel import Features, Kernel
+from molflt.attention.kernels.base import Features, Kernel
 
 ComponentFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Features, Features]]
 """(query, key, ω (m, c), mask) → features of either."""
@@ -132,13 +133,46 @@ def haar(dim: int, generator: torch.Generator) -> Tensor:
     return (q * torch.sign(r.diagonal())).transpose(0, 1)
 
 
-def performer_kernel(config: KernelKeys, width: int, n_heads: int, generator: torch.Generator) -> RandomFeatureKernel:
-    """FAVOR+: positive features with orthogonal frequencies, the same for all heads."""
-    return RandomFeatureKernel(positive, DrawnMatrix(orthogonal, config.n_features, width, generator))
-
-
 def redraw(module: torch.nn.Module, generator: torch.Generator) -> None:
     """Draw new random features in every kernel of a model that does not learn them."""
     for part in module.modules():
         if isinstance(part, RandomFeatureKernel):
             part.redraw(generator)
+
+
+class EluKernel(Kernel):
+    """φ(x) = elu(x) + 1, which is positive and estimates no kernel (Katharopoulos et al. 2020, arXiv 2006.16236)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.n_features = dim
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
+        """See :class:`Kernel`."""
+        # elu(x) + 1 = exp(min(x, 0)) (1 + max(x, 0)), which does not cancel where x is far below zero.
+        phi_q, phi_k = (Features(x.clamp(max=0), 1 + functional.relu(x)) for x in (query, key))
+        return phi_q, phi_k
+
+
+class ReluKernel(Kernel):
+    """φ(x) = ReLU(Wx) + ε with W (m, c) learned, which estimates no kernel.
+
+    See Performer, arXiv 2009.14794, and FLT appendix B.2.
+    """
+
+    EPSILON = 1e-3
+    """Keeps a query that all rows of W cut off from a division by zero; the value of Performer's own code."""
+
+    def __init__(self, n_features: int, dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.n_features = n_features
+        start = orthogonal(n_features, dim, generator) / dim**0.5
+        self.matrix = nn.Parameter(start.to(torch.get_default_dtype()))
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
+        """See :class:`Kernel`."""
+        return self._features(query), self._features(key)
+
+    def _features(self, x: Tensor) -> Features:
+        factor = functional.relu(x @ self.matrix.transpose(0, 1)) + self.EPSILON
+        return Features(torch.zeros_like(x[..., :1]), factor)

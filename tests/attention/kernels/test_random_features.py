@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from molflt.attention.build import build_kernel
-from molflt.attention.kernels.kernel import FLOOR, Features, kernelised_attention, normalised, stable_features
+from molflt.attention.kernels.base import FLOOR, Features, kernelised_attention, normalised, stable_features
 from molflt.attention.kernels.random_features import (
     DrawnMatrix,
     RandomFeatureKernel,
@@ -15,7 +14,6 @@ from molflt.attention.kernels.random_features import (
     positive,
     redraw,
 )
-from molflt.attention.registry import attention_config
 from tests.attention.kernels.checks import (
     WIDTH,
     check_kernel,
@@ -155,8 +153,7 @@ def test_drawn_matrices_are_saved_redrawn_in_place_and_hold_numbers_on_the_meta_
 
 
 def test_redraw_finds_every_kernel_of_a_model():
-    config = attention_config("performer", n_features=9)
-    model = torch.nn.ModuleList([build_kernel(config, WIDTH, 2, generator(seed)) for seed in range(2)])
+    model = torch.nn.ModuleList([kernel_of(9, seed=seed) for seed in range(2)])
     before = [kernel.weights().clone() for kernel in model]
     redraw(model, generator(5))
     assert not any(torch.equal(kernel.weights(), old) for kernel, old in zip(model, before, strict=True))

@@ -1,0 +1,1 @@
+"""Models in simulations: an ASE calculator, a model for torch-sim, and an optimiser of structures."""

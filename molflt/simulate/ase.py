@@ -1,0 +1,314 @@
+"""A model as an ASE calculator: energy, forces and stress.
+
+The numerical method of the far field is held while atoms move. ``frequencies=auto`` counts multiply-adds for every
+structure, and the mesh takes its grid from the size of the cell. Both are integers that jump as a structure changes,
+and the energy jumps with them, by up to the model's tolerance ε. A relaxation, dynamics or a finite difference needs
+one smooth function: what was chosen at the start is kept (DESIGN §3, "Smoothness"). Orders of contraction agree to
+rounding and stay free.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
+from ase.stress import full_3x3_to_voigt_6_stress
+from torch_geometric.data import Batch, Data
+
+from molflt.attention.far.field import ExactMethod
+from molflt.attention.far.members import GaussianBasis
+from molflt.attention.far.mesh import Grid, Mesh
+from molflt.attention.geometry import Structure
+from molflt.attention.layout import Plan
+from molflt.choices import TagConvention
+from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
+from molflt.data.batching import collate
+from molflt.data.domain import GEOMETRIC
+from molflt.data.neighbours import attach_neighbours
+from molflt.data.reading import Reading
+from molflt.errors import InputError
+from molflt.model.derivatives import derivatives
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import LoadedModel
+from molflt.prediction.members import ModelPath
+from molflt.prediction.model import Model, load
+from molflt.prediction.predictor import choose_device, doubt_of_forces, outside, why_no_forces
+from molflt.vocabulary import DIFFERENTIABLE
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
+COARSEST = 1.05
+"""How much wider than its tolerance asks for the spacing of a held grid may become before a new one is taken: its
+error falls with the seventh power of the spacing, and stays below the stated ε, of which it uses two thirds."""
+LARGEST = 2.0
+"""How many times the grid points of one along the present axes a held grid may need, when its structure has turned or
+an atom has left it, before a new one is taken."""
+
+
+class MolFLTCalculator(Calculator):
+    """Energy, forces and stress of a model, or of an ensemble: the mean over its members.
+
+        from molflt import MolFLTCalculator
+
+        atoms.calc = MolFLTCalculator("runs/first", dtype="float64")
+        BFGS(FrechetCellFilter(atoms)).run(fmax=0.01)
+
+    Single precision leaves forces a noise of about 1e-5 eV/Å: enough for dynamics, too much for a tight relaxation or
+    for finite displacements (phonons, vibrations), for which ``dtype="float64"`` is right.
+
+    A model trained on relaxed energies (``y_relaxed``) offers ``energy`` and ``free_energy`` only. Per-atom energies
+    are not offered: a model may add a mean per structure, which belongs to no atom.
+
+    The numerical method of the far field is chosen for a structure when it is first seen and kept while its atoms
+    move, so that the energy is one smooth function. Where that method is the mesh (large structures), forces are the
+    derivative of the energy and add up to zero to the model's tolerance only.
+    Of charges (``model.charges``) the method is chosen anew for each geometry: beyond 200 atoms the energy has steps
+    of some 1e-5 of their part.
+
+    Ions and open shells are refused, also when a charge or moment is set after a calculation: see
+    :func:`molflt.data.ase_io.refuse_charges`.
+
+    Args:
+        model: a model file, a run directory, the directory of an ensemble, a list of these, a
+            :class:`molflt.Model`, or a loaded model file.
+        device: auto (a GPU where there is one; for a ``molflt.Model``, where it is), cpu or cuda.
+        dtype: precision to compute in, "float32", "float64" or the same of torch; None: as trained.
+        tags: how to read the tags of atoms, see :func:`molflt.data.ase_io.from_atoms`.
+        allow_charged: take ions and open shells as if they were neutral and closed-shell.
+
+    Attributes:
+        model: the model in use; one that was given is left as it was.
+        energy_std: eV, of the last calculation: what 68 % of the errors are below, where the model's file knows; else
+            the standard deviation over the members of an ensemble (n − 1 in the denominator), or None for one model.
+            It says nothing of structures outside the model's domain, of which the calculator warns.
+            In ``results`` it would break ASE's writers.
+        forces_std: (n_atoms, 3) eV/Å, the standard deviation over the members of an ensemble, of every component of
+            the forces; None for one model, or where they were not computed.
+
+    Raises:
+        InputError: the model cannot be used; in a calculation: a structure that cannot be computed.
+        PropertyNotImplementedError: in a calculation: forces or stress that do not exist.
+    """
+
+    name = "molflt"
+    # Both are looked at on every request, and neither is used.
+    ignored_changes = {"initial_magmoms", "initial_charges"}  # noqa: RUF012 (as ASE declares it)
+
+    def __init__(
+        self,
+        model: ModelPath | Sequence[ModelPath] | Model | LoadedModel,
+        device: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        tags: TagConvention = "auto",
+        allow_charged: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = as_model(model, device, dtype)
+        self.tags = tags
+        self._how = Reading(allow_charged, charges=self.model.members[0].model.config.takes_ions)
+        self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
+        self.energy_std: float | None = None
+        self.forces_std: np.ndarray | None = None
+        self._held = [HeldMethod(member.model) for member in self.model.members]
+        self._warnings = DomainWarnings()
+        self._tags_seen: tuple[bytes, bytes] | None = None
+        self._tags_meant: np.ndarray | None = None
+
+    @property
+    def _differentiable(self) -> bool:
+        return self.model.target in DIFFERENTIABLE
+
+    def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
+        """A property of atoms: energy, free_energy (the same), forces or stress; see ASE."""
+        if name in _DERIVATIVES and (reason := why_no_forces(self.model.target)):
+            raise PropertyNotImplementedError(f"no {name}: this model {reason}")
+        return super().get_property(name, atoms, allow_calculation)
+
+    def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
+        """What has changed since the last calculation; tags and charge, which ASE leaves out, matter here."""
+        refuse_charges(atoms, _name_of(atoms), self._how)
+        changes: list[str] = super().check_state(atoms, tol)
+        name = _name_of(atoms)
+        if self.atoms is not None and charge_of(self.atoms, name, self._how) != charge_of(atoms, name, self._how):
+            changes.append("charge")
+        if self.atoms is not None and not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
+            changes.append("tags")
+        return changes
+
+    def calculate(
+        self,
+        atoms: Atoms | None = None,
+        properties: Sequence[str] = ("energy",),
+        system_changes: Sequence[str] = all_changes,
+    ) -> None:
+        """Compute what is asked for: an energy alone takes no gradient. See ASE."""
+        super().calculate(atoms, properties, system_changes)
+        if self.atoms is None:
+            raise InputError("the calculator has seen no atoms yet; give some")
+        name = _name_of(self.atoms)
+        stress = "stress" in properties
+        if stress and not (self.atoms.pbc.any() and self.atoms.cell.rank == 3):
+            raise PropertyNotImplementedError(
+                f"no stress for {name}: it is an energy per volume, and needs a periodic direction and three lattice "
+                "vectors; set pbc and the cell, or relax positions only"
+            )
+        batch = self._batch(self.atoms, name)
+        if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
+            self._warnings.say(text, "forces")
+        found = []
+        for held in self._held:
+            with held.applied(batch) as model:
+                found.append(_evaluate(model, batch, stress or "forces" in properties, stress))
+        # (n_members, ...)
+        values = {quantity: np.stack([member[quantity] for member in found]) for quantity in found[0]}
+        for quantity, each in values.items():
+            if not np.isfinite(each).all():
+                raise InputError(
+                    f"{name}: the model's {quantity} is not finite; check the structure for atoms that overlap"
+                )
+        energy = float(values["energy"].mean())
+        self.results.update({"energy": energy, "free_energy": energy})
+        if "forces" in values:
+            self.results["forces"] = values["forces"].mean(axis=0)
+        if "stress" in values:
+            self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0))
+        std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(found) > 1 else {}
+        spread, known = std.get("energy"), self.model.uncertainty
+        if known is not None:
+            spread = known.half_width(np.zeros(()) if spread is None else spread)
+        self.energy_std = None if spread is None else float(spread)
+        self.forces_std = std.get("forces")
+
+    def _batch(self, atoms: Atoms, name: str) -> Batch:
+        """One structure on the model's device, with the neighbour list of the atoms where they are."""
+        refuse_charges(atoms, name, self._how)
+        # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
+        bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
+        bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
+        if charge := charge_of(atoms, name, self._how):
+            bare.info["charge"] = charge
+        # What tags mean is judged by the heights of the atoms once, and must not change while these move.
+        given = (atoms.numbers.tobytes(), atoms.get_tags().tobytes())
+        if given == self._tags_seen:
+            bare.set_tags(self._tags_meant)
+            data = from_atoms(bare, name, "oc20", how=self._how)
+        else:
+            data = from_atoms(bare, name, self.tags, how=self._how)
+            self._tags_seen, self._tags_meant = given, data.tags.numpy()
+        self._warnings.ask(self.model.members[0], data)
+        config = self.model.members[0].model.config
+        attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated)
+        return collate([data]).to(self.model.device)
+
+
+def _evaluate(model: EnergyModel, batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:
+    """What is wanted of one structure: energy (), forces (n_atoms, 3), stress (3, 3)."""
+    if not forces:
+        with torch.no_grad():
+            return {"energy": model(batch).energy[0].cpu().numpy()}
+    found = derivatives(model, batch, stress)
+    values = {"energy": found.output.energy[0].detach().cpu().numpy(), "forces": found.forces.cpu().numpy()}
+    if found.stress is not None:
+        values["stress"] = found.stress[0].cpu().numpy()
+    return values
+
+
+def _name_of(atoms: Atoms) -> str:
+    return str(atoms.get_chemical_formula())
+
+
+def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
+    """A model for a calculator; what was given is not changed. See :class:`MolFLTCalculator`."""
+    precision = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and precision not in _DTYPES.values():
+        raise InputError(f"dtype={dtype!r}: choose 'float32', 'float64' or None, which is as trained")
+    if isinstance(model, LoadedModel):
+        return Model([copy.deepcopy(model)], device, precision)
+    if isinstance(model, Model):
+        same_device = device == "auto" or choose_device(device) == model.device
+        if same_device and precision in (None, model.members[0].model.dtype):
+            return model
+        return Model(copy.deepcopy(model.members), str(model.device) if device == "auto" else device, precision)
+    return load(model, device, precision)
+
+
+class HeldMesh(Mesh):
+    """A particle mesh that keeps its grid from one structure to the next, as long as it fits."""
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__(tolerance)
+        self._held: dict[int, Grid] = {}
+
+    def grid(self, structure: Structure, basis: GaussianBasis) -> Grid:
+        """See :class:`Mesh`."""
+        # A structure in pieces has one for each, told apart by their atoms.
+        n = len(structure)
+        own, held = super().grid(structure, basis), self._held.get(n)
+        if held is not None and held.spacing <= own.spacing:
+            fine = all(have * COARSEST >= need for have, need in zip(held.n_periodic, own.n_periodic, strict=True))
+            points, needed = (math.prod(self.n_planes(grid, structure)) for grid in (held, own))
+            if fine and points <= LARGEST * needed:
+                return held
+        self._held[n] = own
+        return own
+
+
+class HeldMethod:
+    """Keeps the plan of one model, and the way of its far field while the atoms of a structure stay the same ones."""
+
+    def __init__(self, model: EnergyModel) -> None:
+        self._model, self._plan = model, model.plan()
+        self._held: tuple[tuple[bytes, bytes], Plan, HeldMesh] | None = None
+
+    @contextmanager
+    def applied(self, batch: Batch) -> Iterator[EnergyModel]:
+        """The model, with the batch laid out in the way held, chosen anew for other atoms or periodic directions."""
+        method, plan = self._model.positions.method, self._plan
+        if plan.far is None or not isinstance(method, ExactMethod):
+            batch.layout = plan(batch).to(self._model.device)
+            yield self._model
+            return
+        atoms = (batch.atomic_numbers.cpu().numpy().tobytes(), batch.pbc.cpu().numpy().tobytes())
+        if self._held is None or atoms != self._held[0]:
+            far = plan(batch).far
+            assert far is not None
+            held = replace(plan, far=replace(plan.far, way=far.groups[0].way))
+            self._held = atoms, held, HeldMesh(method.tolerance)
+        _, plan, mesh = self._held
+        batch.layout = plan(batch).to(self._model.device)
+        own, method.mesh = method.mesh, mesh
+        try:
+            yield self._model
+        finally:
+            method.mesh = own
+
+
+class DomainWarnings:
+    """Warns of each reason once, though dynamics come upon it at every step.
+
+    A reason with a distance in it is another one at every step, and is given once for each composition.
+    """
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> None:
+        """Warn of what is new about a structure; ``where`` says which of several it is."""
+        for rule, text in outside(loaded, data):
+            atoms = data.atomic_numbers.sort().values.tolist()
+            self.say(f"{where}{text}", f"{rule} {atoms}" if rule in GEOMETRIC else text, stacklevel=5)
+
+    def say(self, text: str, what: str, stacklevel: int = 3) -> None:
+        """Warn unless ``what`` has been warned of."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(f"outside the model's domain: {text}", stacklevel=stacklevel)

@@ -1,0 +1,108 @@
+"""A model for torch-sim, which relaxes and moves many structures in one batch (arXiv 2508.06628)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from torch import Tensor
+
+from molflt.data.ase_io import from_atoms
+from molflt.data.batching import collate
+from molflt.data.neighbours import attach_neighbours
+from molflt.errors import InputError
+from molflt.model.derivatives import derivatives
+from molflt.model.model_file import LoadedModel
+from molflt.prediction.members import ModelPath
+from molflt.prediction.model import Model
+from molflt.prediction.predictor import doubt_of_forces, why_no_forces
+from molflt.simulate.ase import DomainWarnings, as_model
+
+try:
+    from torch_sim.models.interface import ModelInterface
+except ImportError:
+    ModelInterface = torch.nn.Module
+
+
+class MolFLTModel(ModelInterface):
+    """Energies, forces and stresses of a batch of structures; of an ensemble, the means over its members.
+
+        import torch_sim as ts
+        from molflt.simulate.torch_sim import MolFLTModel
+
+        relaxed = ts.optimize(system=frames, model=MolFLTModel("runs/first"), optimizer=ts.optimizers.fire)
+
+    The numerical method of the far field is chosen for each structure at every step, where the ASE calculator holds
+    it: the energy may jump by the model's tolerance ε when a cell changes or atoms leave a molecule. torch-sim knows
+    no total charge, so every structure is taken as neutral.
+
+    Args:
+        model: see :class:`molflt.MolFLTCalculator`; it has been trained on energies of which the
+            derivative is a force.
+        device: auto, cpu or cuda.
+        dtype: precision to compute in; None: as trained. Positions are float64 until distances are known.
+        stress: whether stresses are computed.
+
+    Raises:
+        InputError: torch-sim is not installed, or the model cannot be used or has no forces; in a call: structures
+            that cannot be computed.
+    """
+
+    def __init__(
+        self,
+        model: ModelPath | Sequence[ModelPath] | Model | LoadedModel,
+        device: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        stress: bool = True,
+    ) -> None:
+        super().__init__()
+        if ModelInterface is torch.nn.Module:
+            raise InputError("torch-sim is not installed: pip install 'molflt[torch-sim]'")
+        self.model = as_model(model, device, dtype)
+        if reason := why_no_forces(self.model.target):
+            raise InputError(f"no forces: this model {reason}")
+        if text := doubt_of_forces(self.model.metadata):
+            warnings.warn(text, stacklevel=2)
+        self._device, self._dtype = self.model.device, torch.float64
+        self._compute_forces, self._compute_stress = True, stress
+        self._warnings = DomainWarnings()
+
+    def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
+        """Energies and their derivatives.
+
+        Args:
+            state: ``SimState`` of torch-sim, or a dictionary with the same names: Å, cells as column vectors.
+
+        Returns:
+            energy (n_systems,) eV; forces (n_atoms, 3) eV/Å; stress (n_systems, 3, 3) eV/Å³, positive under tension,
+            zero where nothing is periodic.
+        """
+        of = state.__getitem__ if isinstance(state, dict) else lambda name: getattr(state, name)
+        positions, numbers, owner = (
+            of(name).detach().cpu().numpy() for name in ("positions", "atomic_numbers", "system_idx")
+        )
+        cells = of("cell").detach().mT.cpu().numpy()
+        pbc = np.broadcast_to(np.asarray(torch.as_tensor(of("pbc")).cpu()), 3)
+        config = self.model.members[0].model.config
+        structures = []
+        for k, cell in enumerate(cells):
+            atoms = Atoms(numbers[owner == k], positions[owner == k], cell=cell, pbc=pbc)
+            data = from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", "oc20")
+            self._warnings.ask(self.model.members[0], data, f"{data.name}: ")
+            structures.append(attach_neighbours(data, config.neighbour_cutoff, config.all_pairs_if_isolated))
+        batch = collate(structures).to(self.device)
+        found = [derivatives(member.model, batch, self.compute_stress) for member in self.model.members]
+        values = {
+            "energy": torch.stack([each.output.energy.detach() for each in found]).mean(0),
+            "forces": torch.stack([each.forces for each in found]).mean(0),
+        }
+        if self.compute_stress:
+            values["stress"] = torch.stack([each.stress for each in found if each.stress is not None]).mean(0)
+        for quantity, value in values.items():
+            if not bool(value.isfinite().all()):
+                raise InputError(f"the model's {quantity} is not finite; check the structures for atoms that overlap")
+        return values

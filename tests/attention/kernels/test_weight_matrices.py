@@ -1,0 +1,175 @@
+"""The law of the rows of each weight matrix, and FastFood as a module."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.linalg import hadamard
+
+from molflt.attention.build import build_kernel
+from molflt.attention.kernels.random_features import DrawnMatrix, redraw
+from molflt.attention.kernels.spectraformer import (
+    DRAWN_MATRICES,
+    FastFood,
+    iid,
+    moment_matching,
+    power_of_two,
+    quasi_monte_carlo,
+    sparse_grid,
+    sphere,
+    structured_orthogonal,
+)
+from molflt.errors import InputError
+from tests.attention.kernels.checks import generator, rows_are_gaussian
+from tests.attention.kernels.grid import fastfood
+from tests.attention.kernels.test_random_features import off_diagonal
+
+
+@pytest.mark.parametrize("name", DRAWN_MATRICES)
+def test_shapes_and_seeds(name):
+    draw = DRAWN_MATRICES[name]
+    for m, c in ((21, 5), (24, 8), (13, 3), (20, 1), (7, 6)):
+        omega = draw(m, c, generator(3))
+        assert omega.dtype == torch.float64
+        assert omega.shape == (len(omega), c)
+        assert name == "sgq" or len(omega) == m
+        assert bool(torch.isfinite(omega).all())
+        random = generator(3)
+        assert torch.equal(omega, draw(m, c, random))
+        if len(omega) > 2 * c + 1 and c > 1:
+            # The next draw is another, and so is that of another seed.
+            assert not torch.equal(omega, draw(m, c, random))
+            assert not torch.equal(omega, draw(m, c, generator(4)))
+    with torch.device("meta"):
+        matrix = DrawnMatrix(draw, 22, 5, generator())
+    assert torch.equal(matrix(), draw(22, 5, generator()).float())
+
+
+@pytest.mark.parametrize("draw", [iid, quasi_monte_carlo, fastfood])
+def test_a_row_is_gaussian(draw):
+    rows_are_gaussian(draw)
+
+
+@pytest.mark.parametrize("draw", [structured_orthogonal, sphere])
+def test_rows_of_one_length_are_not_gaussian(draw):
+    """Power of the test above; their second moments are right all the same."""
+    with pytest.raises(AssertionError):
+        rows_are_gaussian(draw)
+    count, c, random = 1500, 4, generator(1)
+    mine = torch.stack([draw(9, c, random)[0] for _ in range(count)])
+    torch.testing.assert_close(mine.norm(dim=1), torch.full((count,), math.sqrt(c), dtype=torch.float64))
+    assert float(mine.mean(dim=0).abs().max()) < 4.5 / math.sqrt(count)
+    assert float((mine.T @ mine / count - torch.eye(c)).abs().max()) < math.sqrt(2) * 4.5 / math.sqrt(count)
+    # E u_i⁴ = 3/(c(c + 2)) on the unit sphere, c² times that here; for S H D H D H D near it.
+    assert float((mine**4).mean()) == pytest.approx(3 * c / (c + 2), abs=0.4)
+
+
+@pytest.mark.parametrize(("m", "c", "p"), [(24, 8, 8), (20, 5, 8), (8, 7, 8), (7, 3, 4), (17, 9, 16), (3, 1, 1)])
+def test_structured_rows_are_orthogonal_blocks_of_the_next_power_of_two(m, c, p):
+    assert power_of_two(c) == p
+    omega, full = structured_orthogonal(m, c, generator()), structured_orthogonal(m, p, generator())
+    torch.testing.assert_close(omega, full[:, :c])
+    blocks = [full[start : start + p] for start in range(0, m, p)]
+    assert max(map(off_diagonal, blocks)) < 1e-10
+    torch.testing.assert_close(full.norm(dim=1), torch.full((m,), math.sqrt(p), dtype=torch.float64))
+    for a, b in itertools.combinations([block for block in blocks if len(block) == p > 1], 2):
+        assert not torch.allclose(a, b)
+
+
+def stratified(omega: torch.Tensor) -> bool:
+    """Whether each coordinate has one row in each of as many intervals of equal probability."""
+    n = len(omega)
+    cells = (torch.special.ndtr(omega) * n).floor().long().clamp(0, n - 1)
+    return all(len(set(column)) == n for column in cells.T.tolist())
+
+
+def test_sobol_points_are_rows_and_stratified():
+    before = torch.get_rng_state()
+    for n, seed in itertools.product((16, 64), range(5)):
+        omega = quasi_monte_carlo(n, 5, generator(seed))
+        assert stratified(omega)
+        assert len(omega.unique(dim=0)) == n
+        # Power: transposed, permuted within rows, or independent they are not.
+        assert not stratified(quasi_monte_carlo(5, n, generator(seed)).T)
+        assert not stratified(iid(n, 5, generator(seed)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("m", "c"), [(2, 1), (5, 4), (20, 4), (33, 32), (128, 64)])
+def test_matched_moments(m, c):
+    """Mean zero and covariance one to rounding, by an affine map of the rows with a triangular matrix."""
+    omega, rows = moment_matching(m, c, generator()), quasi_monte_carlo(m, c, generator())
+    assert omega.shape == (m, c)
+    assert float(omega.mean(dim=0).abs().max()) < 1e-8
+    assert float((omega.T @ omega / m - torch.eye(c)).abs().max()) < 1e-8
+    assert float((rows.T @ rows / m - torch.eye(c)).abs().max()) > 1e-3
+    rows = rows - rows.mean(dim=0)
+    matrix = torch.linalg.lstsq(omega, rows).solution.T
+    torch.testing.assert_close(omega @ matrix.T, rows)
+    torch.testing.assert_close(matrix, matrix.tril(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("m", "c"), [(4, 4), (1, 4)])
+def test_too_few_rows_to_match_say_what_to_do(m, c):
+    with pytest.raises(InputError, match=rf"\({m}\).*\({c}\); set n_features to {2 * c} or more, or take more heads"):
+        moment_matching(m, c, generator())
+    moment_matching(2 * c, c, generator())
+
+
+def gaussian_moment(axes: tuple[int, ...], c: int) -> float:
+    """E Π ω_a: per axis (k − 1)!! for an even power k, zero for an odd one."""
+    powers = [axes.count(axis) for axis in range(c)]
+    return 0.0 if any(k % 2 for k in powers) else float(math.prod(math.prod(range(k - 1, 0, -2)) for k in powers))
+
+
+@pytest.mark.parametrize("c", [1, 2, 5])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_sparse_grid_integrates_polynomials_of_third_degree(c, copies):
+    omega = sparse_grid(copies * (2 * c + 1), c, generator())
+    assert len(omega) == copies * (2 * c + 1)
+
+    def error(rows: torch.Tensor, degree: int) -> float:
+        monomials = itertools.combinations_with_replacement(range(c), degree)
+        return max(abs(float(rows[:, list(a)].prod(dim=1).mean()) - gaussian_moment(a, c)) for a in monomials)
+
+    for degree in (1, 2, 3):
+        assert error(omega, degree) < 1e-10
+    # Power: of third degree and no more, and the nodes of Gauss and Hermite would need unequal weights.
+    assert error(omega, 4) > 0.1
+    if c > 1:
+        assert error(omega * math.sqrt(3 / (c + 0.5)), 2) > 0.1
+    # As many rules as come nearest to the number asked for.
+    assert [len(sparse_grid(m, 4, generator())) // 9 for m in (1, 9, 13, 14, 64)] == [1, 1, 1, 2, 7]
+
+
+@pytest.mark.parametrize(("m", "c", "p"), [(8, 4, 4), (22, 5, 8), (3, 7, 8), (6, 1, 1)])
+def test_fastfood_is_its_product(m, c, p):
+    """S H G Π H B/√p with H of ±1, block below block."""
+    food = FastFood(m, c, generator(2)).double()
+    assert food.shape == (m, c)
+    h, found = torch.from_numpy(hadamard(p)).double(), []
+    for b in range(math.ceil(m / p)):
+        pi = torch.zeros(p, p, dtype=torch.float64)
+        pi[torch.arange(p), food.permutation[b]] = 1
+        s, g, signs = (torch.diag(x[b].detach()) for x in (food.outer, food.inner, food.input))
+        found.append(s @ h @ g @ pi @ h @ signs / math.sqrt(p))
+    torch.testing.assert_close(food().detach(), torch.cat(found)[:m, :c], rtol=1e-6, atol=1e-6)
+
+
+def test_fastfood_is_saved_with_its_permutation_and_is_not_redrawn():
+    saved, other = FastFood(22, 5, generator()), FastFood(22, 5, generator(1))
+    state = {key: value.clone() for key, value in saved.state_dict().items()}
+    assert set(state) == {"outer", "inner", "input", "permutation"}
+    # Power of the round trip: the diagonals alone do not make the matrix.
+    part = {key: value for key, value in state.items() if key != "permutation"}
+    assert other.load_state_dict(part, strict=False).missing_keys == ["permutation"]
+    assert not torch.allclose(saved(), other())
+    other.load_state_dict(state)
+    assert torch.equal(saved(), other())
+    names = ("posrf-orf", "trigrf-qmc", "oprf-fastfood", "relu")
+    model = torch.nn.ModuleList([build_kernel(name, 5, 2, 22, 3, generator()) for name in names])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    redraw(model, generator(5))
+    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == {"0.weights.omega", "1.weights.omega"}

@@ -1,0 +1,125 @@
+"""The energy is smooth along a path, although numerical methods are chosen by counting (DESIGN §3, "Smoothness").
+
+A jump of the energy shows at its full height in second differences, and in the second differences of these. There the
+smooth part is below the bound: with two continuous derivatives at cutoffs, it falls with the third power of the step.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import bulk, fcc111
+
+from molflt.attention.far.ways import FarPlan
+from molflt.simulate.ase import HeldMethod, MolFLTCalculator
+from tests.attention.structures import STRUCTURES
+
+BOUND = 1e-9
+"""eV."""
+
+
+def slab() -> Atoms:
+    atoms = fcc111("Cu", (2, 2, 2), vacuum=6.0, periodic=False)
+    atoms = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=(True, True, False))
+    atoms.rattle(0.1, seed=1)
+    return atoms
+
+
+def crystal() -> Atoms:
+    atoms = bulk("Ni", cubic=True)
+    atoms.rattle(0.1, seed=1)
+    return atoms
+
+
+def move(atoms: Atoms, t: float) -> None:
+    atoms.positions[-1] += np.array([0.1, 0.2, 1.0]) * t
+
+
+def strain(atoms: Atoms, t: float) -> None:
+    change = np.eye(3) * (1 + 0.05 * (t - 0.5))
+    change[0, 1] = 0.02 * t
+    atoms.set_cell(atoms.cell @ change, scale_atoms=True)
+
+
+def roughness(calc: MolFLTCalculator, atoms: Atoms, change, span: float, n_steps: int) -> float:
+    """eV: the largest second difference of the second difference of the energy."""
+    energies = []
+    for t in np.linspace(0, span, n_steps):
+        here = atoms.copy()
+        change(here, t)
+        here.calc = calc
+        energies.append(here.get_potential_energy())
+    assert np.ptp(energies) > 1e-5
+    return float(np.abs(np.diff(energies, 4)).max())
+
+
+@contextmanager
+def _not_held(self, batch):
+    yield self._model
+
+
+FLT, BOTH, MESH = {}, {"spectrum": "both"}, {"frequencies": "mesh"}
+PATHS = [(slab, move, 0.75), (slab, strain, 1.0), (crystal, strain, 1.0)]
+CASES = [(attention, *path) for attention in (FLT, BOTH, MESH) for path in PATHS]
+CASES += [(attention, STRUCTURES["molecule"], move, -1.0) for attention in (FLT, BOTH, MESH)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attention", "make", "change", "span"), CASES)
+def test_no_jump_in_400_steps(random_model, attention, make, change, span):
+    assert roughness(MolFLTCalculator(random_model(attention)), make(), change, span, 400) < BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", ["method", "grid"])
+def test_what_is_held_would_jump(random_model, monkeypatch, held):
+    """Power, and the reason for holding: the same path with the choice left free."""
+    path = {
+        "method": ({"tolerance": 9e-3}, slab(), move, 0.5, 100),
+        "grid": (MESH, slab() * (3, 3, 1), strain, 1.0, 200),
+    }
+    attention, *along = path[held]
+
+    def by_height(self, positions, cell, pbc):
+        return self.way or ("waves" if positions[-1, 2] - positions[0, 2] < 2.2 else "pairs")
+
+    if held == "method":
+        monkeypatch.setattr(FarPlan, "way_of", by_height)
+    assert roughness(MolFLTCalculator(random_model(attention)), *along) < BOUND
+    monkeypatch.setattr(HeldMethod, "applied", _not_held)
+    assert roughness(MolFLTCalculator(random_model(attention)), *along) > 5 * BOUND
+
+
+def test_choices_are_made_anew_for_other_atoms(random_model):
+    calc = MolFLTCalculator(random_model())
+    for make in (slab, crystal, STRUCTURES["molecule"], slab):
+        atoms, alone = make(), make()
+        atoms.calc, alone.calc = calc, MolFLTCalculator(random_model())
+        assert atoms.get_potential_energy() == alone.get_potential_energy()
+
+
+def test_a_cell_that_grows_gets_a_finer_grid(random_model):
+    """Held as long as its error stays within ε, and no longer."""
+    attention = {"frequencies": "mesh", "tolerance": 1e-3}
+    calc, free = MolFLTCalculator(random_model(attention)), random_model(attention)
+    for scale in (1.0, 1.05, 1.4):
+        atoms = crystal()
+        atoms.set_cell(atoms.cell * scale, scale_atoms=True)
+        atoms.calc = calc
+        held = atoms.get_potential_energy()
+        atoms.calc = MolFLTCalculator(free)
+        assert held == pytest.approx(atoms.get_potential_energy(), abs=1e-4)
+    assert held == atoms.get_potential_energy()
+
+
+def test_the_model_is_left_as_it_was(random_model):
+    loaded = random_model()
+    calc = MolFLTCalculator(loaded)
+    own = calc.model.members[0].model.positions.method.mesh
+    atoms = slab()
+    atoms.calc = calc
+    atoms.get_forces()
+    assert calc.model.members[0].model.positions.method.mesh is own
