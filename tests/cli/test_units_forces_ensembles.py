@@ -62,7 +62,6 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     assert result.status == 0, result
     assert "forces" in result.out
     run, val = tmp_path / "run", folder / "val.extxyz"
-    assert (run / "report.html").stat().st_size > 1e6
     # The label, its unit and that forces were trained are known to the model file.
     content = json.loads(molflt("evaluate", run, val, "--json").out)
     record = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
