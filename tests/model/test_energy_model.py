@@ -35,8 +35,19 @@ ATTENTIONS = {
     "local, vectors": {"mechanism": "local", "vector_channels": 4},
     "performer": "performer",
     "softmax": "softmax",
+    "undamped, free": {"mechanism": "undamped", "spectrum": "free"},
+    "biased ra": {"mechanism": "randomised", "sampling": "biased"},
+    **{name: name for name in ("flt-undamped", "ra", "ra-rpe", "lara-rpe", "elu", "relu", "trigrf-qmc")},
+    **{
+        f"undamped with {kernel}": {"mechanism": "undamped", "far_rank": "m", "kernel": kernel}
+        for kernel in ("saderf-mm", "oprf-fastfood")
+    },
 }
-every_attention = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+"""Every mechanism that is invariant, which flt-concat is not, and a kernel of each kind."""
+every_invariant = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+every_attention = pytest.mark.parametrize(
+    "attention", [*ATTENTIONS.values(), "flt-concat"], ids=[*ATTENTIONS, "flt-concat"]
+)
 
 
 @every_attention
@@ -44,14 +55,12 @@ def test_alone_in_a_batch_padded_and_reordered_agree(attention):
     assert change_in_company(make_model(attention)) < 1e-10
 
 
-@pytest.mark.parametrize(
-    "attention", ["flt", {"spectrum": "both"}, {"vector_channels": 4}, "performer", "softmax"], ids=str
-)
+@every_attention
 def test_so_do_they_in_single_precision(attention):
     assert change_in_company(make_model(attention, torch.float32)) < 1e-5
 
 
-@every_attention
+@every_invariant
 def test_invariant_to_rotation_reflection_translation_and_image(attention):
     """Waves hold to their ε where an axis does not repeat."""
     model = make_model(attention)
@@ -81,7 +90,12 @@ def test_the_far_field_matters_where_invariance_was_found(attention):
 
 
 @pytest.mark.parametrize(
-    "attention", ["flt", {"spectrum": "both"}, {"far_rank": "m"}, {"vector_channels": 4}, "softmax"], ids=str
+    "attention",
+    [
+        *("flt", {"spectrum": "both"}, {"far_rank": "m"}, {"vector_channels": 4}, "softmax"),
+        *("flt-undamped", "ra-rpe", "lara-rpe", "saderf-mm"),
+    ],
+    ids=str,
 )
 def test_a_supercell_is_a_multiple(attention):
     check_supercells(make_model(attention))
@@ -93,6 +107,7 @@ SEPARABLE = {
     "mesh": ({"frequencies": "mesh", "tolerance": 1e-4}, 1e-4),
     "exact, rank m": ({"frequencies": "exact", "far_rank": "m"}, 1e-12),
     "exact, vectors": ({"frequencies": "exact", "vector_channels": 4}, 1e-12),
+    "exact, ra": ({"mechanism": "randomised-rpe", "frequencies": "exact", "n_basis": 4}, 1e-12),
     "mesh, vectors": ({"frequencies": "mesh", "tolerance": 1e-4, "vector_channels": 4}, 1e-4),
 }
 

@@ -17,6 +17,8 @@ ATTENTIONS = {
     "rank m": {"far_rank": "m", "n_features": 16, **WIDTHS},
     "performer": "performer",
     "softmax": "softmax",
+    "undamped": {"mechanism": "undamped", "far_rank": "m", **WIDTHS},
+    "flt-concat": "flt-concat",
 }
 
 

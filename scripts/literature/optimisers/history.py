@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from molflt.errors import InputError
 from scripts.literature.optimisers.evolution import Parameters, ranks
 from scripts.literature.optimisers.networks import Draw, Shape, training_tasks
 from scripts.literature.sequence.fourier_rpe import GaussianMixtureRpe
@@ -45,15 +44,11 @@ class HistoryOptimiser(nn.Module):
         name: "flt"; "no-rpe", the same with f = 1; "gru"; or "none", a feed-forward layer.
         seed: of the start.
         width: of the hidden layers.
-
-    Raises:
-        InputError: there is no history of that name.
     """
 
     def __init__(self, name: str, seed: int = 0, width: int = 12) -> None:
         super().__init__()
-        if name not in HISTORIES:
-            raise InputError(f"there is no history '{name}'; choose one of {', '.join(HISTORIES)}")
+        assert name in HISTORIES
         torch.manual_seed(seed)
         self.name = name
         inner = N_HEADS * HEAD_DIM

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from molflt.attention.build import build_kernel
 from molflt.attention.kernels.base import stable_features
-from molflt.errors import InputError
 from scripts.literature.optimisers.position_mask import PositionMask
 
 MemoryName = Literal["flt", "performer", "lstm", "none"]
@@ -108,11 +107,7 @@ class NoMemory(Memory):
 
 
 def build_memory(name: str, width: int, n_heads: int, generator: torch.Generator) -> Memory:
-    """The memory of a name in :data:`MEMORIES`; all of them have the same number of parameters to within a tenth.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """The memory of a name in :data:`MEMORIES`; all of them have the same number of parameters to within a tenth."""
     match name:
         case "flt":
             return AttentionMemory(width, n_heads, PositionMask(n_heads), generator)
@@ -122,7 +117,7 @@ def build_memory(name: str, width: int, n_heads: int, generator: torch.Generator
             return LstmMemory(width, n_heads, inner=9)
         case "none":
             return NoMemory(width, n_heads, inner=32)
-    raise InputError(f"there is no memory '{name}'; choose one of {', '.join(MEMORIES)}")
+    raise ValueError(name)
 
 
 def _means(hidden: Tensor, n_heads: int) -> Tensor:

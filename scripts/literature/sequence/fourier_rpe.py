@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.far.undamped import plane_waves, wave_features
-from molflt.errors import InputError
 
 UNIT = 16.0
 """Tokens per unit of length."""
@@ -36,9 +35,6 @@ class FourierRpe(nn.Module):
         generator: of the frequencies and of the start of the parameters.
         dim: ℓ, 1 for sequences and 2 for grids.
         unit: tokens per unit of length; the parameters of a spectrum are in that unit and its inverse.
-
-    Raises:
-        InputError: a number is not positive.
     """
 
     def __init__(
@@ -51,8 +47,6 @@ class FourierRpe(nn.Module):
         unit: float = UNIT,
     ) -> None:
         super().__init__()
-        if not (dim > 0 and n_frequencies > 0 and unit > 0):
-            raise InputError(f"dim, n_frequencies and unit must be positive, got {dim}, {n_frequencies} and {unit}")
         self.dim = dim
         self.unit = unit
         self.width = 2 * n_frequencies
@@ -91,7 +85,7 @@ class GaussianMixtureRpe(FourierRpe):
     """g(ξ) = Σ_t w_t exp(−|ξ − μ_t|²/2σ_t²), f(Δ) = Σ_t w_t (2πσ_t²)^{ℓ/2} exp(−2π²σ_t²|Δ|²) cos(2πμ_t·Δ).
 
     The variance of the estimate is finite while σ_t² < 2 for all t, and |g|/p is bounded while σ_t < 1.
-    Arguments and errors as for :class:`FourierRpe`.
+    Arguments as for :class:`FourierRpe`.
     """
 
     def add_parameters(self, n_heads: int, n_terms: int, generator: torch.Generator) -> None:
@@ -110,8 +104,8 @@ class LocalRpe(FourierRpe):
     """g(ξ) = Σ_t w_t Π_a sin(2πv_ta ξ_a)/(πξ_a), f(Δ) = Σ_t w_t Π_a 1[|Δ_a| ≤ v_ta] (appendix B.1, Eqs 20 and 21).
 
     |g| falls like 1/|ξ|, so its integral and the mean of |a_k| diverge: Theorem 4.1 does not cover this g. What a
-    model sees is Σ_k a_k cos(2πξ_k·Δ) of the r frequencies it has, which need not be near f. Arguments and errors as
-    for :class:`FourierRpe`.
+    model sees is Σ_k a_k cos(2πξ_k·Δ) of the r frequencies it has, which need not be near f. Arguments as for
+    :class:`FourierRpe`.
     """
 
     def add_parameters(self, n_heads: int, n_terms: int, generator: torch.Generator) -> None:

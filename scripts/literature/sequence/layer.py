@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.kernels.base import Kernel
-from molflt.errors import InputError
 from scripts.literature.sequence.prefix_sums import check_causal, sequence_attention
 from scripts.literature.sequence.relative_bias import RelativeBias, log_linear_attention, softmax_attention
 
@@ -18,15 +17,10 @@ class SequenceAttention(nn.Module):
         dim: width of the model.
         n_heads: number of heads.
         causal: whether a token sees only itself and the tokens before it.
-
-    Raises:
-        InputError: ``n_heads`` does not divide ``dim``.
     """
 
     def __init__(self, dim: int, n_heads: int, causal: bool) -> None:
         super().__init__()
-        if dim % n_heads:
-            raise InputError(f"{n_heads} heads do not divide a width of {dim}")
         self.n_heads = n_heads
         self.head_dim = dim // n_heads
         self.causal = causal
@@ -67,7 +61,7 @@ class KernelisedSequenceAttention(SequenceAttention):
     The kernel is a feature map of vectors of width head_dim. Other arguments as for :class:`SequenceAttention`.
 
     Raises:
-        InputError: the kernel sees the future, and ``causal`` forbids it.
+        ValueError: the kernel sees the future, and ``causal`` forbids it.
     """
 
     def __init__(self, dim: int, n_heads: int, kernel: Kernel, causal: bool) -> None:
@@ -87,7 +81,7 @@ class LogLinearAttention(SequenceAttention):
     That bounds the variance of φ (§3.3). Kernel and bias as for the layers above.
 
     Raises:
-        InputError: the kernel sees the future, and ``causal`` forbids it.
+        ValueError: the kernel sees the future, and ``causal`` forbids it.
     """
 
     def __init__(

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from molflt.attention.kernels.base import Features, Kernel
-from molflt.errors import InputError
 from scripts.literature.sequence.fourier_rpe import FourierRpe
 
 
@@ -23,18 +22,11 @@ class ConcatenatedKernel(Kernel):
         kernel: feature map of vectors of width head_dim + 2r.
         rpe: in R¹ for a sequence, in R² for a grid.
         grid: (h, w), its tokens in raster order; None for a sequence.
-
-    Raises:
-        InputError: the RPE is of another dimension than the positions.
     """
 
     def __init__(self, kernel: Kernel, rpe: FourierRpe, grid: tuple[int, int] | None = None) -> None:
         super().__init__()
-        wanted = 1 if grid is None else 2
-        if rpe.dim != wanted:
-            raise InputError(
-                f"the RPE has dimension {rpe.dim} and positions have {wanted}; build it with dim={wanted}"
-            )
+        assert rpe.dim == (1 if grid is None else 2)
         self.kernel = kernel
         self.rpe = rpe
         self.grid = grid
@@ -42,11 +34,7 @@ class ConcatenatedKernel(Kernel):
         self.positive = kernel.positive
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
-        """See :class:`Kernel`.
-
-        Raises:
-            InputError: more tokens than the grid has.
-        """
+        """See :class:`Kernel`."""
         waves = self.rpe(token_positions(query.shape[-2], self.grid, query.device))
         waves_q, waves_k = (wave.to(query.dtype).expand(len(query), -1, -1, -1) for wave in waves)
         found: tuple[Features, Features] = self.kernel(
@@ -56,17 +44,12 @@ class ConcatenatedKernel(Kernel):
 
 
 def token_positions(n: int, grid: tuple[int, int] | None, device: torch.device) -> Tensor:
-    """Positions in tokens, float64: 0, 1, … of a sequence, (n, 1), or rows and columns on a grid, (n, 2).
-
-    Raises:
-        InputError: more tokens than the grid has.
-    """
+    """Positions in tokens, float64: 0, 1, … of a sequence, (n, 1), or rows and columns on a grid, (n, 2)."""
     index = torch.arange(n, device=device)
     if grid is None:
         return index[:, None].to(torch.float64)
     height, width = grid
-    if n > height * width:
-        raise InputError(f"got {n} tokens for a grid of {height} by {width}")
+    assert n <= height * width
     return torch.stack([index // width, index % width], dim=-1).to(torch.float64)
 
 
@@ -79,27 +62,18 @@ class CosformerKernel(Kernel):
     Args:
         dim: c, the width of queries and keys.
         max_length: M, the length of the longest sequence.
-
-    Raises:
-        InputError: ``max_length`` is not positive.
     """
 
     def __init__(self, dim: int, max_length: int) -> None:
         super().__init__()
-        if max_length < 1:
-            raise InputError(f"max_length must be at least 1, got {max_length}")
         self.n_features = 2 * dim
         self.max_length = max_length
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
-        """See :class:`Kernel`.
-
-        Raises:
-            InputError: the sequence is longer than M.
-        """
+        """See :class:`Kernel`."""
         n = query.shape[-2]
-        if n > self.max_length:
-            raise InputError(f"got {n} tokens with max_length {self.max_length}; the cosine would turn negative")
+        # Or the cosine would turn negative.
+        assert n <= self.max_length
         angle = torch.arange(n, device=query.device, dtype=torch.float64)[:, None] * (math.pi / (2 * self.max_length))
         return _features(query, angle), _features(key, angle)
 

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from molflt.attention.kernels.base import Kernel, kernelised_attention, normalised, stable_features
-from molflt.errors import InputError
 
 CHUNK = 64
 """Near the usual m, where the pairs within a chunk cost a token about as much as the state before the chunk."""
@@ -57,12 +56,7 @@ def prefix_sums(phi_q: Tensor, phi_k: Tensor, value: Tensor, chunk: int = CHUNK)
 
     Returns:
         (..., n, c).
-
-    Raises:
-        InputError: ``chunk`` is not positive.
     """
-    if chunk < 1:
-        raise InputError(f"a chunk must hold at least one token, got {chunk}")
     n = phi_q.shape[-2]
     # Padding stands at the end, where no token sees it.
     padding = (0, 0, 0, -n % chunk)
@@ -87,7 +81,7 @@ def check_causal(kernel: Kernel, n_heads: int, dim: int) -> None:
         dim: c, the width of queries and keys.
 
     Raises:
-        InputError: the features of the first token change with the second.
+        ValueError: the features of the first token change with the second.
     """
     generator = torch.Generator().manual_seed(0)
     like = next((t for t in (*kernel.parameters(), *kernel.buffers()) if t.is_floating_point()), torch.empty(0))
@@ -98,7 +92,7 @@ def check_causal(kernel: Kernel, n_heads: int, dim: int) -> None:
         seen = [feature.values()[..., 0, :] for feature in kernel(*tokens)]
         seen_changed = [feature.values()[..., 0, :] for feature in kernel(*changed)]
     if not all(torch.allclose(a, b) for a, b in zip(seen, seen_changed, strict=True)):
-        raise InputError(
+        raise ValueError(
             "this kernel takes averages over the whole sequence, so that causal attention would see the future;"
             " take elu, relu, or a posrf or trigrf kernel"
         )

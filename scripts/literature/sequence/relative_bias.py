@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.kernels.base import Kernel, normalised, stable_features
-from molflt.errors import InputError
 from scripts.literature.sequence.toeplitz import CHANNELS_AT_ONCE, future, toeplitz_matrix, toeplitz_product
 
 _PRODUCTS_PER_TRANSFORM = 7.0
@@ -54,9 +53,6 @@ def log_linear_attention(
 
     Returns:
         (batch, heads, n, head_dim).
-
-    Raises:
-        InputError: the bias or the tokens do not fit ``shape``.
     """
     query_features, key_features = kernel(query, key)
     phi_q, phi_k = stable_features(query_features, key_features, None)
@@ -116,15 +112,10 @@ class RelativeBias(nn.Module):
     Args:
         n_heads: number of heads.
         shape: (n,) of the longest sequence, or (h, w) of the grid.
-
-    Raises:
-        InputError: ``shape`` has neither one nor two lengths, or one is not positive.
     """
 
     def __init__(self, n_heads: int, shape: tuple[int, ...]) -> None:
         super().__init__()
-        if len(shape) not in (1, 2) or min(shape) < 1:
-            raise InputError(f"a bias needs the length of a sequence or height and width of a grid, got {shape}")
         self.shape = shape
         self.values = nn.Parameter(torch.zeros(n_heads, *(2 * length - 1 for length in shape)))
 
@@ -136,17 +127,12 @@ class RelativeBias(nn.Module):
 
         Returns:
             (heads, 2n − 1) or (heads, 2h − 1, 2w − 1), and the shape (n,) or (h, w) that it belongs to.
-
-        Raises:
-            InputError: there is no bias for that many tokens.
         """
         if len(self.shape) == 2:
-            if n != self.shape[0] * self.shape[1]:
-                raise InputError(f"got {n} tokens for a bias of a grid of {self.shape[0]} by {self.shape[1]}")
+            assert n == self.shape[0] * self.shape[1]
             return self.values, self.shape
         longest = self.shape[0]
-        if n > longest:
-            raise InputError(f"got {n} tokens and a bias for {longest}; build it with shape ({n},)")
+        assert n <= longest
         return self.values[:, longest - n : longest + n - 1], (n,)
 
 
@@ -155,7 +141,7 @@ def softmax_attention(
 ) -> Tensor:
     """softmax_j(q_i·k_j + b_{j−i}) v_j (arXiv 2106.12566, Eq. 6), the scale being in the queries and keys.
 
-    Arguments and errors as for :func:`log_linear_attention`.
+    Arguments as for :func:`log_linear_attention`.
     """
     if causal:
         bias = bias.masked_fill(future(shape, bias.device), -torch.inf)

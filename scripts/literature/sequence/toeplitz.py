@@ -11,8 +11,6 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from torch.nn import functional
 
-from molflt.errors import InputError
-
 CHANNELS_AT_ONCE = 256
 
 
@@ -34,14 +32,9 @@ def toeplitz_product(
 
     Returns:
         (..., n, channels), float32 at least.
-
-    Raises:
-        InputError: coefficients or tokens do not fit ``shape``.
     """
-    _check(coefficients, shape)
-    n, levels = x.shape[-2], len(shape)
-    if n != torch.Size(shape).numel():
-        raise InputError(f"got {n} tokens for a Toeplitz matrix of shape {shape}")
+    levels = len(shape)
+    assert x.shape[-2] == torch.Size(shape).numel()
     # There is no FFT in half precision.
     dtype = torch.promote_types(torch.promote_types(x.dtype, coefficients.dtype), torch.float32)
     axes = tuple(range(-levels, 0))
@@ -63,8 +56,7 @@ def toeplitz_product(
 
 
 def toeplitz_matrix(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The matrix itself, rows i and columns j: (..., n, n). Arguments and errors as for :func:`toeplitz_product`."""
-    _check(coefficients, shape)
+    """The matrix itself, rows i and columns j: (..., n, n). Arguments as for :func:`toeplitz_product`."""
     places = torch.cartesian_prod(*(torch.arange(length, device=coefficients.device) for length in shape))
     index = torch.zeros((), dtype=torch.long, device=coefficients.device)
     for length, place in zip(shape, places.reshape(-1, len(shape)).unbind(dim=1), strict=True):
@@ -81,12 +73,3 @@ def future(shape: tuple[int, ...], device: torch.device) -> Tensor:
     counts = [2 * length - 1 for length in shape]
     total = torch.Size(counts).numel()
     return (torch.arange(total, device=device) > total // 2).reshape(counts)
-
-
-def _check(coefficients: Tensor, shape: tuple[int, ...]) -> None:
-    wanted = tuple(2 * length - 1 for length in shape)
-    if tuple(coefficients.shape[-len(shape) :]) != wanted:
-        raise InputError(
-            f"a Toeplitz matrix of shape {shape} has {wanted} coefficients on its axes, got"
-            f" {tuple(coefficients.shape[-len(shape) :])}"
-        )

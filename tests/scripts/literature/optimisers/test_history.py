@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from molflt.errors import InputError
 from scripts.literature.optimisers import history, networks, shipped
 from scripts.literature.sequence.prefix_sums import prefix_sums
 from tests.attention.kernels.checks import generator
@@ -71,8 +70,3 @@ def test_the_shipped_weights_train_a_network(name):
     shipped.load({f"{name}-0": model}, path)
     after, _ = history.run(model, shape, draw, theta, 60, generator(2))
     assert float(after[-10:].mean()) < 0.93 * float(before[-10:].mean())
-
-
-def test_an_unknown_history_is_refused():
-    with pytest.raises(InputError, match="flt, no-rpe, gru, none"):
-        history.HistoryOptimiser("s4")

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from molflt.errors import InputError
 from scripts.literature.sequence.fourier_rpe import GaussianMixtureRpe, LocalRpe
 from scripts.literature.sequence.positioned_kernels import ConcatenatedKernel, token_positions
 from scripts.literature.sequence.prefix_sums import sequence_attention
@@ -176,17 +175,3 @@ def test_default_unit_resolves_the_sequence_and_that_of_the_paper_does_not():
     rpe = LocalRpe(1, 1, 10_000, generator())
     assert float(rpe.xi.abs().max()) / rpe.unit < 0.5
     assert float((rpe.xi.abs() > 0.5).double().mean()) == pytest.approx(0.617, abs=0.02)
-
-
-def test_refusals():
-    for numbers, message in (
-        ({"n_frequencies": 0}, "positive"),
-        ({"unit": 0.0}, "positive"),
-        ({"dim": 0}, "positive"),
-    ):
-        with pytest.raises(InputError, match=message):
-            LocalRpe(**{"n_heads": 1, "n_terms": 1, "n_frequencies": 4, "generator": generator(), **numbers})
-    with pytest.raises(InputError, match="dim=2"):
-        ConcatenatedKernel(kernel_of("elu"), rpe_of(LocalRpe, 1), (2, 3))
-    with pytest.raises(InputError, match="7 tokens"):
-        token_positions(7, (2, 3), torch.device("cpu"))

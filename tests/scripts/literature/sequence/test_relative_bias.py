@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from molflt.errors import InputError
 from scripts.literature.sequence import relative_bias
 from scripts.literature.sequence.relative_bias import RelativeBias, log_linear_attention, softmax_attention
 from scripts.literature.sequence.toeplitz import future, toeplitz_matrix, toeplitz_product
@@ -112,18 +111,3 @@ def test_bias_of_a_shorter_sequence_is_that_of_the_same_offsets():
     for n in (1, 4, 6):
         values, shape = bias(n)
         assert torch.equal(relative_matrix(values, shape), relative_matrix(bias.values, (6,))[:, :n, :n])
-
-
-def test_refusals():
-    for shape in ((), (2, 2, 2), (0,)):
-        with pytest.raises(InputError, match="length"):
-            RelativeBias(1, shape)
-    with pytest.raises(InputError, match="bias for 6"):
-        RelativeBias(1, (6,))(7)
-    with pytest.raises(InputError, match="grid of 2 by 3"):
-        RelativeBias(1, (2, 3))(5)
-    coefficients, x = coefficients_of((7,)), channels_of((7,))
-    with pytest.raises(InputError, match="coefficients"):
-        toeplitz_product(coefficients[:, 1:], x, (7,))
-    with pytest.raises(InputError, match="tokens"):
-        toeplitz_product(coefficients, x[..., 1:, :], (7,))
