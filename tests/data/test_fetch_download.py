@@ -106,7 +106,7 @@ WEB_PAGE = fixed(200, {"Content-Type": "Text/HTML; charset=utf-8"}, b"Log in" * 
 ENCODED = fixed(200, {"Content-Encoding": "gzip", "Content-Length": str(N)}, CONTENT)
 BAD: dict[str, tuple[int, list[Reply], type[Exception], str, int, int]] = {
     "no progress": (0, [cut(3000), *[cut(0)] * 50], OSError, "after 7 tries without progress.*same command", 7, 3000),
-    "redirects": (0, [fixed(302, {"Location": f"/{k}"}) for k in range(30)], InputError, "too many redirects", 6, 0),
+    "redirects": (0, [fixed(302, {"Location": f"/{k}"}) for k in range(30)], InputError, "redirects too often", 6, 0),
     "too short": (500, [wrong_length(N // 2)], InputError, "by what the server says", 1, 500),
     "too long": (500, [wrong_length(2 * N)], InputError, "by what the server says", 1, 500),
     "not found": (0, [cut(2000), *[fixed(404)] * 20], InputError, "answered 404 .*--url.*--archive", 2, 2000),

@@ -69,6 +69,7 @@ def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], No
     check_url(url)
     failures, longest = 0, _length(part)
     with ByteMeter("downloading", archive.size) as meter, requests.Session() as session:
+        session.max_redirects = 5
         session.headers.update({"User-Agent": f"molflt/{__version__}", "Accept-Encoding": "identity"})
         session.hooks["response"].append(stay_encrypted)
         while True:
