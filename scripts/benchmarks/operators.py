@@ -9,6 +9,7 @@ needs a number in the processor's memory: ``.item()``, ``.tolist()``, a conditio
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
