@@ -49,7 +49,7 @@ def adsorb_command(
     from molflt.adsorption.placing import METALS
     from molflt.data.tables import described
     from molflt.prediction.model import load
-    from molflt.report.adsorption_page import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
+    from molflt.report.adsorption import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
 
     loaded = load(model, device)
     results = adsorb(

@@ -84,7 +84,7 @@ def evaluate_command(
     from molflt.prediction.evaluate import evaluate
     from molflt.prediction.model import load
     from molflt.prediction.predict import unknown_elements
-    from molflt.report.model_report import evaluation_report
+    from molflt.report.model import evaluation_report
 
     if report is not None:
         claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")
@@ -224,9 +224,9 @@ def plot_command(
     """
     claim_new_file(context, out, (".png", ".svg", ".pdf"), overwrite, "a figure")
     from molflt.prediction.predict import choose_device
-    from molflt.report.pictures import draw
+    from molflt.report.figures import write_figure
 
-    draw(kind, model, data, out, choose_device(device), max_atoms, tags)
+    write_figure(kind, model, data, out, choose_device(device), max_atoms, tags)
     say(str(out))
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from molflt.data.quality.domain import Domain
     from molflt.data.reading import ReadOptions
     from molflt.model.model_file import LoadedModel
-    from molflt.report.explanation import Explanation
+    from molflt.report.explain import Explanation
 
 
 def info_command(
@@ -223,9 +223,9 @@ def explain_command(
     from molflt.data.reading import ReadOptions
     from molflt.prediction.members import load_member
     from molflt.prediction.predict import choose_device, outside
+    from molflt.report.explain import explain
     from molflt.report.explain_page import as_json as content
     from molflt.report.explain_page import write_csv, write_page
-    from molflt.report.explanation import explain
 
     target_device = choose_device(device)
     loaded = load_member(model, remark)

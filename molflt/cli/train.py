@@ -93,7 +93,7 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     forces = "" if trained.best_force_mae is None else f", forces {trained.best_force_mae:.4f} eV/Å"
     answer(f"best: {trained.best:.4f} eV{share}{forces}, epoch {trained.best_epoch}, {trained.best_model}")
     if report:
-        from molflt.report.model_report import training_report
+        from molflt.report.model import training_report
 
         say(f"report: {training_report(out, settings, command_line(), trained.warnings)}")
 

@@ -213,7 +213,7 @@ def _import_everything() -> None:
     import molflt.data.oc20.writer  # noqa: F401
     import molflt.invariance.harness  # noqa: F401
     import molflt.prediction.shards  # noqa: F401
-    import molflt.report.model_report  # noqa: F401
+    import molflt.report.model  # noqa: F401
     import molflt.training.ensemble  # noqa: F401
 
 

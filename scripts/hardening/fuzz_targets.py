@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 
 from molflt.data.dataset import ListDataset
 from molflt.data.fetch.catalogue import OC20_IS2RE
-from molflt.data.fetch.unpack import unpack
+from molflt.data.fetch.obtain import unpack
 from molflt.data.formats import read_ase
 from molflt.data.molfiles import read_sdf
 from molflt.data.neighbours import attach_neighbours

@@ -42,7 +42,7 @@ def test_help_lists_every_command(molflt: Run) -> None:
 
 
 def test_help_comes_before_the_heavy_imports() -> None:
-    heavy = "torch lightning ase rdkit torch_geometric omegaconf plotly matplotlib scipy jinja2"
+    heavy = "torch lightning ase rdkit torch_geometric yaml matplotlib scipy jinja2"
     script = (
         "import sys\nfrom molflt.cli.main import app\n"
         f"for arguments in [[], ['--version'], *([command] for command in {COMMANDS!r})]:\n"

@@ -20,7 +20,7 @@ from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.prediction.evaluate import evaluate
-from molflt.report.model_report import evaluation_report
+from molflt.report.model import evaluation_report
 from tests.conftest import rows_of
 from tests.training.runs import written
 

@@ -18,7 +18,7 @@ from molflt.invariance.harness import Result
 from molflt.model.model_file import load_model
 from molflt.prediction.evaluate import Evaluation, StructureTable
 from molflt.prediction.output import Prediction
-from molflt.report.model_report import write_report
+from molflt.report.model import write_report
 from molflt.training.run_directory import read_records
 from tests.report.test_rpe_curves import make_model
 

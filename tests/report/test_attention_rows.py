@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from molflt.attention.registry import ATTENTIONS, KERNELS
-from molflt.report.attention_rows import LayerCall, attention_row, recorded_forward
+from molflt.report.explain import LayerCall, attention_row, recorded_forward
 from tests.attention.layers import CUTOFF, HEADS, local_sum, prepare
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.model.models import make_model

@@ -16,7 +16,7 @@ from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predict import predict
-from molflt.report.explanation import Explanation, explain
+from molflt.report.explain import Explanation, explain
 from tests.attention.structures import STRUCTURES, rotated
 from tests.model.files import metadata_of
 from tests.model.models import make_model

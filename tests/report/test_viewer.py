@@ -19,7 +19,7 @@ from scipy.spatial.transform import Rotation
 
 from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
-from molflt.report.html import Page
+from molflt.report.page import Page
 from molflt.report.viewer import MOST_WITH_BONDS, structure_view
 
 

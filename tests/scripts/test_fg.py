@@ -20,7 +20,7 @@ from molflt.files import resolve_path
 from molflt.model.model_file import save_model
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
-from molflt.report.adsorption_page import GUESSED
+from molflt.report.adsorption import GUESSED
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 from scripts.benchmarks import adsorb_guesses

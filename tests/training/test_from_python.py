@@ -68,7 +68,7 @@ def test_configurations(values, tmp_path):
         make_config(values, {"trainer": {"max_epoch": 3}})
     with pytest.raises(InputError, match="data: is missing"):
         make_config({}, {})
-    with pytest.raises(InputError, match="seed: cannot stand in a configuration"):
+    with pytest.raises(InputError, match="seed: must be a valid integer"):
         make_config(values, {"seed": object()})
 
 

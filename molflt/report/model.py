@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ase.data import chemical_symbols
 
+from molflt import __version__
+from molflt.attention.config import FROM_TRAINING_SET, ContentKeys, FarFieldKeys, KernelisedConfig, MethodKeys
+from molflt.attention.registry import AttentionConfig
+from molflt.data.quality.screen import SKIPPED
 from molflt.errors import InputError
 from molflt.files import remove_leftovers
 from molflt.invariance.harness import Result, run_suite
-from molflt.model.model_file import LoadedModel
+from molflt.model.model_file import LoadedModel, library_versions
 from molflt.model.uncertainty import LEVELS
 from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members
 from molflt.prediction.metrics import EWT_THRESHOLD, GroupErrors, by_adsorbate, by_element, by_size
 from molflt.prediction.predict import choose_device, unlabelled
-from molflt.report.charts import (
-    MOST_ERROR_BARS,
-    MOST_POINTS,
-    coverage_panel,
-    curves_panel,
-    far_panels,
-    forces_panel,
-    groups_panel,
-    local_panels,
-    parity_panels,
-)
-from molflt.report.html import Page
-from molflt.report.learning_curves import best_epoch, learning_curves
-from molflt.report.page_figures import page_figure
-from molflt.report.provenance import configuration, provenance, summary
-from molflt.report.rpe_curves import far_curves, local_curves
+from molflt.report import figures
+from molflt.report.curves import best_epoch, far_curves, learning_curves, local_curves
+from molflt.report.figures import MOST_ERROR_BARS, MOST_POINTS, figure
+from molflt.report.page import Page, svg
 from molflt.report.viewer import structure_view
+from molflt.training.config_file import load_config, to_yaml
 from molflt.training.run_directory import read_records
 
 if TYPE_CHECKING:
@@ -107,10 +103,11 @@ def write_report(
     """
     page, metadata = Page("report.html"), loaded.metadata
     n_structures = sum(map(len, sets))
+    of = f"{loaded.name}, ensemble of {n_members}" if n_members > 1 else f"{loaded.path}, epoch {metadata.epoch + 1}"
     best, curves = best_epoch(records), [(learning_curves(records, name), shown) for name, shown in _CURVES.items()]
     content: dict[str, Any] = {
         "title": "molflt report",
-        "subtitle": _subtitle(loaded, n_members),
+        "subtitle": f"{of}, {metadata.target}",
         "summary": summary(loaded, n_members),
         "sets": sets,
         "key_numbers": [_key_numbers(s) for s in sets],
@@ -119,39 +116,32 @@ def write_report(
         "warnings": dict.fromkeys([*warnings, *(warning for s in sets for warning in s.warnings)]),
         "doubtful": [(s.name, s.prediction.doubts()[0]) for s in sets if s.prediction.warnings],
         "ewt_threshold": f"{EWT_THRESHOLD:g}",
-        "curves": [page.figure(page_figure([curves_panel(found, q, best)], 380)) for found, q in curves if found],
+        "curves": [svg(figure(figures.draw_learning, found, quantity, best)) for found, quantity in curves if found],
     }
     if sets:
         found = {"element": by_element(sets), "adsorbate": by_adsorbate(sets), "size": by_size(sets)}
-        parity, residuals = parity_panels(sets, metadata.target)
-        forces = forces_panel(sets)
+        with_forces = [s for s in sets if s.forces is not None and s.forces[0].size]
         groups = {name: errors for name, errors in found.items() if errors is not None}
         content |= {
-            "parity": page.figure(page_figure([parity], 500)),
-            "residuals": page.figure(page_figure([residuals], 330)),
-            "forces": None if forces is None else page.figure(page_figure([forces], 500)),
-            "force_numbers": _force_numbers(sets),
+            "parity": svg(figure(figures.draw_parity, sets, metadata.target)),
+            "residuals": svg(figure(figures.draw_residuals, sets, metadata.target)),
+            "forces": svg(figure(figures.draw_forces, with_forces)) if with_forces else None,
+            "force_numbers": [_force_numbers(s) for s in with_forces],
             "most_points": MOST_POINTS,
             "n_structures": n_structures,
             "error_bars": n_structures <= MOST_ERROR_BARS and any(s.std is not None for s in sets),
-            "uncertainty": _uncertainty(page, [s for s in sets if s.std is not None]),
-            "groups": [_group(page, name, errors) for name, errors in groups.items()],
+            "uncertainty": _uncertainty([s for s in sets if s.std is not None]),
+            "groups": [_group(name, errors) for name, errors in groups.items()],
             "worst": [_card(page, sets[0], place) for place in sets[0].worst()],
         }
     content |= {
-        "far": _far(page, loaded),
-        "local": _local(page, loaded, sets),
+        "far": _far(loaded),
+        "local": _local(loaded, sets),
         "invariance": _invariance(results),
         "provenance": provenance(loaded, command),
         "configuration": configuration(loaded),
     }
     page.write(path, **content, headings=_headings(content))
-
-
-def _subtitle(loaded: LoadedModel, n_members: int) -> str:
-    if n_members > 1:
-        return f"{loaded.name}, ensemble of {n_members}, {loaded.metadata.target}"
-    return f"{loaded.path}, {loaded.metadata.target}, epoch {loaded.metadata.epoch + 1}"
 
 
 def _headings(content: dict[str, Any]) -> dict[str, str]:
@@ -179,18 +169,16 @@ def _key_numbers(evaluation: Evaluation) -> list[str]:
     return [evaluation.name, f"{metrics.n:,}", *numbers, share, f"{metrics.ewt:.1%}"]
 
 
-def _force_numbers(sets: Sequence[Evaluation]) -> list[list[str]]:
-    """A row of errors for each set with forces."""
-    rows = []
-    for s in sets:
-        if (found := s.force_metrics) is not None and s.forces is not None:
-            share = f"{found.force_rmse / (found.force_rms or 1.0):.3f}"
-            numbers = [f"{x:.4f}" for x in (found.force_mae, found.force_rmse, found.force_rms)]
-            rows.append([s.name, f"{len(s.forces[0]):,}", *numbers, share])
-    return rows
+def _force_numbers(evaluation: Evaluation) -> list[str]:
+    found = evaluation.force_metrics
+    assert found is not None
+    assert evaluation.forces is not None
+    share = f"{found.force_rmse / (found.force_rms or 1.0):.3f}"
+    numbers = [f"{x:.4f}" for x in (found.force_mae, found.force_rmse, found.force_rms)]
+    return [evaluation.name, f"{len(evaluation.forces[0]):,}", *numbers, share]
 
 
-def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | None:
+def _uncertainty(sets: Sequence[Evaluation]) -> dict[str, Any] | None:
     """Whether predicted uncertainties fit the errors; None where there are none."""
     if not sets:
         return None
@@ -207,11 +195,11 @@ def _uncertainty(page: Page, sets: Sequence[Evaluation]) -> dict[str, Any] | Non
         numbers = f"{evaluation.std.mean():.4f}", f"{found.factor:.2f}", rank
         rows.append([evaluation.name, f"{found.n:,}", *numbers, *(f"{share:.1%}" for share in found.coverage)])
     head = ["set", "structures", "mean ± / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
-    figure = page.figure(page_figure([coverage_panel(sets)], 380))
-    return {"figure": figure, "head": head, "rows": rows, "reasons": " ".join(reasons)}
+    coverage = svg(figure(figures.draw_coverage, sets))
+    return {"figure": coverage, "head": head, "rows": rows, "reasons": " ".join(reasons)}
 
 
-def _group(page: Page, name: str, found: GroupErrors) -> dict[str, Any]:
+def _group(name: str, found: GroupErrors) -> dict[str, Any]:
     axis = "number of atoms" if name == "size" else name
     columns = [f"{set_name}: {what}" for set_name in found.sets for what in ("structures", "MAE / eV")]
     rows = [
@@ -219,8 +207,8 @@ def _group(page: Page, name: str, found: GroupErrors) -> dict[str, Any]:
                   for cell in (f"{n:,}", f"{mae:.4f}" if n else "–"))]
         for j, group in enumerate(found.groups)
     ]  # fmt: skip
-    figure = page.figure(page_figure([groups_panel(found, axis)], 330))
-    return {"name": name, "figure": figure, "head": [axis, *columns], "rows": rows}
+    bars = svg(figure(figures.draw_groups, found, axis))
+    return {"name": name, "figure": bars, "head": [axis, *columns], "rows": rows}
 
 
 def _card(page: Page, evaluation: Evaluation, place: int) -> dict[str, Any]:
@@ -237,20 +225,20 @@ def _card(page: Page, evaluation: Evaluation, place: int) -> dict[str, Any]:
     }
 
 
-def _far(page: Page, loaded: LoadedModel) -> dict[str, Any] | None:
+def _far(loaded: LoadedModel) -> dict[str, Any] | None:
     """What each head has learnt of long distances; None without a far field."""
     curves = far_curves(loaded.model)
     if curves is None:
         return None
     return {
-        "figures": [page.figure(page_figure(panels, 420)) for panels in zip(*far_panels(curves), strict=True)],
+        "figures": [svg(figures.far_figure(curves)), svg(figures.spectrum_figure(curves))],
         "n_waves": 0 if curves.nodes is None else len(curves.nodes),
         "dotted": curves.intended is not None,
         "spectrum": curves.spectrum is not None,
     }
 
 
-def _local(page: Page, loaded: LoadedModel, sets: Sequence[Evaluation]) -> dict[str, Any] | None:
+def _local(loaded: LoadedModel, sets: Sequence[Evaluation]) -> dict[str, Any] | None:
     """What each head has learnt of short distances, for the two elements in most structures."""
     counts = Counter(z for evaluation in sets for elements in evaluation.table.elements for z in elements)
     known = [z for z, _ in counts.most_common()] or loaded.metadata.elements
@@ -259,8 +247,7 @@ def _local(page: Page, loaded: LoadedModel, sets: Sequence[Evaluation]) -> dict[
     if curves is None:
         return None
     a, b = (chemical_symbols[z] for z in curves.pair)
-    figure = page_figure(local_panels(curves), 380)
-    return {"a": a, "b": b, "figure": page.figure(figure)}
+    return {"a": a, "b": b, "figure": svg(figures.local_figure(curves))}
 
 
 def _invariance(results: Sequence[Result] | None) -> dict[str, Any] | None:
@@ -288,3 +275,75 @@ def _cell(result: Result | None) -> dict[str, str]:
         "title": f"median {result.median:.1e} eV of {result.n} comparisons; bound: {result.bound}",
         "text": f"{worst} ({share}) {result.verdict}",
     }
+
+
+def summary(loaded: LoadedModel, n_members: int = 1) -> list[tuple[str, str]]:
+    """What the model is, in a few lines; of an ensemble, whose first member is given, what they have in common."""
+    metadata, config = loaded.metadata, loaded.model.config
+    recycles = f", applied {config.n_recycles} times" if config.n_recycles > 1 else ""
+    data = metadata.training_data
+    skipped = Path(loaded.path).parent / SKIPPED
+    origin = metadata.fine_tuned_from
+    left_out = [("left out of its data", f"structures that cannot be used, listed in {SKIPPED}")]
+    return [
+        *(left_out if skipped.is_file() else []),
+        ("target", f"{metadata.target}, eV"),
+        ("attention", _in_words(config.attention)),
+        ("size", f"{config.n_layers} layers{recycles}, {config.n_heads} heads, width {config.dim}"),
+        ("parameters", f"{loaded.model.n_parameters():,}"),
+        ("local cutoff", f"{config.cutoff:g} Å"),
+        ("elements", " ".join(chemical_symbols[z] for z in metadata.elements)),
+        ("trained on", f"{data.n_structures:,} structures of {data.path}"),
+        ("fingerprint of these", data.fingerprint),
+        *([("fine-tuned from", f"{origin.model}, trained on {origin.trained_on.path}")] if origin else []),
+        *(
+            [("epoch", str(metadata.epoch + 1)), ("model file", str(loaded.path))]
+            if n_members == 1
+            else [("ensemble", f"{n_members} models in {loaded.name}; curves and RPE are of the first")]
+        ),
+    ]
+
+
+def _in_words(config: AttentionConfig) -> str:
+    parts = [f"mechanism {config.mechanism}"]
+    if isinstance(config, MethodKeys):
+        parts.append(f"far field by {config.frequencies}")
+    if isinstance(config, ContentKeys):
+        parts.append(f"far rank {config.far_rank}")
+    if isinstance(config, FarFieldKeys):
+        kind = f"{config.spectrum}, " if isinstance(config, MethodKeys) else ""
+        parts.append(f"{config.n_basis} members ({kind}up to {config.widest:.3g} Å wide)")
+    if isinstance(config, KernelisedConfig):
+        parts.append(f"kernel {config.kernel}")
+    return ", ".join(parts)
+
+
+def provenance(loaded: LoadedModel, command: str | None) -> list[tuple[str, str]]:
+    """Date, machine, seed, command and versions."""
+    trained_with = ", ".join(f"{name} {version}" for name, version in loaded.metadata.versions.items())
+    written_with = ", ".join(f"{name} {version}" for name, version in library_versions().items())
+    found = [
+        ("report written", datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")),
+        ("molflt", __version__),
+        ("machine", f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} logical CPUs"),
+        ("seed", str(loaded.metadata.seed)),
+        ("model trained with", trained_with),
+        ("report written with", written_with),
+    ]
+    return [*found, ("command", command)] if command else found
+
+
+def configuration(loaded: LoadedModel) -> tuple[str, str]:
+    """Name and YAML of the run's configuration where it lies beside the model, else of the model's own."""
+    beside = Path(loaded.path).parent / "config.yaml"
+    if beside.is_file():
+        try:
+            config = load_config(beside)
+        except InputError:
+            pass
+        else:
+            # Another model's may lie there. What a run leaves to its training set is settled in a model alone.
+            settled: Any = {"auxiliary_head": True, "read_out": True, "attention": set(FROM_TRAINING_SET)}
+            if config.model.model_dump(exclude=settled) == loaded.metadata.config.model_dump(exclude=settled):
+                return f"Full configuration ({beside.name} of the run)", to_yaml(config)
+    return "Configuration of the model", to_yaml(loaded.metadata.config)

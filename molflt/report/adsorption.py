@@ -15,9 +15,8 @@ from molflt.data.tables import described
 from molflt.files import atomic_file
 from molflt.prediction.members import meaning_of_uncertainty
 from molflt.prediction.model import Model
-from molflt.report.charts import adsorption_panel
-from molflt.report.html import Page, energy
-from molflt.report.page_figures import page_figure
+from molflt.report.figures import draw_adsorption, figure
+from molflt.report.page import Page, energy, svg
 from molflt.report.viewer import structure_view
 
 _COUNTS = ("site", "guesses", "inside")
@@ -88,7 +87,7 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
         path,
         title=f"{described(results[0].molecule)} on {', '.join(one.metal for one in results)}",
         subtitle=f"adsorption energies, predicted by {model.members[0].name}",
-        chart=page.figure(page_figure([adsorption_panel(results)], 380)),
+        chart=svg(figure(draw_adsorption, results)),
         table={"head": HEAD, "rows": rows(results)},
         uncertainty=about_uncertainty(model),
         guessed=GUESSED,

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
+import io
+import warnings
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-import plotly.graph_objects as go
+import matplotlib
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
+from matplotlib.figure import Figure
 
 from molflt.files import atomic_file
 
-
-def for_plotly(text: object) -> str:
-    """For titles, names and hover texts of plotly, which reads ``<b>``, ``<a href>`` and entities.
-
-    Quotes stay: plotly knows no entity for them. A percent sign before a brace would be filled in as a template.
-    """
-    return html.escape(str(text), quote=False).replace("%{", "%&#123;")
+_SVG = "http://www.w3.org/2000/svg"
 
 
 def energy(value: float, sign: str = "-") -> str:
@@ -40,7 +36,7 @@ _TEMPLATES.filters |= {"energy": energy, "count": "{:,}".format, "share": "{:.1%
 
 
 class Page:
-    """A page in the making; it keeps the content of figures until it is written.
+    """A page in the making; it keeps the content of scripts until it is written.
 
     Args:
         template: name of a template that extends ``page.html``.
@@ -52,7 +48,7 @@ class Page:
         self._scripts: list[str] = []
 
     def need(self, *scripts: str) -> None:
-        """Add scripts, in this order, once each: files of ``templates``, or plotly's ``plotly.min.js``."""
+        """Add scripts, in this order, once each: files of ``templates``."""
         self._scripts += [name for name in scripts if name not in self._scripts]
 
     def part(self, template: str, **content: Any) -> Markup:
@@ -67,15 +63,6 @@ class Page:
             content = content.replace(character, f"\\u{ord(character):04x}")
         self._held[key] = Markup(content)  # noqa: S704
         return key
-
-    def figure(self, figure: go.Figure) -> Markup:
-        """The place where a figure will be drawn, as high as the figure unless the style sheet says otherwise."""
-        self.need("plotly.min.js", "figures.js")
-        pixels = int(figure.layout.height)
-        # By Python's own writer: that of orjson, where it is installed, refuses paths that are no text.
-        content = go.Figure(figure).update_layout(height=None).to_json(engine="json")
-        key = self.hold(None, content)
-        return Markup('<div class="figure" data-content="{}" style="height:{}px"></div>').format(key, pixels)
 
     def write(self, path: Path, **content: Any) -> None:
         """Render the template with its variables and write the file, atomically."""
@@ -97,9 +84,36 @@ class Page:
 def _source(name: str) -> str:
     """A style sheet or script, which is part of the page as it stands, with the line ends that a browser hashes."""
     assert _TEMPLATES.loader is not None
-    text = get_plotlyjs() if name == "plotly.min.js" else _TEMPLATES.loader.get_source(_TEMPLATES, name)[0]
-    return str(text).replace("\r\n", "\n").replace("\r", "\n")
+    text = _TEMPLATES.loader.get_source(_TEMPLATES, name)[0]
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _hash(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def svg(drawn: Figure) -> Markup:
+    """A figure as part of a page, its letters as text; points with texts of their own show these when pointed at."""
+    pointed = [line for axes in drawn.axes for line in axes.lines if hasattr(line, "texts")]
+    for k, line in enumerate(pointed):
+        line.set_gid(f"pointed-{k}")
+    stream = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "molflt"}), warnings.catch_warnings():
+        # The browser has letters that matplotlib's font lacks.
+        warnings.filterwarnings("ignore", "Glyph")
+        drawn.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    # What matplotlib has just written.
+    root = ElementTree.fromstring(stream.getvalue())  # noqa: S314
+    for k, line in enumerate(pointed):
+        dots = root.findall(f".//{{{_SVG}}}g[@id='pointed-{k}']//{{{_SVG}}}use")
+        for dot, text in zip(dots, line.texts, strict=True):
+            ElementTree.SubElement(dot, f"{{{_SVG}}}title").text = text
+    # Other figures of the page have groups of the same names.
+    for group in root.iter(f"{{{_SVG}}}g"):
+        group.attrib.pop("id", None)
+    width = drawn.get_figwidth()
+    del root.attrib["width"], root.attrib["height"]
+    root.set("style", f"width: 100%; min-width: {70 * width:.0f}px; max-width: {110 * width:.0f}px")
+    return Markup('<div class="figure">{}</div>').format(Markup(ElementTree.tostring(root, encoding="unicode")))  # noqa: S704

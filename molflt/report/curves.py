@@ -1,8 +1,9 @@
-"""The learned RPE as numbers: f_h(r) and its spectrum g_h(ξ) of every layer and head, and the local RPE."""
+"""Curves as numbers: metrics over the epochs, f_h(r), its spectrum g_h(ξ) and the local RPE of every head."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,57 @@ from molflt.attention.smooth import envelope, sinc_of_square
 from molflt.attention.softmax import SoftmaxPositions
 from molflt.model.energy_model import EnergyModel
 
+TRAIN = "train"
 _MOST_DISTANCE = 30.0
 """Å; wide Gaussians go on, evenly and dully."""
 _N_POINTS = 241
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one split.
+
+    Attributes:
+        split: ``train`` or the name of a validation split.
+        epochs: (n,) counted from one.
+        values: (n,).
+    """
+
+    split: str
+    epochs: np.ndarray
+    values: np.ndarray
+
+
+def learning_curves(records: Sequence[dict[str, Any]], metric: str) -> list[Curve]:
+    """A metric such as ``energy_mae`` of every split that has it; training first.
+
+    Args:
+        records: one per validated epoch, see :func:`molflt.training.run_directory.read_records`.
+        metric: its name after the slash.
+    """
+    splits = dict.fromkeys(
+        key.rpartition("/")[0] for record in records for key in record if key.endswith(f"/{metric}")
+    )
+    found = []
+    for split in sorted(splits, key=lambda name: name != TRAIN):
+        points = [(r["epoch"], r[f"{split}/{metric}"]) for r in records if f"{split}/{metric}" in r]
+        epochs, values = zip(*points, strict=True)
+        found.append(Curve(split, np.array(epochs), np.array(values, dtype=np.float64)))
+    return found
+
+
+def best_epoch(records: Sequence[dict[str, Any]]) -> int | None:
+    """The epoch, counted from one, whose model a run keeps as best; None where the records do not say."""
+    return int(records[-1]["best_epoch"]) if records and "best_epoch" in records[-1] else None
+
+
+def best_point(curves: Sequence[Curve], epoch: int | None = None) -> tuple[int, float] | None:
+    """Epoch and value of the first validation split at an epoch; None: that of the smallest value."""
+    first = next((curve for curve in curves if curve.split != TRAIN), None)
+    if first is None:
+        return None
+    k = int(np.argmin(first.values) if epoch is None else np.searchsorted(first.epochs, epoch))
+    return int(first.epochs[k]), float(first.values[k])
 
 
 @dataclass(frozen=True)
