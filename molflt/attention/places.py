@@ -17,8 +17,8 @@ T = TypeVar("T")
 class Kept(Generic[T]):
     """A property that is computed once. Before Python 3.12 the standard one has a lock, which stops a compiler."""
 
-    def __init__(self, function: Callable[[Any], T]) -> None:
-        self.function, self.__doc__ = function, function.__doc__
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        self.func, self.__doc__ = func, func.__doc__
 
     @overload
     def __get__(self, owner: None, kind: type) -> Self: ...
@@ -29,9 +29,9 @@ class Kept(Generic[T]):
     def __get__(self, owner: object | None, kind: type) -> Self | T:
         if owner is None:
             return self
-        value = self.function(owner)
+        value = self.func(owner)
         # An attribute of the object goes before this one from now on.
-        owner.__dict__[self.function.__name__] = value
+        owner.__dict__[self.func.__name__] = value
         return value
 
 
