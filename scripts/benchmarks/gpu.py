@@ -32,9 +32,9 @@ from ase.md.verlet import VelocityVerlet
 from lightning.pytorch.callbacks import Callback
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
+from molflt.data.ase import to_atoms
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.record import to_record
 from molflt.model.compiled import compile_model
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import preset_config
