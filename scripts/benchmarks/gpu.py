@@ -41,8 +41,6 @@ from molflt.training.presets import preset_config
 from molflt.training.run import train
 from scripts.benchmarks import layer_worker, measuring, models, structures
 from scripts.benchmarks.md_step import molflt_calculator
-from scripts.benchmarks.model_worker import Step, build
-from scripts.benchmarks.plain import PlainBatch
 
 PRESET = "small"
 ATOMS = {"large": 144, "mean": 78}
@@ -93,8 +91,8 @@ class Benchmark:
                 yield name, "compiled", partial(self.step, found, compiled=True)
             if self.device.type == "cuda":
                 yield name, "CUDA graph", partial(self.graph, found)
-            for row in models.rows()[2:4]:
-                yield name, row.name, partial(self.peer, row, found)
+            for peer in ("PaiNN", "SchNet"):
+                yield name, peer, partial(self.peer, peer, found)
             yield name, "molflt train", partial(self.run, found)
         for n in self.dynamics:
             yield f"dynamics, {n:,} atoms", PRESET, partial(self.dynamics_step, n)
@@ -145,15 +143,10 @@ class Benchmark:
             step()
         return self.time(captured.replay)
 
-    def peer(self, row: models.Row, found: list[Data]) -> float:
+    def peer(self, name: str, found: list[Data]) -> float:
         """A training step of another model, as wide."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "batch.pt"
-            models.plain_batch(found, row.cutoff, row.all_pairs).save(path)
-            batch = PlainBatch.load(path, self.device)
-        torch.manual_seed(0)
-        model = build(row.family, row.sizes).to(self.device).train()
-        return self.time(Step(model, batch, torch.optim.Adam(model.parameters(), lr=1e-4)))
+        family, sizes = models.rows()[name]
+        return self.time(models.training_steps(family, sizes, self.device)(models.prepared(family, found)))
 
     def run(self, found: list[Data]) -> float:
         """A step of ``molflt train``, everything around it included."""
