@@ -224,8 +224,63 @@ def input_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
         parser.exit(2, f"error: {error}\n")
 
 
-def parser(description: str | None, out: str, required: bool = True) -> argparse.ArgumentParser:
-    """A command line with the module's text as its help, and ``--out`` for a folder; ``out`` says for what."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=output_folder, required=required, help=f"folder for {out}")
+def sweep(
+    path: Path,
+    points: Iterable[Mapping[str, Any]],
+    judge: Callable[..., Mapping[str, Any] | Sequence[Mapping[str, Any]]],
+    conditions: Mapping[str, Any] | None = None,
+    digits: int = 4,
+) -> None:
+    """Judge every point that a CSV does not have yet; its rows are on disk before the next is begun.
+
+    Args:
+        path: of the CSV.
+        points: values by column, which are the first ones; keywords of ``judge``.
+        judge: returns the other columns, of one row or of several.
+        conditions: see :data:`PROVENANCE`.
+        digits: significant ones of a float.
+    """
+    for point in points:
+        if find(read(path), **point):
+            continue
+        found = judge(**point)
+        rows = [found] if isinstance(found, Mapping) else found
+        extend(path, [{**point, **row} for row in rows], conditions, digits)
+        for row in rows:
+            print("  ".join(text(value, digits) for value in (*point.values(), *row.values())), flush=True)
+
+
+def parser(description: str | None, out: str = "", required: bool = True, kept: Path | None = None) -> Any:
+    """A command line with the module's text as its help.
+
+    Args:
+        description: of the module; it says how the command is called.
+        out: what the folder ``--out`` is for; empty: there is no such option.
+        required: whether ``--out`` has to be given.
+        kept: the published CSV, in place of which ``--results`` names another.
+
+    Returns:
+        A parser that knows ``--quick``, which wants other ``--results`` than the published ones.
+    """
+    made = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if out:
+        made.add_argument("--out", type=output_folder, required=required, help=f"folder for {out}")
+    if kept is not None:
+        made.add_argument("--results", type=Path, default=kept, help="CSV to write; its figures beside it")
+    made.add_argument("--quick", action="store_true", help="tiny sizes, which tell nothing but that all runs")
     return made
+
+
+class _Parser(argparse.ArgumentParser):
+    def parse_args(self, *arguments: Any) -> Any:  # type: ignore[override]
+        options = super().parse_args(*arguments)
+        kept = self.get_default("results")
+        if options.quick and kept is not None and options.results == kept:
+            self.error("--quick needs --results: what is in docs/results is published")
+        return options
+
+
+def figure_path(csv: Path, name: str = "") -> Path:
+    """The PNG of a name, or of the CSV's: in docs/figures if the CSV is published, else beside it."""
+    folder = DOCS / "figures" if csv.parent == DOCS / "results" else csv.parent
+    return folder / f"{name or csv.stem}.png"

@@ -6,7 +6,7 @@ goes on from its last epoch. Start the same command once for each core: no two p
 
     python -m scripts.benchmarks.accuracy --out runs/accuracy           # the main sets: 33 hours of one core
     python -m scripts.benchmarks.accuracy --out runs/accuracy --data qm7 --rows flt softmax SchNet --seeds 0
-    python -m scripts.benchmarks.accuracy --out runs/miniature --miniature          # two minutes
+    python -m scripts.benchmarks.accuracy --out runs/quick --quick          # two minutes
     python -m scripts.benchmarks.accuracy --out runs/accuracy --results docs/results/accuracy.csv
     python -m scripts.tools.tables                    # writes the tables of the pages from docs/results/accuracy.csv
 
@@ -69,7 +69,7 @@ GROUPS = {
 """Rows of a table, in their order."""
 ROWS = [*GROUPS[""], *describe.BASELINES]
 """What can be asked for."""
-MINIATURE, MINIATURE_STEPS, MINIATURE_ROWS = 90, 6, ("flt", "softmax", "concat, turned at random", "SchNet")
+QUICK, QUICK_STEPS, QUICK_ROWS = 90, 6, ("flt", "softmax", "concat, turned at random", "SchNet")
 
 
 def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> str:
@@ -125,7 +125,7 @@ def run_variant(
 ) -> dict[str, Any]:
     """Train and judge a row of molflt's own: the moving average after the last step, chosen by nothing."""
     epochs = options.epochs or DATA_SETS[data].epochs
-    config = run_config(row, data, files, seed, epochs, MINIATURE_STEPS if options.miniature else -1)
+    config = run_config(row, data, files, seed, epochs, QUICK_STEPS if options.quick else -1)
     spent = ProcessorTime(run.parent / f"{run.name}-seconds.json")
     train(config, run, resume=True, say=lambda line: None, callbacks=[spent, *callbacks(row, seed)])
     # The last epoch is always validated, by the model that is saved.
@@ -173,7 +173,7 @@ def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespa
         if results.find(results.read(options.results), set=data, model=row, seed=seed, fold=fold):
             return
         with FileLock(claims / "data"):
-            files = split(data, fold, options.out / "data", MINIATURE if options.miniature else None)
+            files = split(data, fold, options.out / "data", QUICK if options.quick else None)
         if row in describe.BASELINES:
             found = run_baseline(row, files)
         elif row in PEERS:
@@ -201,11 +201,11 @@ def run_missing(options: argparse.Namespace) -> None:
             print(f"{data}: MOLFLT_DATA is not set or has no {DATA_SETS[data].file}; left out")
             continue
         folds = options.folds or range(DATA_SETS[data].n_folds)
-        folds = [fold for fold in folds if fold < DATA_SETS[data].n_folds][: 1 if options.miniature else None]
+        folds = [fold for fold in folds if fold < DATA_SETS[data].n_folds][: 1 if options.quick else None]
         # Folds are spread enough: each has one seed.
-        seeds = options.seeds if DATA_SETS[data].n_folds == 1 and not options.miniature else options.seeds[:1]
+        seeds = options.seeds if DATA_SETS[data].n_folds == 1 and not options.quick else options.seeds[:1]
         default = GROUPS[""] if DATA_SETS[data].n_folds == 1 else FOLD_ROWS
-        rows = options.rows or (MINIATURE_ROWS if options.miniature else default)
+        rows = options.rows or (QUICK_ROWS if options.quick else default)
         for fold, seed, row in product(folds, seeds, rows):
             if wanted(row, data):
                 run_one(row, data, seed, fold, options)
@@ -222,7 +222,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each run")
     parser.add_argument("--epochs", type=int, help="instead of each data set's own")
     parser.add_argument("--peers-python", help="interpreter with SchNetPack; see peers_environment.sh")
-    parser.add_argument("--miniature", action="store_true", help="a few structures and epochs: shows that all runs")
     options = parser.parse_args()
     options.results = options.results or options.out / "accuracy.csv"
     torch.set_num_threads(options.threads)

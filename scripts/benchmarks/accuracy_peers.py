@@ -1,27 +1,30 @@
-"""The peers of the accuracy benchmark: SchNet, DimeNet++ and PaiNN, each with the settings its authors recommend."""
+"""The peers of the accuracy benchmark: SchNet, DimeNet++ and PaiNN, each with the settings its authors recommend.
+
+    python -m scripts.benchmarks.accuracy_peers SPEC
+
+trains one for a given time and judges it, where its library is, without molflt. SPEC is the JSON of a :class:`Spec`,
+the answer one line of JSON (:func:`scripts.benchmarks.measuring.answer`).
+"""
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock
+from torch import nn
 
-from molflt.bundled import resolve_path
-from molflt.data.labels import LabelSpec
-from molflt.data.neighbours import attach_neighbours
-from molflt.data.sources import open_dataset
-from molflt.files import atomic_file
-from molflt.model.standardiser import Statistics, fit_statistics
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
-from scripts.benchmarks.accuracy_data import Split
-from scripts.benchmarks.measuring import run_isolated
-from scripts.benchmarks.peer_worker import PeerSpec
-from scripts.benchmarks.plain import PlainSet
+from scripts.benchmarks import measuring
+from scripts.benchmarks.peers import Structure, build, collate, n_parameters, plain
+
+if TYPE_CHECKING:
+    from scripts.benchmarks.accuracy_data import Split
 
 
 @dataclass(frozen=True)
@@ -29,46 +32,58 @@ class Peer:
     """One of them.
 
     Attributes:
-        family: see :class:`peer_worker.PeerSpec`.
+        family: see :func:`peers.build`.
         sizes: keyword arguments of its constructor, cutoff left out.
         cutoff: Å, in molecules and in crystals.
         lr: peak learning rate.
-        elsewhere: whether it needs the environment of the peers.
     """
 
     family: str
     sizes: dict[str, Any]
     cutoff: tuple[float, float]
     lr: float
-    elsewhere: bool = False
 
 
+_DIMENET = {"num_blocks": 4, "int_emb_size": 64, "basis_emb_size": 8, "out_emb_channels": 256, "hidden_channels": 128}
+_SCHNET = {"hidden_channels": 128, "num_filters": 128, "num_interactions": 6, "num_gaussians": 50}
 PEERS = {
-    "SchNet": Peer(
-        "schnet",
-        {"hidden_channels": 128, "num_filters": 128, "num_interactions": 6, "num_gaussians": 50},
-        (10.0, 6.0),
-        5e-4,
-    ),
-    "DimeNet++": Peer(
-        "dimenet++",
-        {
-            "hidden_channels": 128,
-            "num_blocks": 4,
-            "int_emb_size": 64,
-            "basis_emb_size": 8,
-            "out_emb_channels": 256,
-            "num_spherical": 7,
-            "num_radial": 6,
-        },
-        (5.0, 5.0),
-        1e-3,
-    ),
-    "PaiNN": Peer("painn", {"n_atom_basis": 128, "n_interactions": 3, "n_rbf": 20}, (5.0, 5.0), 5e-4, elsewhere=True),
+    "SchNet": Peer("schnet", _SCHNET, (10.0, 6.0), 5e-4),
+    "DimeNet++": Peer("dimenet++", {**_DIMENET, "num_spherical": 7, "num_radial": 6}, (5.0, 5.0), 1e-3),
+    "PaiNN": Peer("painn", {"n_atom_basis": 128, "n_interactions": 3, "n_rbf": 20}, (5.0, 5.0), 5e-4),
 }
 """Sizes and rates: torch_geometric's and SchNetPack's defaults and examples."""
+BATCH, EMA, WARMUP, CLIP = 32, 0.999, 0.02, 10.0
+"""Structures; decay of the moving average that is judged; share of the time in which the rate rises; norm of a
+gradient."""
 
-BATCH = 32
+
+@dataclass
+class Spec:
+    """What to train.
+
+    Attributes:
+        family: see :func:`peers.build`.
+        sizes: keyword arguments of its constructor.
+        train: file of a list of :data:`peers.Structure`, their targets standardised.
+        test: the same, by name.
+        scale: eV of one unit of a target.
+        seconds: of processor time to train for: what else the machine does takes nothing from it.
+        lr: peak learning rate.
+        seed: of weights and batches.
+        threads: of PyTorch.
+        device: cpu or cuda.
+    """
+
+    family: str
+    sizes: dict[str, Any]
+    train: str
+    test: dict[str, str]
+    scale: float
+    seconds: float
+    lr: float
+    seed: int
+    threads: int
+    device: str
 
 
 def train_peer(
@@ -84,65 +99,110 @@ def train_peer(
     """Train a peer for some seconds of processor time, in a process of its own.
 
     ``molecules`` says which of its cutoffs to take; ``folder`` is for the data in the form that it reads; ``python``
-    is the interpreter of the peers' environment, for those that need it.
+    is the interpreter of the peers' environment, for PaiNN.
 
     Returns:
-        What :func:`peer_worker.train` found; where there is nothing, why.
+        What :func:`train` found; where there is nothing, why.
     """
+    from filelock import FileLock
+
     peer = PEERS[name]
-    if peer.elsewhere and python is None:
+    if peer.family == "painn" and python is None:
         return {"status": "not available", "note": "needs --peers-python (scripts/benchmarks/peers_environment.sh)"}
     cutoff = peer.cutoff[0 if molecules else 1]
     with FileLock(folder / "claimed"):
-        train, test = plain_files(split, cutoff, folder)
+        train, test, scale = plain_files(split, cutoff, folder)
     sizes, device = {**peer.sizes, "cutoff": cutoff}, "cuda" if torch.cuda.is_available() else "cpu"
-    spec = PeerSpec(peer.family, sizes, train, test, seconds, peer.lr, BATCH, seed, threads, device)
-    interpreter = python if peer.elsewhere and python else sys.executable
-    command = [interpreter, "-m", "scripts.benchmarks.peer_worker", json.dumps(asdict(spec))]
-    return run_isolated(command, threads, 4 * seconds + 600)
+    spec = Spec(peer.family, sizes, train, test, scale, seconds, peer.lr, seed, threads, device)
+    interpreter = python if peer.family == "painn" and python else sys.executable
+    command = [interpreter, "-m", "scripts.benchmarks.accuracy_peers", json.dumps(asdict(spec))]
+    return measuring.run_isolated(command, threads, 4 * seconds + 600)
 
 
-def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[str, str]]:
-    """Files of :class:`PlainSet` for the training set and those held out, made if they are not there."""
+def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[str, str], float]:
+    """Files of the training set and those held out, made if they are not there, and eV of one unit of a target."""
+    from molflt.bundled import resolve_path
+    from molflt.data.labels import LabelSpec
+    from molflt.data.neighbours import attach_neighbours
+    from molflt.data.sources import open_dataset
+    from molflt.files import atomic_file
+    from molflt.model.standardiser import fit_statistics
+    from molflt.vocabulary import MAX_ATOMIC_NUMBER
+
     sources = {"train": split.train, **split.held_out}
     paths = {
         name: folder / f"{Path(source.replace(':', '-')).stem}-{name}-{cutoff:g}.pt"
         for name, source in sources.items()
     }
-    held_out = {name: str(paths[name]) for name in split.held_out}
-    if all(path.exists() for path in paths.values()):
-        return str(paths["train"]), held_out
-    statistics: Statistics | None = None
-    for name, source in sources.items():
-        read = open_dataset(resolve_path(source), labels=LabelSpec(target=split.target))
-        structures = [attach_neighbours(read[i], cutoff) for i in range(len(read))]
-        composition = torch.stack(
-            [torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1) for data in structures]
-        )
-        energies = torch.tensor([float(data[split.target]) for data in structures], dtype=torch.float64)
-        if statistics is None:
-            statistics = fit_statistics("element", energies, composition, 0.0)
-        references = torch.zeros(composition.shape[1], dtype=torch.float64)
-        for z, energy in statistics.references.items():
-            references[z] = energy
-        target = (energies - composition.double() @ references) / statistics.std
-        with atomic_file(paths[name]) as temporary:
-            plain_set(structures, target, statistics.std).save(temporary)
-    return str(paths["train"]), held_out
+    read = {name: open_dataset(resolve_path(s), labels=LabelSpec(target=split.target)) for name, s in sources.items()}
+    energies = torch.tensor([float(data[split.target]) for data in read["train"]], dtype=torch.float64)
+    counts = [torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1) for data in read["train"]]
+    statistics = fit_statistics("element", energies, torch.stack(counts), 0.0)
+    for name, path in paths.items():
+        if not path.exists():
+            structures = []
+            for data in read[name]:
+                reference = sum(statistics.references.get(z, 0.0) for z in data.atomic_numbers.tolist())
+                target = (float(data[split.target]) - reference) / statistics.std
+                structures.append(plain(attach_neighbours(data, cutoff), target))
+            with atomic_file(path) as temporary:
+                torch.save(structures, temporary)
+    return str(paths["train"]), {name: str(paths[name]) for name in split.held_out}, float(statistics.std)
 
 
-def plain_set(structures: list[Any], target: torch.Tensor, scale: float) -> PlainSet:
-    """Structures with neighbour lists, one after another."""
-    return PlainSet(
-        positions=torch.cat([data.positions for data in structures]),
-        atomic_numbers=torch.cat([data.atomic_numbers for data in structures]),
-        n_atoms=torch.tensor([len(data.atomic_numbers) for data in structures]),
-        cell=torch.cat([data.cell.view(1, 3, 3) for data in structures]),
-        pbc=torch.cat([data.pbc.view(1, 3) for data in structures]),
-        tags=torch.cat([data.tags for data in structures]),
-        edge_index=torch.cat([data.edge_index for data in structures], dim=1),
-        cell_offsets=torch.cat([data.cell_offsets for data in structures]),
-        n_edges=torch.tensor([data.edge_index.shape[1] for data in structures]),
-        target=target,
-        scale=scale,
-    )
+def train(spec: Spec) -> dict[str, Any]:
+    """Adam on the absolute error, the rate falling as a cosine of the time that has passed."""
+    torch.set_num_threads(spec.threads)
+    torch.manual_seed(spec.seed)
+    data = torch.load(spec.train, weights_only=True)
+    model = build(spec.family, spec.sizes).to(spec.device).train()
+    average = copy.deepcopy(model).eval()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.0)
+    model(model.prepare(collate(data[:2]).to(spec.device)))
+    begin = time.process_time()
+    steps, share = 0, 0.0
+    while share < 1.0:
+        for chosen in torch.randperm(len(data)).split(BATCH):
+            share = (time.process_time() - begin) / spec.seconds
+            if share >= 1.0:
+                break
+            rate = spec.lr * min(share / WARMUP, 1.0) * 0.5 * (1 + math.cos(math.pi * share))
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            batch = collate([data[k] for k in chosen.tolist()]).to(spec.device)
+            loss = (model(model.prepare(batch)) - batch.target).abs().mean()
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimiser.step()
+            steps += 1
+            update(average, model, min(EMA, (1 + steps) / (10 + steps)))
+    held_out = {name: torch.load(path, weights_only=True) for name, path in spec.test.items()}
+    return {
+        "mae": {name: spec.scale * error(average, some, spec.device) for name, some in held_out.items()},
+        "steps": steps,
+        "epochs": steps * BATCH / len(data),
+        "seconds": time.process_time() - begin,
+        "parameters": n_parameters(model),
+    }
+
+
+@torch.no_grad()
+def update(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """Move the average towards the model."""
+    for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
+        slow.lerp_(fast, 1 - decay)
+
+
+@torch.no_grad()
+def error(model: nn.Module, structures: list[Structure], device: str) -> float:
+    """Mean absolute error."""
+    total = 0.0
+    for first in range(0, len(structures), 64):
+        batch = collate(structures[first : first + 64]).to(device)
+        total += float((model(model.prepare(batch)) - batch.target).abs().sum())
+    return total / len(structures)
+
+
+if __name__ == "__main__":
+    measuring.answer(lambda: train(Spec(**json.loads(sys.argv[1]))))

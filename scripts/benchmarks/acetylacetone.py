@@ -15,6 +15,7 @@ docs/results/acetylacetone.csv.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,6 @@ def judge(row: str, test: str, seed: int, epochs: int, out: Path) -> dict[str, A
     loaded = load_model(run / "last.safetensors")
     energy, force = mean_squares(loaded, parts["test"])
     return {
-        "row": row,
-        "test": test,
-        "seed": seed,
-        "epochs": epochs,
         "energy_rmse": 1000 * energy**0.5,
         "force_rmse": 1000 * force**0.5,
         "minutes": spent.seconds / 60,
@@ -116,22 +113,21 @@ def table() -> str:
 
 def main() -> None:
     """Every run that is asked for and not finished."""
-    parser = results.parser(__doc__, "data and runs")
+    parser = results.parser(__doc__, "data and runs", kept=KEPT)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--test", choices=TESTS, default=TESTS[0], help="what is judged")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, default=preset_config("forces").trainer.max_epochs)
-    parser.add_argument("--results", type=Path, default=KEPT, help="CSV of the finished runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.quick:
+        options.rows, options.test, options.epochs = ["neither"], "hottest", 1
+    points = [
+        {"row": row, "test": options.test, "seed": seed, "epochs": options.epochs}
+        for seed, row in product(options.seeds, options.rows)
+    ]
     with results.input_errors(parser):
-        for seed, row in product(options.seeds, options.rows):
-            known = results.read(options.results)
-            if results.find(known, row=row, test=options.test, seed=seed, epochs=options.epochs):
-                continue
-            found = judge(row, options.test, seed, options.epochs, options.out)
-            print(found, flush=True)
-            results.extend(options.results, [found], digits=3)
+        results.sweep(options.results, points, partial(judge, out=options.out), digits=3)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ prints, for each model and molecule, by how much an energy per molecule differs 
 
 from __future__ import annotations
 
-import argparse
 import warnings
 
 import numpy as np
@@ -17,6 +16,7 @@ from ase.build import molecule
 import molflt
 from molflt.data.compositions import at_distance
 from molflt.prediction.model import Model
+from scripts import results
 
 MOLECULES = ("CH3CH2OH", "H2O", "C6H6", "CH3CONH2")
 GAPS, CELLS = (6.0, 8.0, 12.0, 20.0), (12.0, 15.0, 20.0)
@@ -57,12 +57,12 @@ def excess(model: Model, name: str) -> dict[str, float]:
 
 def main() -> None:
     """Print a table for each model."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = results.parser(__doc__)
     parser.add_argument("models", nargs="+", help="model file, run directory or pretrained:NAME")
-    for name in parser.parse_args().models:
-        model, found = molflt.load(name), {}
-        for formula in MOLECULES:
-            found[formula] = excess(model, formula)
+    options = parser.parse_args()
+    for name in options.models:
+        model = molflt.load(name)
+        found = {formula: excess(model, formula) for formula in MOLECULES[: 1 if options.quick else None]}
         print(f"{name}, eV\n| | {' | '.join(found)} |\n|{'---|' * (len(found) + 1)}")
         for key in found[MOLECULES[0]]:
             print(f"| {key} | {' | '.join(f'{values[key]:.4f}' for values in found.values())} |")

@@ -14,13 +14,10 @@ docs/results/adsorb_guesses.csv before the next is begun; those that are there a
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
-import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import ase.io
@@ -41,6 +38,7 @@ from molflt.prediction.members import member_paths
 from molflt.prediction.model import Model, load
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
+from scripts.benchmarks.accuracy_data import shared
 
 KEPT = results.DOCS / "results" / "adsorb_guesses.csv"
 PREDICTIONS = {
@@ -148,18 +146,16 @@ def table(rows: list[results.Row] | None = None) -> str:
 
 def main() -> None:
     """Every structure that is asked for and has no row yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.parser(__doc__, kept=KEPT)
     parser.add_argument("model", help="a model file, run directory or ensemble of y_relaxed, or pretrained:NAME")
-    parser.add_argument("--data", type=Path, help="by default $MOLFLT_DATA/fg/slice1.extxyz.gz")
     parser.add_argument("--limit", type=int, help="structures in all; by default every one")
     parser.add_argument("--guesses", type=int, default=N_GUESSES, help=f"by default {N_GUESSES}")
-    parser.add_argument("--results", type=Path, default=KEPT)
     options = parser.parse_args()
-    if options.data is None and "MOLFLT_DATA" not in os.environ:
-        parser.error("give --data, or set MOLFLT_DATA to the folder that has fg/slice1.extxyz.gz")
-    data = options.data or Path(os.environ["MOLFLT_DATA"]) / "fg" / "slice1.extxyz.gz"
+    if options.quick:
+        options.limit, options.guesses = 1, 5
     torch.set_num_threads(1)
     with results.input_errors(parser):
+        data = shared("fg/slice1.extxyz.gz")
         weights = " ".join(fingerprint(path)[:12] for path in member_paths(options.model))
         conditions = {"data": data.name, "guesses": options.guesses, "weights": weights}
         store = results.Store(options.results, COLUMNS, conditions)

@@ -1,6 +1,6 @@
 """Many molecules relaxed in one batch with torch-sim, and one by one with ASE: seconds of each.
 
-Both take the same number of FIRE's steps with the model of ``--model``. It needs the extra ``torch-sim``.
+Both take the same number of FIRE's steps with ``pretrained:qm7-small``. It needs the extra ``torch-sim``.
 
     python -m scripts.benchmarks.batched_relaxation
 
@@ -9,7 +9,6 @@ Prints a line of JSON: seconds of the processor for all molecules, each way, and
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import warnings
@@ -26,36 +25,34 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.sources import resolve_inputs
 from molflt.prediction.members import load_members
 from molflt.simulate.torch_sim import MolFLTModel
+from scripts import results
 
 SMILES = ("CCO", "c1ccccc1", "CC(=O)N", "CCCC", "CC(C)O", "C1CCCCC1", "OCC=O", "CCN")
 
 
 def main() -> None:
     """Relax both ways."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="pretrained:qm7-small")
-    parser.add_argument("--copies", type=int, default=4, help=f"of {len(SMILES)} molecules, each rattled")
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
+    options = results.parser(__doc__).parse_args()
+    copies, steps = (1, 2) if options.quick else (4, 20)
     # The model's forces need not mean anything here.
     warnings.simplefilter("ignore")
-    frames = [to_atoms(data) for data in resolve_inputs(list(SMILES) * options.copies)]
+    frames = [to_atoms(data) for data in resolve_inputs(list(SMILES) * copies)]
     for k, atoms in enumerate(frames):
         atoms.rattle(0.03, seed=k)
         # torch-sim wants a cell of everything.
         atoms.cell = 30 * np.eye(3)
-    members = load_members(options.model)
+    members = load_members("pretrained:qm7-small")
 
     def batched() -> None:
         first, step = fire(MolFLTModel(members[0], stress=False))
         state = first(torch_sim.io.atoms_to_state(frames, torch.device("cpu"), torch.float64))
-        for _ in range(options.steps):
+        for _ in range(steps):
             state = step(state)
 
     def singly() -> None:
         for atoms in frames:
             atoms.calc = MolFLTCalculator(members[0])
-            FIRE(atoms, logfile=None).run(fmax=0, steps=options.steps)
+            FIRE(atoms, logfile=None).run(fmax=0, steps=steps)
 
     together, alone = seconds(batched), seconds(singly)
     print(json.dumps({"batched": together, "singly": alone, "ratio": alone / together, "molecules": len(frames)}))

@@ -16,6 +16,7 @@ figures of both into docs/figures.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -125,21 +126,22 @@ def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
     return float(energy), float(force)
 
 
-def judge(row: str, n_atoms: int, seed: int, epochs: int, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train and judge: a row of clusters.csv, and one of scales.csv for each wave."""
-    parts, name = write_parts(out, n_atoms), f"{row}-{n_atoms}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
+def judge(row: str, atoms: int, seed: int, epochs: int, out: Path, scales: Path) -> dict[str, Any]:
+    """Train and judge: the other columns of clusters.csv; writes a row of scales.csv for each wave."""
+    parts, name = write_parts(out, atoms), f"{row}-{atoms}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
     run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
-    callbacks: list[Callback] = [spent]
-    callbacks += [FrozenScales()] if "frozen" in row else []
+    callbacks: list[Callback] = [spent, *([FrozenScales()] if "frozen" in row else [])]
     train(run_config(row, seed, epochs, parts), run, resume=True, say=lambda line: None, callbacks=callbacks)
     loaded = load_model(run / "last.safetensors")
-    energy, force = mean_squares(loaded, parts["val"])
-    of_test = mean_squares(loaded, parts["test"])
-    found = {
-        "row": row,
-        "atoms": n_atoms,
-        "seed": seed,
-        "epochs": epochs,
+    (energy, force), of_test = (mean_squares(loaded, parts[part]) for part in ("val", "test"))
+    epsilon, after = waves(loaded.model)
+    # Nothing is drawn for them but the order of the quantiles, which is of the model's seed.
+    _, before = waves(EnergyModel(loaded.metadata.config, loaded.metadata.seed))
+    known = {"row": row, "atoms": atoms, "seed": seed}
+    moved = [{**known, "epsilon": e, "before": s, "after": t} for e, s, t in zip(epsilon, before, after, strict=True)]
+    if moved:
+        results.extend(scales, moved, digits=3)
+    return {
         "loss": 0.01 * energy + 0.99 * force,
         "test_loss": 0.01 * of_test[0] + 0.99 * of_test[1],
         "energy_rmse": energy**0.5,
@@ -147,13 +149,6 @@ def judge(row: str, n_atoms: int, seed: int, epochs: int, out: Path) -> tuple[di
         "minutes": spent.seconds / 60,
         "parameters": loaded.model.n_parameters(),
     }
-    epsilon, after = waves(loaded.model)
-    # Nothing is drawn for them but the order of the quantiles, which is of the model's seed.
-    _, before = waves(EnergyModel(loaded.metadata.config, loaded.metadata.seed))
-    return found, [
-        {"row": row, "atoms": n_atoms, "seed": seed, "epsilon": e, "before": s, "after": t}
-        for e, s, t in zip(epsilon, before, after, strict=True)
-    ]
 
 
 def scales_figure(rows: list[results.Row]) -> Figure:
@@ -194,29 +189,25 @@ def _losses(rows: list[results.Row], name: str) -> list[float]:
 
 def main() -> None:
     """Every run that is asked for and not finished."""
-    parser = results.parser(__doc__, "data and runs")
+    parser = results.parser(__doc__, "data and runs", kept=KEPT)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--atoms", type=int, choices=list(FILES), default=32, help="of a cluster")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--results", type=Path, default=KEPT, help="CSV of the finished runs; the scales beside it")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    scales_path = options.results.with_name("scales.csv")
+    if options.quick:
+        PARTS.update(train=slice(0, 8), val=slice(8, 12), test=slice(12, 16))
+        options.rows, options.epochs = ["both"], 1
+    scales = options.results.with_name("scales.csv")
+    points = [
+        {"row": row, "atoms": options.atoms, "seed": seed, "epochs": options.epochs}
+        for seed, row in product(options.seeds, options.rows)
+    ]
     with results.input_errors(parser):
-        for seed, row in product(options.seeds, options.rows):
-            known = results.read(options.results)
-            if results.find(known, row=row, atoms=options.atoms, seed=seed, epochs=options.epochs):
-                continue
-            found, waves = judge(row, options.atoms, seed, options.epochs, options.out)
-            print(f"{row}, seed {seed}: loss {found['loss']:.3g}, {found['minutes']:.0f} minutes", flush=True)
-            if waves:
-                results.extend(scales_path, waves, digits=3)
-            results.extend(options.results, [found], digits=3)
-    if options.results == KEPT:
-        figures = results.DOCS / "figures"
-        results.save(scales_figure(results.read(scales_path)), figures / "scales.png")
-        results.save(losses_figure(results.read(KEPT)), figures / "clusters.png")
+        results.sweep(options.results, points, partial(judge, out=options.out, scales=scales), digits=3)
+    results.save(scales_figure(results.read(scales)), results.figure_path(scales))
+    results.save(losses_figure(results.read(options.results)), results.figure_path(options.results))
 
 
 if __name__ == "__main__":

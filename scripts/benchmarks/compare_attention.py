@@ -146,6 +146,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
+    if options.quick:
+        options.attention, options.data, options.seeds, options.steps = ["flt"], ["fg"], [0], 2
     if "qm7" in options.data and not accuracy_data.available("qm7"):
         print("MOLFLT_DATA is not set: without QM7")
         options.data.remove("qm7")

@@ -2,9 +2,9 @@
 
 40 atoms from N(0, 2.5² I) Å; f with amplitudes 0.8, −0.5, 0.6, 0.3 and widths 1, 1.5, 2.5, 4 Å; the estimator with
 the scales and quantiles with which a model begins. Prints the median and the quartiles over seeds of the relative
-root-mean-square error of the mask, and writes FOLDER/estimator.csv and FOLDER/estimator.png.
+root-mean-square error of the mask, and writes docs/figures/estimator.csv and estimator.png.
 
-    python -m scripts.benchmarks.estimator --out runs/estimator
+    python -m scripts.benchmarks.estimator
 """
 
 from __future__ import annotations
@@ -121,29 +121,23 @@ def plot(path: Path, counts: list[int], table: dict[str, list[list[float]]]) -> 
 
 
 def main() -> None:
-    """Command line."""
-    parser = results.parser(__doc__, "the table and the picture", required=False)
-    parser.add_argument("--r", type=int, nargs="+", default=[16, 64, 256, 1024], help="numbers of frequencies")
-    parser.add_argument("--seeds", type=int, default=30)
+    """Measure, print and draw."""
+    parser = results.parser(__doc__, kept=results.DOCS / "figures" / "estimator.csv")
     options = parser.parse_args()
-    if any(r < 2 for r in options.r):
-        parser.error("--r must be 2 or more")
+    counts, seeds = ([8, 16], 2) if options.quick else ([16, 64, 256, 1024], 30)
     table: dict[str, list[list[float]]] = {name: [] for name in (*ESTIMATORS, QUADRATURE)}
-    for r in track(options.r, "measuring", total=len(options.r)):
-        for name, values in errors(r, range(options.seeds)).items():
+    for r in track(counts, "measuring", total=len(counts)):
+        for name, values in errors(r, range(seeds)).items():
             table[name].append(values)
-    print(f"{'median (quartiles)':<24}" + "".join(f"{f'r = {r}':>33}" for r in options.r))
     rows = []
     for name, found in table.items():
-        quartiles = [[float(x) for x in np.percentile(values, [25, 50, 75])] for values in found]
-        cells = [f"{median:.2g} ({low:.2g} to {high:.2g})" for low, median, high in quartiles]
-        print(f"{name:<24}" + "".join(f"{cell:>33}" for cell in cells))
-        for r, (low, median, high) in zip(options.r, quartiles, strict=True):
+        for r, values in zip(counts, found, strict=True):
+            low, median, high = (float(x) for x in np.percentile(values, [25, 50, 75]))
             row = {"estimator": name, "r": r, "lower_quartile": low, "median": median, "upper_quartile": high}
-            rows.append({**row, "seeds": options.seeds})
-    if options.out is not None:
-        results.record(options.out / "estimator.csv", rows, {"atoms": N_ATOMS})
-        plot(options.out / "estimator.png", options.r, table)
+            rows.append({**row, "seeds": seeds})
+    print(results.table(rows))
+    results.record(options.results, rows, {"atoms": N_ATOMS})
+    plot(options.results.with_suffix(".png"), counts, table)
 
 
 if __name__ == "__main__":

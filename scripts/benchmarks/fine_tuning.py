@@ -6,7 +6,6 @@ of the group are the test. Nothing is chosen by it: what is judged is the moving
 
     python -m scripts.benchmarks.fine_tuning --out runs/accuracy
     python -m scripts.benchmarks.fine_tuning --out runs/short --base-epochs 8 --epochs 30    # a few minutes
-    python -m scripts.benchmarks.fine_tuning --out runs/few --miniature     # a few structures and steps
 
 Training on all others takes long; a folder of scripts.benchmarks.accuracy in which the row flt of these divisions is
 finished has it already. A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes
@@ -24,6 +23,7 @@ and behind them scripts.results.PROVENANCE.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ SETS = ("fg-amidines", "fg-carbamate-esters")
 ROWS = ("not fine-tuned", "fine-tuned", "from nothing")
 N_LEARNT, EPOCHS = 100, 100
 KEPT = results.DOCS / "results" / "fine_tuning.csv"
-MINIATURE, MINIATURE_LEARNT, MINIATURE_EPOCHS = 60, 30, 2
 
 
 def train_base(data: str, out: Path, most: int | None, epochs: int) -> tuple[Path, Path]:
@@ -83,43 +82,38 @@ def run_settings(row: str, base: Path, learnt: Path, test: Path, seed: int, epoc
     return TrainConfig.model_validate(values | begin)
 
 
-def judge(data: str, row: str, seed: int, out: Path, miniature: bool, epochs: tuple[int, int]) -> dict[str, Any]:
-    """Train what is missing and judge it: a row of the CSV; ``epochs`` are those of the base and of the others."""
-    base, held_out = train_base(data, out, MINIATURE if miniature else None, epochs[0])
-    n_learnt = MINIATURE_LEARNT if miniature else N_LEARNT
+def judge(set: str, row: str, seed: int, out: Path, epochs: tuple[int, int], quick: bool) -> dict[str, Any]:
+    """Train what is missing and judge it; ``epochs`` are those of the base and of the others."""
+    base, held_out = train_base(set, out, 60 if quick else None, epochs[0])
+    n_learnt = 30 if quick else N_LEARNT
     learnt, test = divide(held_out, seed, n_learnt, out / "data")
     model = base
     if row != "not fine-tuned":
-        run = out / "runs" / f"{data}-{row.replace(' ', '-')}-{seed}"
+        run = out / "runs" / f"{set}-{row.replace(' ', '-')}-{seed}"
         train(run_settings(row, base, learnt, test, seed, epochs[1]), run, resume=True, say=lambda line: None)
         model = run / LAST
-    found = evaluate(model, test)
-    metrics = found.metrics
-    return {"set": data, "row": row, "seed": seed, "n": n_learnt, "mae": metrics.energy_mae, "mad": metrics.mad}
+    metrics = evaluate(model, test).metrics
+    return {"n": n_learnt, "mae": metrics.energy_mae, "mad": metrics.mad}
 
 
 def main() -> None:
     """Every run that is asked for and not finished."""
-    parser = results.parser(__doc__, "data and runs")
-    parser.add_argument("--data", nargs="+", choices=[name for name in DATA_SETS if name in SETS], default=list(SETS))
+    parser = results.parser(__doc__, "data and runs", kept=KEPT)
+    parser.add_argument("--data", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--base-epochs", type=int, help="of the models that never saw the group")
+    parser.add_argument(
+        "--base-epochs", type=int, default=DATA_SETS[SETS[0]].epochs, help="where the group is unseen"
+    )
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of the few structures; default: {EPOCHS}")
-    parser.add_argument("--results", type=Path, help=f"CSV of the finished runs; default: {KEPT.name} of the pages")
-    parser.add_argument("--miniature", action="store_true", help="a few structures and epochs: shows that all runs")
     options = parser.parse_args()
-    path = options.results or (options.out / KEPT.name if options.miniature else KEPT)
     torch.set_num_threads(1)
+    epochs = (2, 2) if options.quick else (options.base_epochs, options.epochs)
+    points = [
+        {"set": data, "row": row, "seed": seed} for data, seed, row in product(options.data, options.seeds, ROWS)
+    ][: 3 if options.quick else None]
     with results.input_errors(parser):
-        for data, seed, row in product(options.data, options.seeds, ROWS):
-            if results.find(results.read(path), set=data, row=row, seed=seed):
-                continue
-            epochs = options.base_epochs or DATA_SETS[data].epochs, options.epochs
-            if options.miniature:
-                epochs = MINIATURE_EPOCHS, MINIATURE_EPOCHS
-            found = judge(data, row, seed, options.out, options.miniature, epochs)
-            print(f"{data:<22}{row:<14}seed {seed}: {found['mae']:.4f} eV (MAD {found['mad']:.4f} eV)", flush=True)
-            results.extend(path, [found], {"base_epochs": epochs[0], "epochs": epochs[1]})
+        work = partial(judge, out=options.out, epochs=epochs, quick=options.quick)
+        results.sweep(options.results, points, work, {"base_epochs": epochs[0], "epochs": epochs[1]})
 
 
 if __name__ == "__main__":

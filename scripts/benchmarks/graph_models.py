@@ -20,7 +20,7 @@ from molflt.attention.registry import ATTENTIONS
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import PRESETS
-from scripts.benchmarks.plain import FIELDS, PlainBatch
+from scripts.benchmarks.peers import FIELDS, PlainBatch
 
 Inputs = dict[str, Any]
 

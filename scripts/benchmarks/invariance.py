@@ -9,10 +9,9 @@ the energy of the smallest structure by 30 %: a far field that is zero proves no
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,21 +37,19 @@ CHANGES = {
 }
 
 
-def rows(model: EnergyModel, kind: str, n: int) -> list[dict[str, str]]:
+def rows(kind: str, atoms: int, model: EnergyModel) -> list[dict[str, str]]:
     """One row for each precision."""
-    (data,) = structures.make(kind, n)
+    (data,) = structures.make(kind, atoms)
     found = []
     for dtype in (torch.float32, torch.float64):
         cast = copy.deepcopy(model).to(dtype).eval()
         reference = energies(cast, [data])
-        row = {"kind": kind, "atoms": str(n), "contraction": str(reference.contractions[0]), "dtype": str(dtype)[6:]}
+        row = {"contraction": str(reference.contractions[0]), "dtype": str(dtype)[6:]}
         for name, change in CHANGES.items():
-            if name in ("wrapping", "cell") and not changes.is_periodic(data):
-                row[name] = "–"
-                continue
-            other = energies(cast, [change(data, np.random.default_rng(0))])
-            relative = abs(other.energy - reference.energy) / reference.magnitude
-            row[name] = f"{float(relative[0]):.1e}"
+            row[name] = "–"
+            if name not in ("wrapping", "cell") or changes.is_periodic(data):
+                other = energies(cast, [change(data, np.random.default_rng(0))])
+                row[name] = f"{float(abs(other.energy - reference.energy)[0] / reference.magnitude[0]):.1e}"
         found.append(row)
     return found
 
@@ -67,17 +64,11 @@ def scaled_model(examples: Sequence[Data]) -> EnergyModel:
 
 def main() -> None:
     """Measure what is not in the file yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PATH, help="CSV to write")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="atoms")
-    options = parser.parse_args()
+    options = results.parser(__doc__, kept=PATH).parse_args()
     model = scaled_model(structures.make("isolated", SIZES[0]))
-    for n in options.sizes:
-        for kind in ("isolated", "periodic"):
-            if results.find(results.read(options.out), kind=kind, atoms=n):
-                continue
-            results.extend(options.out, rows(model, kind, n), {"draws": 1})
-            print(f"{kind}, {n:,} atoms: done", flush=True)
+    sizes = SIZES[:1] if options.quick else SIZES
+    points = [{"kind": kind, "atoms": n} for n in sizes for kind in ("isolated", "periodic")]
+    results.sweep(options.results, points, partial(rows, model=model), {"draws": 1})
 
 
 if __name__ == "__main__":

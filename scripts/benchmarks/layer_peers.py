@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Batch
+from torch_geometric.utils import to_dense_batch
 
 from molflt.attention.near import GaussianDistanceBasis
 from scripts.benchmarks.layers import CUTOFF, DIM, HEADS, N_RBF
 
 _PAIRS_AT_ONCE = 1 << 20
 """Pairs times radial functions held while a bias is made; bounds what the preparation takes."""
-
-
-@dataclass
-class Layout:
-    """Where the atoms of a batch stand in its padded form.
-
-    Attributes:
-        slot: (n_atoms,) in the flattened (n_structures · n_max).
-        n_structures: structures.
-        n_max: atoms of the largest.
-        mask: (n_structures, n_max) bool, True where there is an atom.
-    """
-
-    slot: Tensor
-    n_structures: int
-    n_max: int
-    mask: Tensor
-
-    def pad(self, x: Tensor) -> Tensor:
-        """(n_atoms, c) → (n_structures, n_max, c)."""
-        if self.n_structures == 1:
-            return x[None]
-        flat = x.new_zeros(self.n_structures * self.n_max, x.shape[1])
-        return flat.index_copy(0, self.slot, x).view(self.n_structures, self.n_max, -1)
-
-    def pack(self, padded: Tensor) -> Tensor:
-        """(n_structures, n_max, c) → (n_atoms, c)."""
-        return padded[0] if self.n_structures == 1 else padded.flatten(0, 1)[self.slot]
-
-
-def layout(batch: Batch) -> Layout:
-    """Of the atoms of a batch, structure after structure."""
-    sizes = torch.bincount(batch.batch, minlength=batch.cell.shape[0])
-    n_max = int(sizes.max())
-    first = torch.cumsum(sizes, 0) - sizes
-    slot = batch.batch * n_max + torch.arange(len(batch.batch), device=sizes.device) - first[batch.batch]
-    mask = torch.arange(n_max, device=sizes.device) < sizes[:, None]
-    return Layout(slot, len(sizes), n_max, mask)
 
 
 class DenseWithBias(nn.Module):
@@ -69,14 +30,13 @@ class DenseWithBias(nn.Module):
         self.output = nn.Linear(DIM, DIM)
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> tuple[Layout, Tensor]:
-        """The bias, (n_structures, heads, n_max, n_max); −∞ towards places without an atom."""
-        places = layout(batch)
-        n_max, dtype = places.n_max, self.bias.weight.dtype
-        bias = torch.full(
-            (places.n_structures, HEADS, n_max, n_max), -torch.inf, dtype=dtype, device=places.slot.device
-        )
-        for b in range(places.n_structures):
+    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Structures of the atoms, and the bias, (n_structures, heads, n_max, n_max); −∞ where there is no atom."""
+        n_structures, dtype = len(batch.cell), self.bias.weight.dtype
+        n_max = int(torch.bincount(batch.batch).max())
+        shape, device = (n_structures, HEADS, n_max, n_max), batch.batch.device
+        bias = torch.full(shape, -torch.inf, dtype=dtype, device=device)
+        for b in range(n_structures):
             mine = torch.nonzero(batch.batch == b).squeeze(1)
             r, z, n = batch.positions[mine], batch.atomic_numbers[mine], len(mine)
             # Periodic structures here have all three axes periodic.
@@ -90,16 +50,17 @@ class DenseWithBias(nn.Module):
                 bias[b, :, rows, :n] = self.bias(basis).view(*distances.shape, -1).permute(2, 0, 1)
             # A place without an atom is dropped below; it sees all of them only not to give NaN.
             bias[b, :, n:] = 0.0
-        return places, bias
+        return batch.batch, bias
 
-    def forward(self, x: Tensor, prepared: tuple[Layout, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
-        places, bias = prepared
-        parts = places.pad(self.projection(x)).chunk(3, dim=-1)
+        structure, bias = prepared
+        padded, there = to_dense_batch(self.projection(x), structure)
+        parts = padded.chunk(3, dim=-1)
         # (b, n, dim) → (b, heads, n, head_dim)
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        return self.output(places.pack(attended.transpose(1, 2).flatten(2)))
+        return self.output(attended.transpose(1, 2).flatten(2)[there])
 
 
 def _distances(receivers: Tensor, senders: Tensor, cell: Tensor | None) -> Tensor:

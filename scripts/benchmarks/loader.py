@@ -8,13 +8,12 @@ neighbour lists. Measured:
   that preset consumes structures in training (forward, backward, optimiser step) on two threads;
 * anonymous memory while records are read in random order from the whole file.
 
-The file stays in FOLDER and is used again. Prints a table; with --out, writes loader.csv there. A row of it is one
+The file stays in the folder and is used again. Prints a table and writes docs/results/loader.csv. A row of it is one
 quantity: its name, and its values for the rounds, or along the way. Rates are in structures per second, memory is in
 bytes.
 
-    python -m scripts.benchmarks.loader --records 2000 --folder runs
-    python -m scripts.benchmarks.loader --records 500000 --reads 30000 --folder runs --out docs/results
-    python -m scripts.tools.tables                                              # the table of the page
+    python -m scripts.benchmarks.loader --out runs
+    python -m scripts.tools.tables                     # the table of the page
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from ase.build import add_adsorbate, fcc111, molecule
 from torch.utils.data import DataLoader
 
 from molflt.data.batching import AtomBudgetSampler, StructureCollater, collate
@@ -42,15 +40,11 @@ from molflt.data.safe_pickle import load_record
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import preset_config
 from scripts import results
-from scripts.benchmarks import measuring
+from scripts.benchmarks import measuring, structures
 
 KEPT = results.DOCS / "results" / "loader.csv"
 WORKERS = (0, 2)
 BUDGET = preset_config("base").data.max_atoms
-METALS = {"Al": 4.05, "Cu": 3.61, "Pd": 3.89, "Ag": 4.09, "Pt": 3.92, "Au": 4.08}
-ADSORBATES = ("CO", "H2O", "CH3OH", "C2H6", "CH3CHO", "NH3")
-SHAPES = ((3, 2, 3), (3, 3, 3), (4, 3, 4), (4, 4, 4), (5, 4, 4), (5, 5, 4), (6, 4, 5), (6, 6, 6))
-WEIGHTS = (0.12, 0.13, 0.16, 0.17, 0.16, 0.13, 0.09, 0.04)
 N_TEMPLATES = 300
 CUTOFF = 6.0
 """Å, of the graph that OC20 stores."""
@@ -59,46 +53,16 @@ Measured = Mapping[str, Sequence[float]]
 """Values of a quantity by its name."""
 
 
-def make_templates(n: int) -> list[dict[str, Any]]:
-    """Records of slabs with an adsorbate, in molflt's compact layout; lengths in Å, energies in eV."""
-    random = np.random.default_rng(0)
-    made = []
-    for k in range(n):
-        metal = random.choice(list(METALS))
-        slab = fcc111(metal, random.choice(SHAPES, p=WEIGHTS), a=METALS[metal], vacuum=10.0)
-        n_metal = len(slab)
-        guest = molecule(random.choice(ADSORBATES))
-        # the lowest atom is 2 Å above the surface; heights are those of the first
-        height = 2.0 + guest.positions[0, 2] - guest.positions[:, 2].min()
-        add_adsorbate(slab, guest, height, position=(1.0, 1.0))
-        slab.pbc = True
-        on_top = np.arange(len(slab)) >= n_metal
-        record = {
-            "pos": slab.positions,
-            "pos_relaxed": slab.positions,
-            "cell": slab.cell.array[None],
-            "atomic_numbers": slab.numbers,
-            "tags": np.where(on_top, 2, slab.get_tags() == 1),
-            "fixed": ~on_top & (slab.get_tags() > 2),
-            "natoms": len(slab),
-            "y_init": 0.0,
-            "y_relaxed": 0.0,
-            "sid": k,
-        }
-        made.append(to_record(to_data(record, f"template {k}"), compact=True))
-    return made
-
-
 def records(n: int) -> Iterator[dict[str, Any]]:
-    """``n`` records: the templates in turn, every time with other positions and energies."""
-    templates = make_templates(min(n, N_TEMPLATES))
-    random = np.random.default_rng(1)
+    """``n`` records: templates in turn, every time with other positions and energies."""
+    random = np.random.default_rng(0)
+    sizes = np.clip(random.gamma(3.0, 25.0, min(n, N_TEMPLATES)), 20, 224)
+    templates = [to_record(structures.slab(size, random), compact=True) for size in sizes]
     for k in range(n):
         record = dict(templates[k % len(templates)])
         moved = random.normal(scale=0.05, size=(2, *record["pos"].shape)).astype(np.float32)
         record["pos"], record["pos_relaxed"] = record["pos"] + moved[0], record["pos"] + moved.sum(axis=0)
-        record |= {"sid": k, "y_init": float(random.normal()), "y_relaxed": float(random.normal())}
-        yield record
+        yield record | {"sid": k, "y_init": float(random.normal()), "y_relaxed": float(random.normal())}
 
 
 def official_pickle(record: dict[str, Any]) -> bytes:
@@ -145,9 +109,8 @@ def loader_rates(dataset: LmdbDataset, max_atoms: int, workers: int, n_batches: 
     """Structures per second of a loader, each round of ``n_batches`` batches; the start of workers not counted."""
     ahead = 2 * workers + 1
     chosen = mixed_batches(dataset, max_atoms, ahead + n_batches * rounds)
-    structures: Any = dataset
     loader = DataLoader[Any](
-        structures, batch_sampler=chosen, collate_fn=StructureCollater(CUTOFF), num_workers=workers
+        cast(Any, dataset), batch_sampler=chosen, collate_fn=StructureCollater(CUTOFF), num_workers=workers
     )
     batches = iter(loader)
     # what the workers make while they start comes for nothing
@@ -262,7 +225,7 @@ def sizes(dataset: LmdbDataset) -> dict[str, list[float]]:
 
 def measure(options: Any) -> dict[str, list[float]]:
     """Everything, by name; rates are in structures per second, one number a round."""
-    path = options.folder / f"bench_loader_{options.records}.lmdb"
+    path = options.out / f"bench_loader_{options.records}.lmdb"
     writing = write_file(path, options.records)
     # The sizes are read anew, not taken from the file that keeps them.
     path.with_name(path.name + ".natoms.npz").unlink(missing_ok=True)
@@ -342,22 +305,18 @@ def table(found: Measured | None = None) -> str:
 
 def main() -> None:
     """Measure, print, and write the CSV."""
-    parser = results.parser(__doc__, "loader.csv", required=False)
-    parser.add_argument("--records", type=int, default=2000, help="structures in the file; 500,000 take about 4 GB")
-    parser.add_argument("--folder", type=results.output_folder, default=Path("."), help="where the file is made")
-    parser.add_argument("--reads", type=int, default=2000, help="random reads along which memory is watched")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=8, help="training steps of base")
-    parser.add_argument("--train-atoms", type=int, default=2048, help="atoms in a training batch")
+    parser = results.parser(__doc__, "the file of structures", kept=KEPT)
+    parser.add_argument("--records", type=int, default=500_000, help="structures in the file; these take about 4 GB")
+    parser.add_argument("--reads", type=int, default=30_000, help="random reads along which memory is watched")
     options = parser.parse_args()
-    if min(options.records, options.reads, options.rounds, options.steps, options.train_atoms) < 1:
-        parser.error("the numbers must be positive")
+    options.rounds, options.steps, options.train_atoms = 7, 8, 2048
+    if options.quick:
+        options.records, options.reads, options.rounds, options.steps, options.train_atoms = 40, 60, 1, 1, 40
     found = measure(options)
     print(table(found))
-    if options.out is not None:
-        conditions = {name: getattr(options, name) for name in ("records", "reads", "train_atoms")}
-        rows = [{"quantity": name, "values": values} for name, values in found.items()]
-        results.record(options.out / KEPT.name, rows, conditions, digits=8)
+    conditions = {name: getattr(options, name) for name in ("records", "reads", "train_atoms")}
+    rows = [{"quantity": name, "values": values} for name, values in found.items()]
+    results.record(options.results, rows, conditions, digits=8)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def molflt_calculator() -> Calculator:
 
 def painn_calculator() -> Calculator:
     """PaiNN of the width, cutoff and number of layers of the preset."""
-    from scripts.benchmarks.external_models import painn_with_forces
+    from scripts.benchmarks.peers import painn_with_forces
 
     return painn_with_forces(n_atom_basis=128, n_interactions=3, n_rbf=24, cutoff=5.0)
 

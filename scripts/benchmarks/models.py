@@ -1,127 +1,130 @@
-"""The whole models of ``speed.py``: ``small`` and its peers, each in a process of its own, on the same batch."""
+"""A training step of whole models on the bundled FG set: ``small``, and peers as wide and as large as it is.
+
+    python -m scripts.benchmarks.models SPEC
+
+measures one of them; ``speed.py`` runs it, for PaiNN in the peers' environment. SPEC is the JSON of a :class:`Spec`,
+the answer one line of JSON (:func:`scripts.benchmarks.measuring.answer`).
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
 
-from scripts.benchmarks import structures
-from scripts.benchmarks.graph_models import MolfltEnergy, model_config
-from scripts.benchmarks.measuring import UNAVAILABLE, run_isolated
-from scripts.benchmarks.model_worker import Spec, n_parameters, with_width
-from scripts.benchmarks.plain import FIELDS, PlainBatch, edge_vectors
+from scripts.benchmarks import measuring
+from scripts.benchmarks.peers import Structure, build, collate, plain
+
+PEERS: dict[str, dict[str, Any]] = {
+    "DimeNet++": {"num_blocks": 3, "basis_emb_size": 8, "num_spherical": 7, "num_radial": 6},
+    "PaiNN": {"n_interactions": 3, "n_rbf": 20},
+    "SchNet": {"num_interactions": 4, "num_gaussians": 100},
+}
+WIDTHS = {
+    "": dict.fromkeys(PEERS, 128),
+    ", parameters of small": {"DimeNet++": 112, "PaiNN": 124, "SchNet": 252},
+}
+"""That of ``small``, and those that give about as many parameters."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One model.
+class Spec:
+    """What to measure.
 
     Attributes:
-        name: in the tables.
-        family: see :class:`Spec`.
-        sizes: keyword arguments.
-        cutoff: Å, of the neighbour list.
-        all_pairs: whether isolated structures need every pair.
-        match: number of parameters that the width follows from; None for the width of ``sizes``.
+        family: see :func:`peers.build`.
+        sizes: keyword arguments of its constructor.
+        structures: file of a list of :data:`peers.Structure`, which are one batch.
+        repeats: steps to time.
+        seconds: after which no further step is started.
+        gibibytes: memory that the measurement may take; 0 for no limit.
+        threads: of PyTorch.
+        device: cpu or cuda.
     """
 
-    name: str
     family: str
     sizes: dict[str, Any]
-    cutoff: float
-    all_pairs: bool = False
-    match: int | None = None
+    structures: str
+    repeats: int
+    seconds: float
+    gibibytes: float
+    threads: int
+    device: str
 
 
-def rows() -> list[Row]:
-    """``small``, then peers with its cutoff: as wide as it is, and with as many parameters."""
-    small = model_config("small", "flt")
-    cutoff, reach = small.cutoff, small.neighbour_cutoff
-    preset = {"preset": "small", "attention": "flt"}
-    ours = Row("molflt small", "molflt", preset, reach, all_pairs=small.all_pairs_if_isolated)
-    peers = {
-        "DimeNet++": {"num_blocks": 3, "basis_emb_size": 8, "num_spherical": 7, "num_radial": 6},
-        "PaiNN": {"n_interactions": 3, "n_rbf": 20},
-        "SchNet": {"num_interactions": 4, "num_gaussians": 100},
+def rows() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Family and sizes of ``small`` and of its peers, which have its cutoff, by name."""
+    found = {"molflt small": ("molflt", {"preset": "small", "attention": "flt"})}
+    for ending, widths in WIDTHS.items():
+        for name, sizes in PEERS.items():
+            found[name + ending] = name.lower(), {**with_width(name.lower(), sizes, widths[name]), "cutoff": 5.0}
+    return found
+
+
+def with_width(family: str, sizes: dict[str, Any], width: int) -> dict[str, Any]:
+    """The same model at another width, in the proportions of its published size."""
+    own = {
+        "schnet": {"hidden_channels": width, "num_filters": max(8, width // 3)},
+        "dimenet++": {"hidden_channels": width, "int_emb_size": width // 4, "out_emb_channels": 3 * width // 4},
+        "painn": {"n_atom_basis": width},
     }
-    wide = [
-        Row(name, name.lower(), with_width(name.lower(), {**sizes, "cutoff": cutoff}, small.dim), cutoff)
-        for name, sizes in peers.items()
-    ]
-    n = n_parameters(MolfltEnergy("small"))
-    return [ours, *wide, *(replace(row, name=f"{row.name}, parameters of small", match=n) for row in wide)]
+    return {**sizes, **own[family]}
 
 
-def plain_batch(found: list[Data], cutoff: float, all_pairs: bool) -> PlainBatch:
-    """Structures as one batch with a neighbour list."""
-    batch = structures.batch_with_neighbours([data.clone() for data in found], cutoff, all_pairs)
-    target = batch.y_relaxed if "y_relaxed" in batch else torch.randn(len(batch.cell))
-    relaxed = batch.positions_relaxed if "positions_relaxed" in batch else batch.positions
-    return PlainBatch(
-        **{name: batch[name] for name in FIELDS},
-        edge_vectors=edge_vectors(batch.positions, batch.batch, batch.cell, batch.edge_index, batch.cell_offsets),
-        target=target.float(),
-        displacement=(relaxed - batch.positions).float(),
-    )
+def prepared(family: str, found: Sequence[Any]) -> list[Structure]:
+    """Structures of molflt as plain tensors, with the neighbours that a family takes."""
+    from molflt.data.neighbours import attach_neighbours
+    from scripts.benchmarks.graph_models import model_config
+
+    small = model_config("small", "flt")
+    reach = (small.neighbour_cutoff, small.all_pairs_if_isolated) if family == "molflt" else (small.cutoff, False)
+    return [plain(attach_neighbours(data.clone(), *reach), float(data.get("y_relaxed", 0.0))) for data in found]
 
 
-def batch_files(folder: Path, found: list[Data], row: Row) -> tuple[Path, Path]:
-    """Files of the batch and of a small one, made once for rows that take the same neighbours."""
-    paths = []
-    for part, chosen in (("batch", found), ("warm", found[:1])):
-        path = folder / f"{part}-{row.cutoff:g}-{row.all_pairs}.pt"
-        if not path.exists():
-            plain_batch(chosen, row.cutoff, row.all_pairs).save(path)
-        paths.append(path)
-    return paths[0], paths[1]
+def training_steps(family: str, sizes: dict[str, Any], device: torch.device) -> Callable[..., Callable[[], None]]:
+    """An untrained model: from structures that are one batch, a step of training it on them with Adam."""
+    torch.manual_seed(0)
+    model = build(family, sizes).to(device).train()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step_on(structures: Sequence[Structure]) -> Callable[[], None]:
+        batch = collate(structures).to(device)
+        inputs = model.prepare(batch)
+
+        def step() -> None:
+            if hasattr(model, "loss"):
+                loss = model.loss(inputs, batch)
+            else:
+                loss = (model(inputs) - batch.target).square().mean()
+            loss.backward()
+            optimiser.step()
+            # Between two steps gradients take no memory.
+            optimiser.zero_grad(set_to_none=True)
+
+        return step
+
+    return step_on
 
 
-def interpreter(options: argparse.Namespace, family: str) -> str | None:
-    """The Python that has what a model needs; None when there is none."""
-    if family != "painn":
-        return sys.executable
-    return options.peers_python if options.peers_python and Path(options.peers_python).exists() else None
+def measure(spec: Spec) -> dict[str, Any]:
+    """Memory of a step after one to warm up on a single structure, then seconds of further ones."""
+    torch.set_num_threads(spec.threads)
+    device, structures = torch.device(spec.device), torch.load(spec.structures, weights_only=True)
+    step_on = training_steps(spec.family, spec.sizes, device)
+    step_on(structures[:1])()
+    if spec.gibibytes and device.type == "cpu":
+        measuring.limit_memory(spec.gibibytes)
+    step = step_on(structures)
+    return {
+        "peak_bytes": measuring.peak_growth(step, device),
+        "layer_seconds": measuring.seconds_of(step, spec.repeats, spec.seconds, device),
+        "how": ", ".join(f"{key}={x}" for key, x in spec.sizes.items()),
+    }
 
 
-def measure(options: argparse.Namespace, row: Row, files: tuple[Path, Path]) -> dict[str, Any]:
-    """A training step of one model."""
-    python = interpreter(options, row.family)
-    if python is None:
-        note = "needs --peers-python, made by scripts/benchmarks/peers_environment.sh"
-        return {"status": UNAVAILABLE, "note": note}
-    spec = Spec(
-        family=row.family,
-        sizes=row.sizes,
-        match=row.match,
-        batch=str(files[0]),
-        warm=str(files[1]),
-        direction="train",
-        repeats=options.repeats,
-        seconds=options.seconds,
-        gibibytes=options.memory,
-        threads=options.threads,
-        device=options.device,
-    )
-    command = [python, "-m", "scripts.benchmarks.model_worker", json.dumps(asdict(spec))]
-    return run_isolated(command, options.threads, options.limit)
-
-
-def peer_versions(python: str | None) -> str:
-    """Names and versions of the packages in the peers' environment; empty where there is none."""
-    if python is None or not Path(python).exists():
-        return ""
-    code = (
-        "from importlib.metadata import version, PackageNotFoundError\n"
-        "for name in ('schnetpack', 'torch', 'numpy'):\n"
-        "    try: print(name, version(name))\n"
-        "    except PackageNotFoundError: pass"
-    )
-    return ", ".join(subprocess.check_output([python, "-c", code], text=True).splitlines())
+if __name__ == "__main__":
+    measuring.answer(lambda: measure(Spec(**json.loads(sys.argv[1]))))

@@ -9,7 +9,6 @@ needs a number in the processor's memory: ``.item()``, ``.tolist()``, a conditio
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import preset_config
+from scripts import results
 from scripts.benchmarks import structures
 
 _FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "detach", "alias")
@@ -144,12 +144,12 @@ STEPS: dict[str, Callable[[], Callable[[], None]]] = {
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.parser(__doc__)
     parser.add_argument("--names", action="store_true", help="the operators and waits by name, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| step | operators | waits |\n|---|---|---|")
-    for name, make in STEPS.items():
+    for name, make in list(STEPS.items())[: 1 if options.quick else None]:
         found = count(make())
         print(f"| {name} | {found.operators.total():,} | {found.waits.total()} |", flush=True)
         if options.names:

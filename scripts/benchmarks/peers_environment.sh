@@ -24,7 +24,7 @@ if [ ! -e "$stamp" ]; then
     touch "$stamp"
 fi
 PYTHONWARNINGS=ignore "$folder/bin/python" -c '
-from scripts.benchmarks.external_models import PaiNNEnergy, painn_with_forces
+from scripts.benchmarks.peers import PaiNNEnergy, painn_with_forces
 PaiNNEnergy(16, 1, 8, 5.0)
 painn_with_forces(16, 1, 8, 5.0)
 print("PaiNN is there")'

@@ -21,14 +21,15 @@ model without a far field is blind to nearly all of it.
     python -m scripts.tools.tables                                          # the tables of the page
 
 A finished run is not repeated, and an interrupted one goes on from its last epoch; other settings want another --out.
-Prints the mean absolute error in eV for each test set, writes a row for each into docs/results/PILOT.csv, with the
-mean absolute deviation of the labels, and draws docs/figures/PILOT.png.
+Writes the mean absolute error for each test set, eV, into docs/results/PILOT.csv, with the mean absolute deviation of
+its labels, and draws docs/figures/PILOT.png.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -238,32 +239,40 @@ def config(
     )
 
 
-def errors(name: str, chosen: TrainConfig, run: Path, tests: Mapping[str, Path]) -> list[dict[str, Any]]:
+def judge(
+    attention: str,
+    seed: int,
+    epochs: int,
+    lr: float,
+    pilot: Pilot,
+    train_file: Path,
+    tests: Mapping[str, Path],
+    out: Path,
+) -> list[dict[str, Any]]:
     """Train, or go on, and measure on each test file: mean absolute error and deviation, eV."""
+    val = next(iter(tests.values()))
+    chosen = config(train_file, val, pilot.attentions[attention], seed, epochs, pilot.max_atoms, lr)
+    run = out / f"{train_file.stem}-{list(pilot.attentions).index(attention)}-{seed}"
     train(chosen, run, resume=True, say=print)
     loaded = load_model(run / "best.safetensors")
     rows = []
-    known = {"attention": name, "seed": chosen.seed, "epochs": chosen.trainer.max_epochs, "lr": chosen.optimiser.lr}
     for label, path in tests.items():
         data = open_dataset(path)
         prediction = predict(loaded, data)
         metrics = energy_metrics(prediction.energies, labels(Screening(data, LabelSpec(target="y_relaxed"), label)))
-        rows.append({**known, "test": label, "mae": metrics.energy_mae, "mad": metrics.mad})
-    found = "  ".join(f"{row['test']}: {row['mae']:.5f}" for row in rows)
-    print(f"{name}, seed {chosen.seed}: {found}", flush=True)
+        rows.append({"test": label, "mae": metrics.energy_mae, "mad": metrics.mad})
     return rows
 
 
-def write_data(name: str, folder: Path, n_train: int) -> tuple[Path, dict[str, Path]]:
+def write_data(name: str, pilot: Pilot, folder: Path) -> tuple[Path, dict[str, Path]]:
     """The file to train on and the test sets by name, the same for the same arguments; kept if they are there."""
-    pilot = PILOTS[name]
 
     def write(part: str, count: int, seed: int, *size: int) -> Path:
         path, random = folder / f"{name}-{part}-{count}.lmdb", np.random.default_rng([seed, *size] if size else seed)
         write_ions(path, (pilot.make(random, *size) for _ in range(count)), count, f"{name}, {part}")
         return path
 
-    train_file = write("train", n_train, 1, *pilot.sizes[:1])
+    train_file = write("train", pilot.n_train, 1, *pilot.sizes[:1])
     if not pilot.sizes:
         return train_file, {"test": write("test", pilot.n_test, 2)}
     return train_file, {str(n): write(str(n), pilot.n_test, 2, n) for n in pilot.sizes}
@@ -292,33 +301,31 @@ def figure(rows: list[results.Row], axis: str) -> Figure:
 
 def main() -> None:
     """Every run that is asked for and not finished, and the figure."""
-    parser = results.parser(__doc__, "data and runs")
+    parser = results.parser(__doc__, "data and runs", kept=results.DOCS / "results" / "PILOT.csv")
     parser.add_argument("pilot", choices=list(PILOTS))
     parser.add_argument("--epochs", type=int, help="default: that of the pilot")
     parser.add_argument("--lr", type=float, help="peak learning rate; default: that of the pilot")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--attention", nargs="+", help="default: all")
-    parser.add_argument("--results", type=Path, help="CSV of the finished runs; the figure beside it")
     options = parser.parse_args()
-    pilot, names = PILOTS[options.pilot], list(PILOTS[options.pilot].attentions)
+    pilot = PILOTS[options.pilot]
+    if options.quick:
+        pilot = replace(pilot, sizes=pilot.sizes[:2], n_train=8, n_test=4, epochs=1)
     for name in options.attention or ():
-        if name not in names:
-            parser.error(f"{options.pilot} has no attention '{name}'; choose from {', '.join(map(repr, names))}")
-    kept = options.results or results.DOCS / "results" / f"{options.pilot}.csv"
-    drawn = (options.results or results.DOCS / "figures" / options.pilot).with_suffix(".png")
-    epochs, lr = options.epochs or pilot.epochs, options.lr or pilot.lr
+        if name not in pilot.attentions:
+            parser.error(f"{options.pilot} has no attention '{name}'; choose from {', '.join(pilot.attentions)}")
+    kept = options.results.with_stem(options.results.stem.replace("PILOT", options.pilot))
+    names = options.attention or list(pilot.attentions)[: 1 if options.quick else None]
+    points = [
+        {"attention": name, "seed": seed, "epochs": options.epochs or pilot.epochs, "lr": options.lr or pilot.lr}
+        for name, seed in product(names, options.seeds)
+    ]
     with results.input_errors(parser):
-        train_file, tests = write_data(options.pilot, options.out, pilot.n_train)
-        for name, seed in product(options.attention or names, options.seeds):
-            chosen = config(
-                train_file, next(iter(tests.values())), pilot.attentions[name], seed, epochs, pilot.max_atoms, lr
-            )
-            if results.find(results.read(kept), attention=name, seed=seed, epochs=epochs, lr=lr):
-                continue
-            run = options.out / f"{options.pilot}-{names.index(name)}-{seed}"
-            results.extend(kept, errors(name, chosen, run, tests))
+        train_file, tests = write_data(options.pilot, pilot, options.out)
+        files = {"train_file": train_file, "tests": tests, "out": options.out}
+        results.sweep(kept, points, partial(judge, pilot=pilot, **files))
     if pilot.axis:
-        results.save(figure(results.read(kept), pilot.axis), drawn)
+        results.save(figure(results.read(kept), pilot.axis), results.figure_path(kept))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What tests the package from outside, makes its bundled data, and writes its generated pages and figures."""
+"""Tools that make the bundled data and the generated pages, figures, notebooks and lock file."""

@@ -1,7 +1,7 @@
 """The figures of docs/design.md.
 
 python -m scripts.tools.figures          # into docs/figures, about a minute
-python -m scripts.benchmarks.estimator --out docs/figures        # the fourth, estimator.png
+python -m scripts.benchmarks.estimator   # the fourth, estimator.png
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ import ase.db
 import ase.io
 import numpy as np
 import pytest
-import torch
-from ase.build import bulk, molecule
+from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.data import compression
@@ -46,19 +45,6 @@ def test_every_frame_of_a_file(tmp_path: Path, name: str) -> None:
         np.testing.assert_array_equal(data.tags.numpy(), frame.get_tags())
         assert float(data.energy) == frame.get_potential_energy()
         assert data.pbc.tolist() == [[True, True, False]]
-
-
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [("a.cif", "cif"), ("POSCAR", "vasp"), ("CONTCAR_2", "vasp"), ("a.vasp.gz", "vasp"), ("a.xsf", "xsf")],
-)
-def test_single_structure_formats(tmp_path: Path, name: str, form: str) -> None:
-    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
-    ase.io.write(tmp_path / name, atoms, format=form)
-    (data,) = read_ase(tmp_path / name)
-    assert sorted(data.atomic_numbers.tolist()) == sorted(atoms.numbers.tolist())
-    assert data.pbc.all()
-    torch.testing.assert_close(data.cell[0].norm(dim=1), torch.full((3,), 5.6, dtype=torch.float64))
 
 
 def test_databases(tmp_path: Path) -> None:
@@ -121,14 +107,6 @@ def test_damaged_files_are_one_input_error(tmp_path: Path, name: str) -> None:
     (tmp_path / name).unlink()
     with pytest.raises(InputError, match="no such file"):
         read_ase(tmp_path / name)
-
-
-def test_the_bad_frame_is_named(tmp_path: Path) -> None:
-    frames = [slab() for _ in range(3)]
-    frames[2].set_tags(range(13))
-    ase.io.write(tmp_path / "a.extxyz", frames)
-    with pytest.raises(InputError, match=r"a\.extxyz#2: tags"):
-        read_ase(tmp_path / "a.extxyz")
 
 
 @pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])

@@ -10,7 +10,6 @@ from typing import Any
 import ase.io
 import numpy as np
 import pytest
-import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
 from ase.calculators.calculator import all_properties
@@ -38,7 +37,6 @@ from ase.constraints import (
     MirrorTorque,
 )
 
-from molflt import vocabulary
 from molflt.data.ase_io import from_atoms, refuse_charges, to_atoms
 from molflt.data.extxyz_output import write_extxyz
 from molflt.data.lmdb_dataset import LmdbDataset
@@ -70,19 +68,6 @@ def test_a_slab_under_the_vocabulary() -> None:
     assert data.fixed.tolist() == [True] * 8 + [False] * 5
     assert (float(data.energy), float(data.y_relaxed), int(data.sid)) == (-3.5, -0.25, 7)
     assert (data.name, data.adsorbate, data.num_nodes) == ("slab", "O", 13)
-
-
-def test_round_trip() -> None:
-    atoms = slab()
-    atoms.set_constraint(FixAtoms([0, 3]))
-    atoms.set_array("positions_relaxed", atoms.positions + 0.1)
-    atoms.info.update(energy=-1.5, y_init=0.5, sid=3)
-    data = from_atoms(atoms, "slab")
-    back = from_atoms(to_atoms(data), "slab")
-    assert set(back.keys()) == set(data.keys())
-    for field in vocabulary.FIELDS:
-        if field in data:
-            torch.testing.assert_close(back[field], data[field], rtol=0, atol=1e-12)
 
 
 def test_nothing_is_computed() -> None:
@@ -168,6 +153,14 @@ def test_only_what_is_neutral_and_closed_shell(key: str) -> None:
         else:
             with pytest.raises(InputError, match=rf"water: atoms.info\['{key}'\] is {value}"):
                 from_atoms(atoms, "water")
+
+
+def test_an_odd_number_of_electrons_is_refused_of_molecules() -> None:
+    methyl = molecule("CH3")
+    for atoms in (Atoms("H"), bulk("Cu"), molecule("CH4")):
+        from_atoms(atoms, "x")
+    with pytest.raises(InputError, match="x: has an odd number of electrons"):
+        from_atoms(Atoms(methyl.numbers, methyl.positions), "x")
 
 
 def test_no_other_name_is_a_charge() -> None:

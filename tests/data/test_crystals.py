@@ -11,8 +11,6 @@ import pytest
 from ase import Atoms
 from ase.build import bulk
 from ase.cell import Cell
-from ase.io import write
-from scipy.spatial.distance import pdist
 
 from molflt.data.ase_files import read_ase
 from molflt.data.crystals import cif_frames
@@ -23,7 +21,7 @@ pytest.importorskip("pymatgen")
 pytest.importorskip("spglib")
 import spglib
 from pymatgen.core import Lattice, Structure
-from pymatgen.io.cif import CifParser, CifWriter
+from pymatgen.io.cif import CifParser
 
 CELL = ("length_a", "length_b", "length_c", "angle_alpha", "angle_beta", "angle_gamma")
 CUBE = (4.0, 4.0, 4.0, 90, 90, 90)
@@ -294,14 +292,3 @@ def test_cartesian_coordinates_and_newer_names() -> None:
     np.testing.assert_allclose(atoms.get_scaled_positions(), fractions, atol=1e-9)
     with pytest.warns(InputWarning, match="x along a"):
         notes.give()
-
-
-def test_what_other_programs_write(tmp_path: Path) -> None:
-    """pymatgen, whose sum formula is that of the cell beside Z, with symmetry and without; several blocks of ASE."""
-    salt = Structure.from_spacegroup("F m -3 m", Lattice.cubic(5.64), ["Na", "Cl"], [[0, 0, 0], [0.5, 0.5, 0.5]])
-    for symprec in (None, 0.01):
-        assert len(one(str(CifWriter(salt, symprec=symprec)))) == 8
-    frames = [bulk("NaCl", "rocksalt", a=5.6, cubic=True), bulk("Mg"), bulk("C")]
-    write(tmp_path / "a.cif", frames)
-    for data, frame in zip(read_ase(tmp_path / "a.cif"), frames, strict=True):
-        np.testing.assert_allclose(pdist(data.positions), pdist(frame.positions), atol=1e-4)

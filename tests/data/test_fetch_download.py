@@ -56,35 +56,37 @@ def fixed(code: int, headers: dict[str, str] | None = None, body: bytes = b"") -
     return lambda handler: handler.answer(code, headers or {}, body)
 
 
-def test_broken_off_several_times(server: Server, part: Path) -> None:
-    # more often than is tolerated without progress
-    server.replies = [cut(1000)] * (2 * N_TRIES)
-    assert fetch(server, part) == [1.0] * (2 * N_TRIES)
-    assert part.read_bytes() == CONTENT
-    assert server.asked == [None, *(f"bytes={1000 * k}-" for k in range(1, 2 * N_TRIES + 1))]
-    # the server has nothing after the last byte: complete
-    assert fetch(server, part) == []
-    assert server.asked[-1] == f"bytes={N}-"
-    assert part.read_bytes() == CONTENT
+def after(*sizes: int) -> list[str | None]:
+    """Ranges that are asked for when so many bytes are there; of none, no range."""
+    return [f"bytes={size}-" if size else None for size in sizes]
 
 
-def test_no_progress_gives_up_and_keeps_what_there_is(server: Server, part: Path) -> None:
-    server.replies = [cut(3000), *[cut(0)] * 50]
-    with pytest.raises(OSError, match=r"after 7 tries without progress.*run the same command again") as caught:
-        fetch(server, part)
-    assert not isinstance(caught.value, InputError)
-    assert part.read_bytes() == CONTENT[:3000]
-    assert len(server.requests) == 1 + N_TRIES - 1
-    server.replies = []
-    fetch(server, part)
-    assert part.read_bytes() == CONTENT
-    assert server.asked[-1] == "bytes=3000-"
+OTHER_BYTES = {"Content-Range": f"bytes 4000-{N - 1}/{N}"}
+GOOD: dict[str, tuple[int, list[Reply], list[str | None], list[float]]] = {
+    # More often than is tolerated without progress.
+    "broken off": (0, [cut(1000)] * 14, after(*range(0, 15_000, 1000)), [1.0] * 14),
+    "complete": (N, [], after(N), []),
+    "pauses": (0, [fixed(503)] * 3 + [cut(100), fixed(503)], after(0, 0, 0, 0, 100, 100), [1.0, 2.0, 4.0, 1.0, 2.0]),
+    "other bytes": (0, [cut(5000), fixed(206, OTHER_BYTES, b"x" * (N - 5000))], after(0, 5000, 0), [1.0, 2.0]),
+    "bytes of nowhere": (0, [cut(5000), fixed(206, {}, b"x" * (N - 5000))], after(0, 5000, 0), [1.0, 2.0]),
+    "more here than there": (900, [fixed(416, {"Content-Range": "bytes */500"})], after(900, 0), [1.0]),
+    "more here, it seems": (900, [fixed(416)], after(900, 0), [1.0]),
+    "no length": (0, [fixed(200, {}, CONTENT)], after(0), []),
+    "no length, half": (0, [fixed(200, {}, CONTENT[: N // 2])], after(0, N // 2), [1.0]),
+    "not yet": (0, [cut(2000), fixed(202), fixed(204)], after(0, 2000, 2000, 2000), [1.0, 2.0, 4.0]),
+}
+"""Bytes that are here, what the server replies before it is honest, ranges that are asked for, pauses."""
 
 
-def test_pauses_grow_and_shrink_again(server: Server, part: Path) -> None:
-    server.replies = [fixed(503), fixed(503), fixed(503), cut(100), fixed(503)]
-    assert fetch(server, part) == [1.0, 2.0, 4.0, 1.0, 2.0]
+@pytest.mark.parametrize(("here", "replies", "asked", "pauses"), GOOD.values(), ids=GOOD)
+def test_it_is_fetched_in_the_end(
+    here: int, replies: list[Reply], asked: list[str | None], pauses: list[float], server: Server, part: Path
+) -> None:
+    part.write_bytes(CONTENT[:here])
+    server.replies = list(replies)
+    assert fetch(server, part) == pauses
     assert part.read_bytes() == CONTENT
+    assert server.asked == asked
 
 
 def test_a_server_without_ranges_starts_over(server: Server, part: Path) -> None:
@@ -92,32 +94,54 @@ def test_a_server_without_ranges_starts_over(server: Server, part: Path) -> None
     server.replies = [cut(5000)]
     fetch(server, part)
     assert part.read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=5000-"]
-    # one that always breaks off makes no progress, although bytes come
-    part.unlink()
-    server.requests.clear()
-    server.replies = [cut(5000)] * 60
+    assert server.asked == after(0, 5000)
+
+
+def wrong_length(length: int) -> Reply:
+    """All of a file of another length, from its beginning."""
+    return fixed(200, {"Content-Length": str(length)}, bytes(length))
+
+
+WEB_PAGE = fixed(200, {"Content-Type": "Text/HTML; charset=utf-8"}, b"Log in" * 4000)
+ENCODED = fixed(200, {"Content-Encoding": "gzip", "Content-Length": str(N)}, CONTENT)
+BAD: dict[str, tuple[int, list[Reply], type[Exception], str, int, int]] = {
+    "no progress": (0, [cut(3000), *[cut(0)] * 50], OSError, "after 7 tries without progress.*same command", 7, 3000),
+    "redirects": (0, [fixed(302, {"Location": f"/{k}"}) for k in range(30)], InputError, "too many redirects", 6, 0),
+    "too short": (500, [wrong_length(N // 2)], InputError, "by what the server says", 1, 500),
+    "too long": (500, [wrong_length(2 * N)], InputError, "by what the server says", 1, 500),
+    "not found": (0, [cut(2000), *[fixed(404)] * 20], InputError, "answered 404 .*--url.*--archive", 2, 2000),
+    "a web page": (0, [cut(2000), *[WEB_PAGE] * 20], InputError, "web page", 2, 2000),
+    "encoded": (0, [cut(2000), *[ENCODED] * 20], InputError, "encoding", 2, 2000),
+}
+"""Bytes that are here, replies, the error, how often the server is asked, and bytes that are kept."""
+
+
+@pytest.mark.parametrize(("here", "replies", "kind", "message", "times", "kept"), BAD.values(), ids=BAD)
+def test_it_is_given_up_and_what_there_is_stays(
+    here: int, replies: list[Reply], kind: type[Exception], message: str, times: int, kept: int, server: Server,
+    part: Path,
+) -> None:  # fmt: skip
+    if here:
+        part.write_bytes(CONTENT[:here])
+    server.replies = list(replies)
+    with pytest.raises(kind, match=message) as caught:
+        fetch(server, part)
+    assert isinstance(caught.value, InputError) == (kind is InputError)
+    assert len(server.requests) == times
+    assert server.requests[0]["accept-encoding"] == "identity"
+    assert (part.read_bytes() if part.exists() else b"") == CONTENT[:kept]
+    # The same command once more goes on.
+    server.replies = []
+    fetch(server, part)
+    assert part.read_bytes() == CONTENT
+
+
+def test_bytes_that_are_no_progress(server: Server, part: Path) -> None:
+    """A server without ranges that always breaks off."""
+    server.ranges, server.replies = False, [cut(5000)] * 60
     with pytest.raises(OSError, match="without progress"):
         fetch(server, part)
     assert len(server.requests) == N_TRIES
-
-
-@pytest.mark.parametrize("content_range", [f"bytes 4000-{N - 1}/{N}", None])
-def test_other_bytes_than_those_asked_for(server: Server, part: Path, content_range: str | None) -> None:
-    headers = {"Content-Range": content_range} if content_range else {}
-    server.replies = [cut(5000), fixed(206, headers, b"x" * (N - 5000))]
-    fetch(server, part)
-    assert part.read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=5000-", None]
-
-
-@pytest.mark.parametrize("headers", [{"Content-Range": "bytes */500"}, {}])
-def test_more_here_than_the_server_has(server: Server, part: Path, headers: dict[str, str]) -> None:
-    part.write_bytes(CONTENT[:900])
-    server.replies = [fixed(416, headers)]
-    fetch(server, part)
-    assert part.read_bytes() == CONTENT
-    assert server.asked == ["bytes=900-", None]
 
 
 def test_redirects(server: Server, part: Path) -> None:
@@ -128,13 +152,6 @@ def test_redirects(server: Server, part: Path) -> None:
     assert part.read_bytes() == CONTENT
     assert server.paths[1] == server.paths[3] == here
     assert server.asked == [None, None, "bytes=100-", "bytes=100-"]
-
-
-def test_redirects_without_end(server: Server, part: Path) -> None:
-    server.replies = [fixed(302, {"Location": f"/{k}"}) for k in range(30)]
-    with pytest.raises(InputError, match="too many redirects"):
-        fetch(server, part)
-    assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize("scheme", ["file://", "ftp://127.0.0.1"])
@@ -182,28 +199,6 @@ def test_addresses_that_are_refused(url: str, part: Path) -> None:
         download(archive_of(CONTENT, "http://a.org/data.tar.gz"), url, part, Sleeps())
 
 
-@pytest.mark.parametrize("length", [N // 2, 2 * N])
-def test_a_length_that_cannot_be_right_is_refused_at_once(server: Server, part: Path, length: int) -> None:
-    part.write_bytes(CONTENT[:500])
-    server.ranges = False
-    server.replies = [fixed(200, {"Content-Length": str(length)}, bytes(length))]
-    with pytest.raises(InputError, match="by what the server says"):
-        fetch(server, part)
-    # what was there before is not lost to an answer that is wrong
-    assert part.read_bytes() == CONTENT[:500]
-
-
-def test_no_length(server: Server, part: Path) -> None:
-    server.replies = [fixed(200, {}, CONTENT)]
-    assert fetch(server, part) == []
-    assert part.read_bytes() == CONTENT
-    part.unlink()
-    server.replies = [fixed(200, {}, CONTENT[: N // 2])]
-    assert fetch(server, part) == [1.0]
-    assert part.read_bytes() == CONTENT
-    assert server.asked == [None, None, f"bytes={N // 2}-"]
-
-
 def test_a_body_without_end_does_not_fill_the_disk(server: Server, part: Path) -> None:
     sent = 0
 
@@ -225,37 +220,12 @@ def test_a_body_without_end_does_not_fill_the_disk(server: Server, part: Path) -
     assert sent < 32 << 20
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (fixed(404), "the server answered 404 .*--url.*--archive"),
-        (fixed(200, {"Content-Type": "Text/HTML; charset=utf-8"}, b"Log in" * 4000), "web page"),
-        (fixed(200, {"Content-Encoding": "gzip", "Content-Length": str(N)}, CONTENT), "encoding"),
-    ],
-)
-def test_refusals_are_final(reply: Reply, message: str, server: Server, part: Path) -> None:
-    server.replies = [cut(2000), *[reply] * 20]
-    with pytest.raises(InputError, match=message):
-        fetch(server, part)
-    assert len(server.requests) == 2
-    assert part.read_bytes() == CONTENT[:2000]
-    assert server.requests[0]["accept-encoding"] == "identity"
-
-
 def test_nobody_answers(server: Server, part: Path) -> None:
     sleeps = Sleeps()
     url = "http://127.0.0.1:9/data.tar.gz"
     with pytest.raises(OSError, match=r"Connection refused; gave up after 7 tries"):
         download(archive_of(CONTENT, url), url, part, sleeps)
     assert sleeps == list(module._PAUSES)
-
-
-def test_an_answer_without_the_file_is_tried_again(server: Server, part: Path) -> None:
-    server.replies = [cut(2000), fixed(202), fixed(204)]
-    assert len(fetch(server, part)) == 3
-    # what was there is not fetched again
-    assert server.requests[-1]["range"] == "bytes=2000-"
-    assert part.read_bytes() == CONTENT
 
 
 def test_a_certificate_that_nobody_vouches_for_is_final(

@@ -177,24 +177,3 @@ def _pax(records: dict[str, str]) -> bytes:
         info.pax_headers = records
         tar.addfile(info, io.BytesIO())
     return buffer.getvalue()
-
-
-def _headers_for_headers() -> bytes:
-    info = tarfile.TarInfo("p")
-    info.type, info.size = tarfile.XHDTYPE, 11
-    return (info.tobuf() + b"11 path=aa\n".ljust(512, b"\0")) * 2000
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        _headers_for_headers(),
-        _pax({"GNU.sparse.size": "x", "GNU.sparse.map": "a,b"}),
-        _pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1", "GNU.sparse.name": "s"}),
-    ],
-    ids=["headers for headers", "no numbers", "no map"],
-)
-def test_headers_that_tarfile_stumbles_over(content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the archive is damaged"):
-        run(gzip.compress(content, mtime=0), tmp_path)
-    assert not list((tmp_path / "outer" / "inner").iterdir())

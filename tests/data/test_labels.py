@@ -65,15 +65,6 @@ def test_forces_in_any_unit(unit: Any) -> None:
     np.testing.assert_allclose(from_atoms(atoms, "x", labels=spec).forces.numpy(), forces * factor, rtol=1e-7)
 
 
-def test_forces_of_a_calculator() -> None:
-    atoms = water()
-    forces = np.arange(9.0).reshape(3, 3)
-    atoms.calc = SinglePointCalculator(atoms, energy=-2.0, forces=forces)
-    data = from_atoms(atoms, "x", labels=LabelSpec(unit="meV"))
-    assert float(data.energy) == pytest.approx(-0.002)
-    np.testing.assert_allclose(data.forces.numpy(), forces * 1e-3)
-
-
 @pytest.mark.parametrize("spec", [LabelSpec(), LabelSpec(label="energy", force_label="forces")])
 def test_the_default_is_the_label_of_its_own_name_and_two_values_of_it_are_refused(spec: LabelSpec) -> None:
     """Whatever holds them: a calculator, ``info`` or arrays; and by name or by default."""

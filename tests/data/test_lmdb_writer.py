@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,45 +157,6 @@ def test_partial_file_of_another_source_is_discarded(tmp_path: Path, make_record
     write_lmdb(path, again, source="two" if change == "source" else "one", resume=change != "resume=False")
     assert again.made == [0, *range(n)]
     assert [int(d.sid) for d in LmdbDataset(path)] == list(range(shift, shift + n))
-
-
-_SCRIPT = """
-import sys, time
-import numpy as np
-from molflt.data import lmdb_writer
-lmdb_writer._PER_COMMIT = 10
-def records():
-    for k in range(500):
-        time.sleep(0.02)
-        yield {"pos": k + 2 * np.eye(4, 3), "atomic_numbers": np.ones(4, dtype=int), "sid": k}
-lmdb_writer.write_lmdb(sys.argv[1], records(), total=500)
-"""
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_killed_run_leaves_no_file_and_goes_on(tmp_path: Path) -> None:
-    path, partial = tmp_path / "a.lmdb", tmp_path / "a.lmdb.partial"
-    process = subprocess.Popen([sys.executable, "-c", _SCRIPT, str(path)])
-    try:
-        deadline = time.monotonic() + 120
-        while not (partial.exists() and partial.stat().st_size > 40_000):
-            assert process.poll() is None, "the writer ended before it could be killed"
-            assert time.monotonic() < deadline, "the writer wrote nothing"
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
-    assert not path.exists()
-    atoms = np.ones(4, dtype=int)
-    records = Counted(lambda k: {"pos": k + 2 * np.eye(4, 3), "atomic_numbers": atoms, "sid": k}, 500)
-    assert write_lmdb(path, records) == 500
-    done = 500 - (len(records.made) - 1)
-    assert 0 < done < 500
-    assert done % 10 == 0
-    dataset = LmdbDataset(path)
-    assert [float(d.positions[3, 0]) for d in dataset] == list(range(500))
-    assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
 
 
 def test_existing_output_is_kept_unless_told(tmp_path: Path, make_record: Any) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import ase.io
 import gemmi
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import bulk, molecule
 from ase.spacegroup import crystal
 
 from molflt.data.ase_files import read_ase
@@ -174,15 +172,3 @@ def test_mmcif_is_read_as_pdb_is(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(atoms.positions, other.positions, atol=1e-6)
     with pytest.raises(InputError, match=r"row 2 of the loop at line \d+ has coordinates x, "):
         read(tmp_path, document.as_string().replace(" 2.96 ", " x "), name)
-
-
-def test_what_ase_writes(tmp_path: Path) -> None:
-    for frame in (molecule("CH3CH2OH"), bulk("NaCl", "rocksalt", 5.6) * 2):
-        frames = [frame, frame.copy()]
-        frames[1].rattle(0.05, seed=1)
-        ase.io.write(tmp_path / "b.pdb", frames)
-        found = read(tmp_path, (tmp_path / "b.pdb").read_text(encoding="utf-8"))
-        for atoms, written in zip(found, frames, strict=True):
-            assert (atoms.numbers == written.numbers).all()
-            distances = [x.get_all_distances(mic=x.pbc.any()) for x in (atoms, written)]
-            np.testing.assert_allclose(*distances, atol=3e-3)

@@ -36,7 +36,7 @@ def _set(n: int, n_compositions: int, seed: int) -> tuple[np.ndarray, np.ndarray
 @pytest.mark.parametrize(("n", "n_compositions"), [(20, 1), (40, 4), (60, 60), (12_000, 400)])
 @pytest.mark.parametrize("error", [-80.0, 5000.0])
 def test_a_wrong_energy_is_found_and_measured(n: int, n_compositions: int, error: float) -> None:
-    for seed in range(5):
+    for seed in range(1 if n > 1000 else 5):
         energies, compositions = _set(n, n_compositions, seed)
         assert _outliers(energies, compositions)[0] == []
         place = (7 * seed + 3) % n

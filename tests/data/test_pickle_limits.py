@@ -111,7 +111,7 @@ def test_damaged_pickles_are_refused(raw: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_nothing_passes_that_the_standard_library_sees_harm_in(data: st.DataObject) -> None:
     protocol = data.draw(st.integers(0, 5))
     value = data.draw(

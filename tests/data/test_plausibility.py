@@ -85,12 +85,12 @@ def _moving(atoms: Atoms) -> list[Atoms]:
 def test_forces_in_a_wrong_unit_or_with_the_wrong_sign_do_not_fit_the_energies(atoms: Atoms) -> None:
     frames = _moving(atoms)
     forces = [frame.get_forces() for frame in frames]
+    structures = [from_atoms(frame, "s") for frame in frames]
 
     def doubt(spec: LabelSpec, stored_in: float) -> str:
         """Of forces as they were stored; read with ``spec``."""
         check = ForceCheck(spec)
-        for frame, of_frame in zip(frames, forces, strict=True):
-            data = from_atoms(frame, "s")
+        for data, frame, of_frame in zip(structures, frames, forces, strict=True):
             data.energy = torch.tensor([frame.get_potential_energy()])
             data.forces = torch.from_numpy(of_frame / stored_in * spec.force_factor)
             check.add(0, data)

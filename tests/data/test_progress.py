@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -23,15 +22,6 @@ def test_a_bar_appears_when_it_takes_long(
     captured = capfd.readouterr()
     assert ("counting" in captured.err) == shown
     assert captured.out == ""
-
-
-def test_errors_pass_through() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        list(track(items(), "counting", enabled=True))
 
 
 def test_meter_prints_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

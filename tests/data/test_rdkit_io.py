@@ -32,18 +32,6 @@ def _embedded(smiles: str) -> Chem.Mol:
     return mol
 
 
-def test_ethanol() -> None:
-    data = from_smiles("CCO")
-    assert sorted(data.atomic_numbers.tolist()) == [1] * 6 + [6, 6, 8]
-    assert data.name == "CCO"
-    assert not data.pbc.any()
-    assert not data.tags.any()
-    bonds = torch.cdist(data.positions, data.positions)
-    # C-C, C-O in Å
-    assert float(bonds[0, 1]) == pytest.approx(1.52, abs=0.03)
-    assert float(bonds[1, 2]) == pytest.approx(1.42, abs=0.03)
-
-
 def test_the_seed_fixes_the_conformer() -> None:
     smiles = "CC(C)Cc1ccc(cc1)C(C)C(=O)O"
     first, again, other = from_smiles(smiles), from_smiles(smiles), from_smiles(smiles, seed=7)
@@ -120,19 +108,6 @@ def _write_sdf(path: Path, mols: list[Chem.Mol]) -> None:
             writer.write(mol)
 
 
-def test_sdf(tmp_path: Path) -> None:
-    mols = [_embedded(s) for s in ("CCO", "c1ccccc1", "O")]
-    mols[1].SetProp("energy", "-1.25")
-    _write_sdf(tmp_path / "a.sdf", mols)
-    structures = read_sdf(tmp_path / "a.sdf")
-    assert [d.num_nodes for d in structures] == [9, 12, 3]
-    assert [d.name for d in structures] == [f"{tmp_path / 'a.sdf'}#{k}" for k in range(3)]
-    assert float(structures[1].energy) == -1.25
-    assert "energy" not in structures[0]
-    expected = torch.tensor(mols[0].GetConformer().GetPositions())
-    torch.testing.assert_close(structures[0].positions, expected, rtol=0, atol=1e-4)
-
-
 def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
     path = tmp_path / "a.sdf"
     mols = [_embedded("CCO"), _embedded("O")]
@@ -153,15 +128,6 @@ def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
     with pytest.raises(InputError, match="flat drawing"):
         read_sdf(path)
     assert capfd.readouterr().err == ""
-
-
-def test_smi(tmp_path: Path) -> None:
-    path = tmp_path / "a.smi"
-    path.write_text("# comment\nCCO ethanol\n\nO\twater\n", encoding="utf-8")
-    assert [(d.num_nodes, d.name) for d in read_smiles_file(path)] == [
-        (9, f"{path}#0 (ethanol)"),
-        (3, f"{path}#1 (water)"),
-    ]
 
 
 def test_csv(tmp_path: Path) -> None:

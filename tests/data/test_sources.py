@@ -96,6 +96,7 @@ def test_unusable_paths_are_named(folder: Path) -> None:
             open_dataset(folder / name)
 
 
+@pytest.mark.slow
 def test_text_is_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_text("1\nof 2 Å\nH 0 0 0\n", encoding="utf-8")
     (tmp_path / "b.smi").write_text("C Sumpfgas für Ö\n", encoding="utf-8")

@@ -72,8 +72,8 @@ def verdicts(results: list[Result], name: str) -> set[str]:
     return {result.verdict for result in results if result.name == name}
 
 
-FEW = ("molecule", "linear", "slab_open", "triclinic")
-ALSO_SLOW = ("rank one", "lattice")
+FEW = ("molecule", "triclinic")
+ALSO_SLOW = ("rank one", "lattice", "mesh")
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_the_published_form_fails_rotation_and_translation():
 
 
 def test_random_directions_fail_rotation_only():
-    results = run_suite(
-        small({"mechanism": "undamped", "directions": "random"}), structures("molecule", "benzene"), n_draws=2
-    )
+    loaded = small({"mechanism": "undamped", "directions": "random"})
+    checks = {name: CHECKS[name] for name in ("rotation", "translation")}
+    results = run_suite(loaded, structures("molecule", "benzene"), n_draws=2, checks=checks)
     assert verdicts(results, "rotation") == {"fail"}
     assert verdicts(results, "translation") == {"pass"}
 
@@ -175,13 +175,15 @@ def test_far_field_is_made_to_matter():
 def test_a_method_worse_than_it_says_is_found(monkeypatch):
     """Power: a mesh three times too coarse misses its ε against the exact sum."""
     monkeypatch.setattr("molflt.attention.far.field.spacing_in_widths", lambda tolerance: 1.5)
-    results = run_suite(small({"frequencies": "mesh", "tolerance": 1e-5}), structures("molecule", "slab"), n_draws=1)
+    checks = {"against exact": CHECKS["against exact"]}
+    loaded = small({"frequencies": "mesh", "tolerance": 1e-5})
+    results = run_suite(loaded, structures("molecule", "slab"), n_draws=1, checks=checks)
     assert verdicts(results, "against exact") == {"fail"}
 
 
 def test_trained_model(loaded, val_set):
     """As it came out of training, on what it was validated with."""
-    results = run_suite(loaded, [unlabelled(val_set[i]) for i in range(6)], n_draws=1)
+    results = run_suite(loaded, [unlabelled(val_set[i]) for i in range(2)], n_draws=1)
     assert {result.verdict for result in results} == {"pass"}
     assert {result.far_scaled for result in results} == {False, True}
 
@@ -216,9 +218,9 @@ def test_additivity_of_fragments():
 
 
 def test_not_applicable_where_nothing_is_periodic():
-    results = run_suite(small({}), structures("molecule", "linear"), n_draws=1)
-    for name in ("image wrapping", "change of cell", "supercell"):
-        assert verdicts(results, name) == {"not applicable"}
+    checks = {name: CHECKS[name] for name in ("image wrapping", "change of cell", "supercell")}
+    results = run_suite(small({}), structures("molecule", "linear"), n_draws=1, checks=checks)
+    assert {result.verdict for result in results if result.name in checks} == {"not applicable"}
 
 
 @pytest.mark.slow
@@ -242,7 +244,7 @@ _MODELS = {name: small(ATTENTIONS[name]) for name in ("flt", "both")}
     change=st.sampled_from(["rotation", "reflection", "translation", "permutation"]),
     attention=st.sampled_from(list(_MODELS)),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_molecules(smiles, rattle, seed, change, attention):
     random = np.random.default_rng(seed)
     data = from_smiles(smiles)
@@ -257,7 +259,7 @@ def test_molecules(smiles, rattle, seed, change, attention):
     change=st.sampled_from(["rotation", "reflection", "translation", "permutation", "wrapping", "cell_change"]),
     attention=st.sampled_from(list(_MODELS)),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_slabs(layers, pbc, seed, change, attention):
     atoms: Atoms = slab()[: 4 * layers]
     atoms.rattle(0.1, seed=seed)

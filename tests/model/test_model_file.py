@@ -100,32 +100,6 @@ def test_metadata_says_where_the_model_comes_from(model_path: Path, tiny_data: P
     assert metadata == load_model(model_path).metadata
 
 
-@pytest.mark.parametrize("share", [0.0, 0.00001, 0.0001, 0.01, 0.1, 0.5, 0.999])
-def test_truncated(share: float, model_path: Path, tmp_path: Path) -> None:
-    content = model_path.read_bytes()
-    path = tmp_path / "cut.safetensors"
-    path.write_bytes(content[: int(share * len(content))])
-    _refuses(path, "truncated", "copy it again")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        np.random.default_rng(0).bytes(5000),
-        b"\xff" * 64,
-        pickle.dumps({"weights": [1, 2, 3]}),
-        b"hello, this is text",
-        (8).to_bytes(8, "little") + b'{"a":1}}',
-        (2**62).to_bytes(8, "little") + b"{}",
-    ],
-    ids=["random", "ones", "pickle", "text", "bad header", "huge header"],
-)
-def test_other_bytes(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "wrong.safetensors"
-    path.write_bytes(content)
-    _refuses(path, "not a model file")
-
-
 def test_folder_and_missing_file(tmp_path: Path) -> None:
     _refuses(tmp_path, "is a folder", "best.safetensors")
     _refuses(tmp_path / "absent.safetensors", "no such file", "best.safetensors")

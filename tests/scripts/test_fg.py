@@ -1,6 +1,8 @@
-"""The bundled FG set, what makes it, its divisions and its baselines."""
+"""The bundled FG set and ``pretrained:fg``: what makes them, simple baselines, and pages that agree with both."""
 
+import copy
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,11 +16,16 @@ from typer.testing import CliRunner
 
 from molflt.bundled import resolve_path
 from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.lmdb_writer import write_lmdb
+from molflt.model.model_file import save_model
+from molflt.prediction.evaluation import evaluate
+from molflt.prediction.members import load_members, uncertainty_of
+from molflt.report.adsorption_page import GUESSED
 from molflt.vocabulary import TAG_ADSORBATE
-from scripts.benchmarks import fg_splits
-from scripts.benchmarks.accuracy_data import split
+from scripts import results
+from scripts.benchmarks import adsorb_guesses
 from scripts.results import ROOT
-from scripts.tools.fg import describe, make
+from scripts.tools.fg import describe, make, ship
 
 app = typer.Typer()
 app.command()(make.main)
@@ -84,6 +91,7 @@ def test_what_the_data_card_says(bundled):
     assert size < 10 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("MOLFLT_DATA" not in os.environ, reason="MOLFLT_DATA is not set")
 def test_it_is_what_the_publishers_give():
     """The last rows of a slice against the extended xyz, read by ASE."""
@@ -95,33 +103,6 @@ def test_it_is_what_the_publishers_give():
         assert float(data.y_relaxed) == atoms.info["y_relaxed"]
         np.testing.assert_allclose(data.positions, atoms.positions, atol=1e-5)
         np.testing.assert_allclose(data.positions_relaxed, atoms.arrays["pos_relaxed"], atol=1e-5)
-
-
-@pytest.mark.slow
-def test_divisions_hold_out_what_they_say(bundled, tmp_path, monkeypatch):
-    everything = [*bundled["train"], *bundled["val"]]
-    held_out = {name: [data for data in everything if rule(data)] for name, rule in fg_splits.RULES.items()}
-    assert {name: len(found) for name, found in held_out.items()} == {
-        "Pt": 179,
-        "Cu": 173,
-        "Zn": 166,
-        "amidines": 436,
-        "carbamate-esters": 167,
-        "molecules": 234,
-        "size": 2062,
-        "slice1": 616,
-        "slice2": 612,
-        "slice3": 614,
-        "slice4": 600,
-    }
-    names = sorted({data.molecule for data in everything})
-    assert set(np.random.default_rng(0).permutation(names)[:20]) == set(fg_splits.MOLECULES)
-    monkeypatch.setattr(fg_splits, "LmdbDataset", lambda path: bundled[path.stem][:40])
-    files = split("fg-size", 0, tmp_path)
-    parts = [list(LmdbDataset(Path(path))) for path in (files.train, files.held_out["test"])]
-    sizes = [{int((data.tags == TAG_ADSORBATE).sum()) for data in part} for part in parts]
-    assert max(sizes[0]) <= fg_splits.MOST_ATOMS < min(sizes[1])
-    assert sum(map(len, parts)) == 80
 
 
 def test_baselines_on_a_table_that_can_be_solved_by_hand():
@@ -143,3 +124,95 @@ def test_baselines_on_a_table_that_can_be_solved_by_hand():
         describe.mean_of_molecule(known, few),
         [known.energies[known.molecules == name].mean() for name in few.molecules],
     )
+
+
+@pytest.fixture
+def runs(loaded, tmp_path):
+    """Two models that differ, in files that know where they were trained."""
+    paths = [tmp_path / f"{k}.safetensors" for k in (0, 1)]
+    for k, path in enumerate(paths):
+        other = copy.deepcopy(loaded)
+        with torch.no_grad():
+            other.model.energy_head.factor.mul_(1 + 0.3 * k)
+        save_model(path, other.model, other.metadata.model_copy(update={"seed": k, "validation": {}}))
+    return paths
+
+
+@pytest.fixture
+def val(tmp_path):
+    """Carbon monoxide near two metals, at distances and with labels that are drawn."""
+    random, records = np.random.default_rng(0), []
+    for k in range(24):
+        atoms = row(f"{('pt', 'cu')[k % 2]}-1101-a", 1, random.normal())
+        atoms.positions += random.normal(size=(4, 3))
+        atoms.info |= {"sid": k, "group": ("amides", "oximes")[k % 3 % 2]}
+        records.append(make.to_record(atoms))
+    write_lmdb(tmp_path / "val.lmdb", records, overwrite=False, resume=False)
+    return str(tmp_path / "val.lmdb")
+
+
+def test_an_ensemble_is_shipped(runs, val, tiny_data, tmp_path, monkeypatch):
+    others = [{"by": "others", "of": "guessing", "mae": 1.5}]
+    monkeypatch.setattr(ship, "others", lambda train, val: others)
+    train = str(tiny_data / "train.lmdb")
+    known, _ = ship.ship([str(path) for path in runs], "tiny", tmp_path, train, val)
+    members = load_members(tmp_path / ship.MODEL)
+    assert uncertainty_of(members) == known
+    assert (known.n_members, known.n_structures, known.data) == (2, 24, val)
+    assert {member.metadata.training_data.path for member in members} == {train}
+    found = evaluate(members, val)
+    np.testing.assert_array_equal(found.predicted, evaluate(list(map(str, runs)), val).predicted)
+    error = np.abs(found.error)
+    rows = results.read(tmp_path / ship.NUMBERS)
+    of = {(row["by"], row["of"]): row for row in rows}
+    copper = [k for k in range(24) if k % 2]
+    assert float(of["metal", "Cu"]["mae"]) == pytest.approx(error[copper].mean(), rel=1e-5)
+    assert float(of["metal", "Cu"]["uncertainty"]) == pytest.approx(found.std[copper].mean(), rel=1e-5)
+    for by in ("metal", "group"):
+        assert sum(int(row["n"]) for row in rows if row["by"] == by) == 24
+        assert ship.table(by, rows).count("\n") == 2 + 2 + 1
+    assert of["size", "up to 6"]["n"] == "24"
+    assert "| seeds | 0, 1 |" in ship.table("file", rows)
+    assert ship.table("contest", rows).splitlines()[2:] == [
+        "| guessing | 1.500 |",
+        f"| **`pretrained:fg`** | **{error.mean():.3f}** |",
+    ]
+    monkeypatch.setattr(ship, "LARGEST", 1000)
+    before = (tmp_path / ship.MODEL).read_bytes()
+    with pytest.raises(SystemExit, match=r"more than 0\.001"):
+        ship.ship([str(path) for path in runs], "tiny", tmp_path, train, val)
+    with pytest.raises(SystemExit, match="was not trained on"):
+        ship.ship([str(runs[0])], "tiny", tmp_path, str(tiny_data / "val.lmdb"), val)
+    other = load_members(str(runs[1]))[0]
+    lies = other.metadata.model_copy(update={"validation": {"val/energy_mae": 0.5 * float(error.mean())}})
+    save_model(tmp_path / "lies.safetensors", other.model, lies)
+    with pytest.raises(SystemExit, match=r"lies.*its error on .* was .* and is"):
+        ship.ship([str(runs[0]), str(tmp_path / "lies.safetensors")], "tiny", tmp_path, train, val)
+    assert (tmp_path / ship.MODEL).read_bytes() == before
+    assert sorted(path.name for path in (tmp_path / ship.MODEL).parent.iterdir()) == ["fg.safetensors"]
+
+
+def test_cards_readme_and_demo_agree():
+    """Whatever is said of a published model, a baseline or the shipped model is what docs/results/fg.csv has."""
+    rows = results.read(results.ROOT / ship.NUMBERS)
+    known = {row["of"].split(",")[0]: f"{float(row['mae']):.3f}" for row in rows if row["by"] == "others"}
+    ours = next(f"{float(row['mae']):.3f}" for row in rows if row["by"] == "all")
+    texts = {name: (results.ROOT / name).read_text("utf-8") for name in ("README.md", "scripts/demo.sh")}
+    for name in ("data/fg/README.md", "molflt/pretrained/fg.md"):
+        texts[name] = (results.ROOT / name).read_text("utf-8")
+    for name, text in texts.items():
+        said = re.findall(r"^[| ]+([^|\d]+?)(?:, total energies)?(?: \||  ) +(0\.\d{3})\b", text, re.M)
+        mine = {what: number for what, number in said if what in known}
+        assert {"GemNet-dT", "PaiNN", "DimeNet++"} <= mine.keys(), name
+        assert mine == {what: known[what] for what in mine}, name
+    for name in ("README.md", "molflt/pretrained/fg.md"):
+        assert f"| **`pretrained:fg`** | **{ours}** |" in texts[name]
+    guesses = [row for row in results.read(adsorb_guesses.KEPT) if row["answer"]]
+    errors = [abs(float(row["answer"]) - float(row["y_relaxed"])) for row in guesses]
+    below = f"{np.quantile(errors, 0.68):.2f} eV"
+    assert GUESSED.endswith(f"68% of pretrained:fg's errors on {len(guesses)} structures were below {below}")
+    shipped = load_members("pretrained:fg")
+    uncertainty = uncertainty_of(shipped)
+    assert uncertainty is not None
+    said = {row["of"]: float(row["inside_68"]) for row in rows if row["by"] == "uncertainty"}
+    assert list(said.values()) == pytest.approx(uncertainty.coverage, abs=1e-4)

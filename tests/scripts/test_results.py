@@ -8,7 +8,7 @@ import pytest
 
 from scripts import results
 from scripts.benchmarks import accuracy, pilots
-from scripts.tools import tables
+from scripts.tools import floors, tables
 
 
 def test_the_tables_of_the_pages_are_those_of_the_csv_files():
@@ -85,14 +85,51 @@ def test_a_wrong_output_folder_gets_one_line(tmp_path, call, capsys):
 
 
 def test_every_command_explains_itself():
-    """What --help prints is the module's text, and that names the command as it is called."""
+    """What --help prints is the module's text, which names the command as it is called; the README has them all."""
+    commands = set()
     for path in sorted((results.ROOT / "scripts").rglob("*.py")):
-        text, module = (
-            path.read_text(encoding="utf-8"),
-            ".".join(path.relative_to(results.ROOT).with_suffix("").parts),
-        )
+        text = path.read_text(encoding="utf-8")
+        module = ".".join(path.relative_to(results.ROOT).with_suffix("").parts)
         if 'if __name__ == "__main__"' in text:
             assert f"python -m {module}" in text, path
+            commands.add(f"python -m {module}")
+    table = (results.ROOT / "scripts" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(python -m \S+)` \|", table, re.M)) == commands
+
+
+def test_a_sweep_goes_on_where_it_stopped_and_quick_runs_touch_nothing_published(tmp_path, capsys):
+    path, judged = tmp_path / "a.csv", []
+
+    def judge(row, seed):
+        judged.append((row, seed))
+        if len(judged) == 2:
+            raise KeyboardInterrupt
+        return [{"part": part, "mae": 0.123456} for part in ("val", "test")]
+
+    points = [{"row": row, "seed": seed} for row in "ab" for seed in (0, 1)]
+    with pytest.raises(KeyboardInterrupt):
+        results.sweep(path, points, judge, {"epochs": 2}, digits=3)
+    results.sweep(path, points, judge, {"epochs": 2}, digits=3)
+    assert judged == [("a", 0), ("a", 1), ("a", 1), ("b", 0), ("b", 1)]
+    rows = results.read(path)
+    assert [(row["row"], row["seed"], row["part"], row["mae"]) for row in rows[:2]] == [
+        ("a", "0", "val", "0.123"),
+        ("a", "0", "test", "0.123"),
+    ]
+    assert (len(rows), rows[0]["conditions"]) == (8, "epochs=2")
+    parser = results.parser("text", kept=path)
+    assert parser.parse_args(["--quick", "--results", str(tmp_path / "b.csv")]).quick
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--quick"])
+    assert "--quick needs --results" in capsys.readouterr().err
+
+
+def test_the_oldest_packages_are_those_that_were_tried(tmp_path):
+    """After a change of a floor: python -m scripts.tools.floors --try FOLDER. What was tried may be gone."""
+    assert floors.stated().items() <= floors.tried().items()
+    (row, *_) = results.read(floors.RESULTS)
+    results.write(tmp_path / "e.csv", [{**row, "conditions": row["conditions"].replace("torch=", "torch=1")}])
+    assert floors.tried(tmp_path / "e.csv") != floors.stated()
 
 
 def test_figures_are_whole_or_not_there(tmp_path):

@@ -2,10 +2,11 @@
 
 Several runs become one ensemble in one file. Its uncertainty is measured on the validation data, and so are its
 errors by metal, group and size, which go to docs/results/fg.csv with those of simple baselines and published models.
-The tables of the card, of the data card and of the README are written from there.
+The tables of the card, of the data card and of the README are made from there.
 
     python -m scripts.tools.fg.ship RUN [RUN ...] --recipe "small, 60 epochs, loss.noisy_nodes=true"
-    python -m scripts.tools.fg.pictures          # the README's
+    python -m scripts.tools.tables               # the tables
+    python -m scripts.tools.fg.pictures          # the README's pictures
 
 With ``--root FOLDER`` all of it goes there, for a trial.
 """
@@ -178,15 +179,13 @@ def main(
     recipe: Annotated[str, typer.Option(help="How they were trained, for the card.")],
     root: Annotated[Path, typer.Option(help="Where to write.")] = results.ROOT,
 ) -> None:
-    """Write the model file, its numbers, its card's tables, and what it predicts for ever."""
+    """Write the model file, its numbers, and what it predicts for ever."""
     known, found = ship(runs, recipe, root)
     typer.echo(f"{root / MODEL}: MAE {found.mae:.4f} eV on {VAL}; ±: {known}; found {known.coverage}")
     if root == results.ROOT:
-        from scripts.tools import tables
         from tests.golden import values
 
         values.write_shipped("fg")
-        tables.write(tables.pages())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Feed molflt's readers with hostile input. Each must end well or in ``InputError`` and run nothing.
 
-    python -m scripts.tools.fuzz --n 2000                          # of every target, from seed 0
-    python -m scripts.tools.fuzz --n 100000 --seed 2000 --target pyg2   # go on from there
-    python -m scripts.tools.fuzz --n 1 --seed 1234 --target sdf    # one input again
+    python -m scripts.hardening.fuzz --n 2000                          # of every target, from seed 0
+    python -m scripts.hardening.fuzz --n 100000 --seed 2000 --target pyg2   # go on from there
+    python -m scripts.hardening.fuzz --n 1 --seed 1234 --target sdf    # one input again
 
 An input is made from its target and seed alone. Inputs run in a child process with limited memory; the parent ends it
 when one input takes too long, and goes on behind an input that ended it. Exit status 1 where something was found.
@@ -27,7 +27,7 @@ import torch
 
 from molflt.errors import InputError
 from scripts.benchmarks.measuring import peak, start_peak
-from scripts.tools.fuzz_targets import TARGETS
+from scripts.hardening.fuzz_targets import TARGETS
 
 ADDRESS_SPACE = 8 << 30
 """Bytes, PyTorch's own libraries included."""

@@ -44,8 +44,8 @@ from molflt.prediction.shard_file import ShardHeader
 from molflt.prediction.shards import merge
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import preset_config
-from scripts.tools import fuzz_inputs as inputs
-from scripts.tools.fuzz_inputs import mutated, mutated_json
+from scripts.hardening import fuzz_inputs as inputs
+from scripts.hardening.fuzz_inputs import mutated, mutated_json
 
 
 @dataclass(frozen=True)

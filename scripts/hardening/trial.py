@@ -1,8 +1,8 @@
 """Try all that is known against the promises of molflt, each attack for some time, in rounds of a seed each.
 
-    python -m scripts.tools.trial --seconds 60                      # each attack for a minute, from seed 0
-    python -m scripts.tools.trial --seconds 3600 --record           # for hours; the table of the documentation anew
-    python -m scripts.tools.trial --attack threads --seed 7 --seconds 0     # one round again
+    python -m scripts.hardening.trial --seconds 60                      # each attack for a minute, from seed 0
+    python -m scripts.hardening.trial --seconds 3600 --record       # for hours; the documented table anew
+    python -m scripts.hardening.trial --attack threads --seed 7 --seconds 0     # one round again
 
 With ``--record``, rows of ``docs/results/attacks.csv`` are replaced by what was found, and the table in
 ``docs/reliability.md`` follows. Exit status 1 where something got through.
@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 
 from scripts import results
-from scripts.tools import attack_threads, fuzz, tables
-from scripts.tools.chaos_jobs import JOBS
+from scripts.hardening import attack_threads, fuzz
+from scripts.hardening.chaos_jobs import JOBS
+from scripts.tools import tables
 
 RESULTS = results.DOCS / "results" / "attacks.csv"
 INPUTS, POINTS = 100, 6
@@ -51,7 +52,7 @@ def fuzzed(target: str, seed: int) -> Found:
 
 def interrupted(job: str, options: Sequence[str], seed: int) -> Found:
     """One of ``chaos_jobs.JOBS``, struck or, with ``--two``, twice at once."""
-    command = [sys.executable, "-m", "scripts.tools.chaos", "--command", job, "--points", str(POINTS)]
+    command = [sys.executable, "-m", "scripts.hardening.chaos", "--command", job, "--points", str(POINTS)]
     command += [*options, "--seed", str(seed)]
     # In a process of its own: it forks, and must not have computed anything before.
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=results.ROOT, check=False)

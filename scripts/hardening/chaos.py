@@ -11,8 +11,8 @@ With ``--two``, nothing is struck: the command runs twice at once, the second so
 of the time with what makes it replace a file. One must end well, the other well or with an error of one line, and
 what is left must be the same.
 
-    python -m scripts.tools.chaos --command train --points 50 --seed 0
-    python -m scripts.tools.chaos --two --points 20
+    python -m scripts.hardening.chaos --command train --points 50 --seed 0
+    python -m scripts.hardening.chaos --two --points 20
 
 Prints a table; exits with 1 on any difference. On platforms with fork.
 """
@@ -33,8 +33,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from scripts.tools.chaos_jobs import JOBS, Job, differences, make_inputs
-from scripts.tools.chaos_strike import Ended, Moment, run, run_to_the_end, run_two
+from scripts.hardening.chaos_jobs import JOBS, Job, differences, make_inputs
+from scripts.hardening.chaos_strike import Ended, Moment, run, run_to_the_end, run_two
 
 SAME = ("same", "complete already", "refused, then same")
 

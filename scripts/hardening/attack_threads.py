@@ -2,7 +2,7 @@
 
 What is tried runs in a process of its own, because it may end it:
 
-    python -m scripts.tools.attack_threads SEED N        # prints what got through
+    python -m scripts.hardening.attack_threads SEED N        # prints what got through
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WRONG = ("C(C", "c1ccc", "C1CC", "[Zz]", "N(C)(C)(C)(C)C", "C=(", "Cl(C)(C)C", "
 
 def round_of(seed: int, n: int = N_SMILES) -> tuple[int, list[str]]:
     """So many SMILES in eight threads: how many, and what got through."""
-    command = [sys.executable, "-m", "scripts.tools.attack_threads", str(seed), str(n)]
+    command = [sys.executable, "-m", "scripts.hardening.attack_threads", str(seed), str(n)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, capture_output=True, text=True, encoding="utf-8", errors="replace", env=environment, check=False

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from random import Random
 
-from scripts.tools.damage_files import File
+from scripts.hardening.damage_files import File
 
 _BOM = b"\xef\xbb\xbf"
 _NOTHING = re.compile(r"\s*(END|ENDMDL|M  END|CONECT.*|TER.*|\$\$\$\$)?\s*")

@@ -1,7 +1,7 @@
 """Damage structure files in ways that leave them readable, and see whether anything is lost or changed in silence.
 
-    python -m scripts.tools.damage --n 20000                    # files, from seed 0
-    python -m scripts.tools.damage --n 1 --seed 1234 --show     # one of them again, with its text
+    python -m scripts.hardening.damage --n 20000                    # files, from seed 0
+    python -m scripts.hardening.damage --n 1 --seed 1234 --show     # one of them again, with its text
 
 Each file holds random structures, written by ASE, RDKit or pymatgen in one of the formats that molflt reads, and is
 damaged in one of the ways of ``DAMAGES``. Reading it must give the structures and labels that were written, in the
@@ -32,8 +32,8 @@ from molflt.data.ase_io import to_atoms
 from molflt.data.reading import Reading
 from molflt.data.sources import open_dataset
 from molflt.errors import InputError, InputWarning
-from scripts.tools.damage_files import WRITERS, File, summary
-from scripts.tools.damage_ways import DAMAGES
+from scripts.hardening.damage_files import WRITERS, File, summary
+from scripts.hardening.damage_ways import DAMAGES
 
 _HOW = Reading(allow_charged=True, conformers=1)
 _PLACE = re.compile(r"\bline \d+|\blines \d+|#\d+")

@@ -8,9 +8,9 @@ how long, comes from one run of the default suite:
 
     scripts/test.sh -n 2 --cov=molflt --cov-context=test --junitxml=runs/junit.xml
     pip install -e '.[mutation]'
-    python -m scripts.tools.mutate --places 300 --junit runs/junit.xml --out runs/mutation.sqlite
-    python -m scripts.tools.mutate --guards --junit runs/junit.xml --out runs/guards.sqlite
-    python -m scripts.tools.mutate --report --out runs/mutation.sqlite
+    python -m scripts.hardening.mutate --places 300 --junit runs/junit.xml --out runs/mutation.sqlite
+    python -m scripts.hardening.mutate --guards --junit runs/junit.xml --out runs/guards.sqlite
+    python -m scripts.hardening.mutate --report --out runs/mutation.sqlite
 
 Mutants live in a copy of what git tracks. An interrupted run goes on where it was.
 """

@@ -5,7 +5,7 @@ model that stays loaded; the other half into cycles of training a small model, l
 are medians over pairs of samples (Theil and Sen), without the first third, in which caches fill. More than the limits
 below, per call or per cycle, is a failure.
 
-    python -m scripts.tools.soak --minutes 60 --out soak.png
+    python -m scripts.hardening.soak --minutes 60
 
 Prints a table; exits with 1 where something grows. On Linux.
 """
@@ -26,7 +26,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from ase.build import molecule
-from matplotlib.figure import Figure
 
 import molflt
 from molflt.data.lmdb_writer import write_lmdb
@@ -34,7 +33,6 @@ from molflt.prediction.evaluation import evaluate
 from molflt.prediction.members import load_members
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
-from scripts import results
 from scripts.benchmarks import measuring
 
 NAMES = ("H2O", "CH3OH", "C6H6", "CH3CH2OCH3", "CO2")
@@ -164,23 +162,10 @@ class Work:
             evaluate(load_members(Path(folder) / "run"), str(self._folder / "val.lmdb"))
 
 
-def draw(all_series: list[Series], path: Path) -> None:
-    """A picture of all samples, as PNG."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots(2, len(all_series), squeeze=False)
-    for k, series in enumerate(all_series):
-        axes[0][k].plot(series.calls, np.asarray(series.memory) / 1024)
-        axes[0][k].set(title=series.name, ylabel="resident memory / MiB")
-        axes[1][k].plot(series.calls, series.files)
-        axes[1][k].set(xlabel="calls", ylabel="open descriptors")
-    results.save(figure, path)
-
-
 def main() -> None:
-    """Soak, print, draw."""
+    """Soak and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="in all (default 60)")
-    parser.add_argument("--out", type=Path, default=Path("soak.png"), help="picture (default soak.png)")
     options = parser.parse_args()
     if not Path("/proc/self/status").exists():
         sys.exit("soak.py reads /proc, which this platform has not")
@@ -199,8 +184,6 @@ def main() -> None:
         first, last = series.memory[0] / 1024, series.memory[-1] / 1024
         numbers = (first, last, memory, LIMITS[series.name].memory, files)
         print(f"{series.name:<20}{series.calls[-1]:>9,}" + "".join(f"{number:>13.4g}" for number in numbers))
-    draw(done, options.out)
-    print(options.out)
     if complaints:
         sys.exit("\n".join(complaints))
 
