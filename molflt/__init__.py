@@ -7,9 +7,9 @@ from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from molflt.adsorption.adsorb import adsorb
-    from molflt.prediction.evaluation import Evaluation, evaluate
+    from molflt.prediction.evaluate import Evaluation, evaluate
     from molflt.prediction.model import Model, load
-    from molflt.prediction.prediction import Prediction
+    from molflt.prediction.output import Prediction
     from molflt.simulate.ase import MolFLTCalculator
     from molflt.simulate.pair_lbfgs import PairLBFGS
     from molflt.training.run import Run
@@ -33,14 +33,14 @@ __all__ = [
 
 # torch takes seconds to import, and the command line's help needs none of it.
 _LAZY = {
-    "Evaluation": "prediction.evaluation",
+    "Evaluation": "prediction.evaluate",
     "Model": "prediction.model",
     "MolFLTCalculator": "simulate.ase",
     "PairLBFGS": "simulate.pair_lbfgs",
-    "Prediction": "prediction.prediction",
+    "Prediction": "prediction.output",
     "Run": "training.run",
     "adsorb": "adsorption.adsorb",
-    "evaluate": "prediction.evaluation",
+    "evaluate": "prediction.evaluate",
     "load": "prediction.model",
     "train": "training.start",
 }

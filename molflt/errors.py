@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 MOST_REASONS = 10
 """Bad records that a message names; it counts the others."""
@@ -127,3 +128,43 @@ def in_line(names: Sequence[str], most: int = 5) -> str:
 
 OnBad = Literal["stop", "skip"]
 """Whether a structure that cannot be used stops what is being done, or is left out of it."""
+
+T = TypeVar("T")
+_SAID = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "_ALLOC_FAILED",
+)
+"""In errors of the CPU's allocator, of CUDA and of the libraries on it, none of which has a type of its own."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, on the CPU or on a GPU."""
+    of_cuda = type(error).__name__ == "OutOfMemoryError"
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    return isinstance(error, MemoryError) or of_cuda or said
+
+
+def fitting(compute: Callable[[], T]) -> tuple[T] | None:
+    """What is computed, in a tuple; None if it does not fit into memory, of which none is held any more."""
+    try:
+        return (compute(),)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+    # Not where the error was caught: as long as it lives, so do the tensors of the attempt.
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        sys.modules["torch"].cuda.empty_cache()
+    return None
+
+
+def does_not_fit(name: str, n_atoms: int) -> str:
+    """What to say of a structure that is too large by itself."""
+    return (
+        f"{name}: out of memory with this structure alone ({n_atoms:,} atoms); leave it out, use a smaller model or "
+        "cutoff, or a device with more memory. In training, where model.n_recycles is above 1, "
+        "trainer.checkpoint_recycles=true needs less"
+    )

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, and locks that end with the process that holds them, however it ends."""
+"""Files that are complete or absent, locks that end with the process that holds them, and data of the package."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from uuid import uuid4
 from filelock import lock_descriptor
 
 from molflt.errors import InputError, naming
+
+BUNDLED_PREFIX = "bundled:"
+_PACKAGE = Path(__file__).resolve().parent
+_FOLDERS = (_PACKAGE / "data_sets", _PACKAGE.parent / "data")
+"""A clone has the bundled data in its folder ``data``, a wheel in ``molflt/data_sets``."""
 
 
 @contextmanager
@@ -198,3 +203,24 @@ def _locked(path: Path, flags: int, make_folder: Callable[[], None], wait: bool 
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
         os.close(handle)
+
+
+def resolve_path(path: str) -> Path:
+    """Turn ``bundled:NAME`` into a path of this installation; leave other paths as they are.
+
+    Raises:
+        InputError: there is no such file among the bundled data.
+    """
+    if not path.startswith(BUNDLED_PREFIX):
+        return Path(path)
+    folder = next((folder for folder in _FOLDERS if (folder / "fg").is_dir()), None)
+    if folder is None:
+        raise InputError(
+            f"{path}: this installation has no bundled data (there is neither {' nor '.join(map(str, _FOLDERS))}); "
+            "install molflt again, from its wheel or with 'pip install -e .' from a clone"
+        )
+    found = folder / path.removeprefix(BUNDLED_PREFIX)
+    if not found.exists():
+        names = sorted(f"{BUNDLED_PREFIX}{file.relative_to(folder).as_posix()}" for file in folder.glob("*/*.lmdb"))
+        raise InputError(f"{path}: no such file in {folder}; there are {', '.join(names)}")
+    return found

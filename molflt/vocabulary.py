@@ -7,16 +7,19 @@ A structure is a ``torch_geometric.data.Data`` whose attributes carry these name
 Displacements follow one convention: edge ``e`` with ``edge_index[:, e] = (i, j)`` carries what atom ``j``
 sends to atom ``i``, and Δ_ij = r_i − r_j − cell_offsets[e] @ cell, that is, ``j`` stands for its image
 translated by ``cell_offsets[e] @ cell``.
+
+Here stand as well the values that options may take, without a heavy import, so that help comes at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from molflt.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_ATOMIC_NUMBER = 118
 TAG_SUBSURFACE, TAG_SURFACE, TAG_ADSORBATE = 0, 1, 2
@@ -25,37 +28,37 @@ N_TAGS = 3
 
 @dataclass(frozen=True)
 class Field:
-    """One entry of the vocabulary. ``shape`` uses the symbols n_atoms and n_edges."""
+    """One entry of the vocabulary. ``shape`` uses the symbols n_atoms and n_edges; ``dtype`` is a name in PyTorch."""
 
     shape: tuple[str | int, ...]
-    dtype: torch.dtype
+    dtype: str
     unit: str
     meaning: str
     required: bool = False
 
 
 FIELDS: dict[str, Field] = {
-    "atomic_numbers": Field(("n_atoms",), torch.int64, "", "atomic number Z, 1 to 118", required=True),
-    "positions": Field(("n_atoms", 3), torch.float64, "Å", "Cartesian positions r_i", required=True),
-    "cell": Field((1, 3, 3), torch.float64, "Å", "lattice vectors as rows; zero without a cell", required=True),
-    "pbc": Field((1, 3), torch.bool, "", "whether each lattice vector is periodic", required=True),
-    "tags": Field(("n_atoms",), torch.int64, "", "0 sub-surface, 1 surface, 2 adsorbate", required=True),
-    "fixed": Field(("n_atoms",), torch.bool, "", "atoms held in place by a relaxation", required=True),
-    "positions_relaxed": Field(("n_atoms", 3), torch.float64, "Å", "positions after relaxation"),
+    "atomic_numbers": Field(("n_atoms",), "int64", "", "atomic number Z, 1 to 118", required=True),
+    "positions": Field(("n_atoms", 3), "float64", "Å", "Cartesian positions r_i", required=True),
+    "cell": Field((1, 3, 3), "float64", "Å", "lattice vectors as rows; zero without a cell", required=True),
+    "pbc": Field((1, 3), "bool", "", "whether each lattice vector is periodic", required=True),
+    "tags": Field(("n_atoms",), "int64", "", "0 sub-surface, 1 surface, 2 adsorbate", required=True),
+    "fixed": Field(("n_atoms",), "bool", "", "atoms held in place by a relaxation", required=True),
+    "positions_relaxed": Field(("n_atoms", 3), "float64", "Å", "positions after relaxation"),
     "conformers": Field(
         ("n_conformers", "n_atoms", 3),
-        torch.float64,
+        "float64",
         "Å",
         "positions of several conformers, of which energies are the lowest",
     ),
-    "y_init": Field((1,), torch.float64, "eV", "adsorption energy of the given geometry"),
-    "y_relaxed": Field((1,), torch.float64, "eV", "adsorption energy of the relaxed geometry"),
-    "energy": Field((1,), torch.float64, "eV", "total energy of the given geometry"),
-    "forces": Field(("n_atoms", 3), torch.float64, "eV/Å", "forces on the given geometry, −∂energy/∂r_i"),
-    "charge": Field((1,), torch.float64, "e", "total charge, for models with charges; not given: 0"),
-    "sid": Field((1,), torch.int64, "", "system id, as in OC20"),
-    "edge_index": Field((2, "n_edges"), torch.int64, "", "(i, j): atom j sends to atom i"),
-    "cell_offsets": Field(("n_edges", 3), torch.int32, "", "lattice translation of the sender's image"),
+    "y_init": Field((1,), "float64", "eV", "adsorption energy of the given geometry"),
+    "y_relaxed": Field((1,), "float64", "eV", "adsorption energy of the relaxed geometry"),
+    "energy": Field((1,), "float64", "eV", "total energy of the given geometry"),
+    "forces": Field(("n_atoms", 3), "float64", "eV/Å", "forces on the given geometry, −∂energy/∂r_i"),
+    "charge": Field((1,), "float64", "e", "total charge, for models with charges; not given: 0"),
+    "sid": Field((1,), "int64", "", "system id, as in OC20"),
+    "edge_index": Field((2, "n_edges"), "int64", "", "(i, j): atom j sends to atom i"),
+    "cell_offsets": Field(("n_edges", 3), "int32", "", "lattice translation of the sender's image"),
 }
 """The tensors of a structure. A structure also carries ``num_nodes`` (int), ``name`` (str: where it came from),
 ``info`` (dict: what a table would say of it) and ``extra`` (:class:`molflt.data.extras.Extra`), for no model."""
@@ -71,6 +74,20 @@ DIFFERENTIABLE: tuple[str, ...] = ("y_init", "energy")
 
 LABELS: tuple[str, ...] = (*TARGETS, "forces", "positions_relaxed")
 """What a structure may carry that a prediction does not need."""
+
+
+EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree"]
+Per = Literal["structure", "atom"]
+"""What an energy in the data is of."""
+TagConvention = Literal["auto", "oc20", "layers"]
+"""How tags are read: see :func:`molflt.data.ase.from_atoms`."""
+OnError = Literal["raise", "skip"]
+"""What a structure that cannot be predicted does: end the prediction, or be left out of it."""
+MethodName = Literal["auto", "exact", "lattice", "mesh"]
+"""Methods for the far field that compute the same function, to the model's tolerance."""
+OC20Split = Literal["id", "ood_ads", "ood_cat", "ood_both"]
+Figure = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]
+"""What ``molflt plot`` draws."""
 
 
 def check(fields: dict[str, Tensor], where: str) -> None:
@@ -99,9 +116,9 @@ def check(fields: dict[str, Tensor], where: str) -> None:
         )
         if tuple(value.shape) != expected:
             raise InputError(f"{where}: '{name}' has shape {tuple(value.shape)}, expected {expected}")
-        if value.dtype != field.dtype:
-            raise InputError(f"{where}: '{name}' has dtype {value.dtype}, expected {field.dtype}")
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if str(value.dtype) != f"torch.{field.dtype}":
+            raise InputError(f"{where}: '{name}' has dtype {value.dtype}, expected torch.{field.dtype}")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
             raise InputError(f"{where}: '{name}' holds NaN or infinity; correct or remove the record")
     if bool((fields["atomic_numbers"] == 0).any()):
         raise InputError(

@@ -4,12 +4,12 @@
 find_python() {
     for candidate in python3.13 python3.12 python3.11 python3 python; do
         if command -v "$candidate" >/dev/null 2>&1 &&
-            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
     done
-    echo "molflt needs Python 3.11 or newer; none was found on the PATH" >&2
+    echo "molflt needs Python 3.11.4 or newer; none was found on the PATH" >&2
     return 1
 }
 

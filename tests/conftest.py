@@ -22,9 +22,9 @@ from ase.calculators.emt import EMT
 
 from molflt.attention.registry import attention_config
 from molflt.cli.main import main
-from molflt.data.datasets import StructureDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.sources import open_dataset
+from molflt.data.dataset import StructureDataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model, save_model
 from molflt.training.config import TrainConfig

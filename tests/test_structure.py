@@ -11,7 +11,7 @@ import molflt
 ROOT = Path(molflt.__file__).parent
 
 FLOORS = (
-    ("__init__", "bundled", "choices", "errors", "files", "memory", "printable", "vocabulary"),
+    ("__init__", "errors", "files", "terminal_text", "vocabulary"),
     ("attention", "data"),
     ("model",),
     ("prediction", "invariance"),
@@ -28,7 +28,7 @@ ENTRANCE = "__init__"
 
 
 def part_of(module: str) -> str:
-    """``molflt.data.sources`` → ``data``."""
+    """``molflt.data.open`` → ``data``."""
     return module.split(".")[1] if "." in module else ENTRANCE
 
 

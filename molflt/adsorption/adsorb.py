@@ -15,18 +15,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from ase import Atoms
+from rdkit import Chem
 
-from molflt.adsorption.molecules import molecule
-from molflt.adsorption.placing import Guess, guesses
-from molflt.adsorption.surfaces import METALS, Surface, surface
-from molflt.data.datasets import ListDataset
+from molflt.adsorption.placing import METALS, Guess, Surface, guesses, surface
+from molflt.data.ase import to_atoms
+from molflt.data.dataset import ListDataset
+from molflt.data.rdkit import check_text, from_smiles, from_text
+from molflt.data.reading import ReadOptions
+from molflt.data.tables import refuse_ambiguous
 from molflt.errors import InputError, InputWarning, listed
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict, unknown_elements
+from molflt.prediction.output import conformers_of
+from molflt.prediction.predict import DEFAULT_MAX_ATOMS, predict, unknown_elements
 
 DEFAULT_MODEL = "pretrained:fg"
 N_GUESSES = 200
+MOST_CONFORMERS = 6
+_TRIED = 30
+"""Conformers that are made; many relax into the same one."""
+_MOST_ATOMS = 100
+"""With hydrogens; more do not fit between two slabs, and would take long to embed."""
 LOWER = 0.05
 """Share of the guesses that are lower than the one that counts, or count themselves."""
 _ENOUGH = 0.1
@@ -43,9 +52,9 @@ class Adsorption:
         face: of the surface, such as ``fcc(111)``.
         guesses: of where the molecule sits.
         energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
-        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.prediction.Prediction.std`; NaN where nothing is
+        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.output.Prediction.std`; NaN where nothing is
             known.
-        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.domain`.
+        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.quality.domain`.
     """
 
     molecule: str
@@ -173,6 +182,36 @@ def adsorb_conformers(
         found.append(Adsorption(name, one.metal, one.face, some, prediction.energies[mine], spread[mine], warned))
         begin = mine.stop
     return found
+
+
+def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
+    """Conformers of a molecule, the same for every way to write it.
+
+    Args:
+        smiles: of one molecule without charge and unpaired electrons, or ``molecule:NAME`` of ASE's g2 set.
+        seed: of the conformers.
+
+    Raises:
+        InputError: not a SMILES, or one that reads as the formula of another molecule; several molecules, an ion, a
+            radical, too large, or no conformer found.
+    """
+    options = ReadOptions(conformers=_TRIED, may_allow=False)
+    mol = check_text(smiles)
+    if mol is None:
+        return [to_atoms(from_text(smiles, options))]
+    refuse_ambiguous(smiles, mol)
+    for atom in mol.GetAtoms():
+        atom.SetAtomMapNum(0)
+    n_atoms = Chem.AddHs(mol).GetNumAtoms()
+    if n_atoms > _MOST_ATOMS:
+        raise InputError(f"{smiles:.200}: {n_atoms} atoms do not fit into the cell; at most {_MOST_ATOMS} are tried")
+    if len(Chem.GetMolFrags(mol)) > 1:
+        raise InputError(f"{smiles}: is several molecules; adsorb places one")
+    # Where a guess is put depends on the order of the atoms.
+    made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, options)
+    if "remark" in made:
+        warnings.warn(f"{smiles}: {made.remark}", InputWarning, stacklevel=3)
+    return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]
 
 
 def _surfaces(on: str | Iterable[str]) -> list[Surface]:

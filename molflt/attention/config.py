@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from molflt.choices import MethodName
+from molflt.vocabulary import MethodName
 
 FarRank = Literal[0, 1, "m"]
 SpectrumName = Literal["gaussians", "sampled", "both"]

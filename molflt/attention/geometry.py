@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from molflt.attention.layout import Entries, Layout
-from molflt.attention.sparse import differences, sum_of_entries, to_entries
+from molflt.attention.sparse import of_columns, sum_of_entries, to_entries
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Geometry:
 
     def displacements(self, entries: Entries) -> Tensor:
         """Δ_ij = r_i − r_j − offset·cell of every entry, (n_entries, 3) Å, in ``dtype``; zero for an atom itself."""
-        found = differences(entries.pattern, self.positions)
+        found = to_entries(entries.pattern, self.positions) - of_columns(entries.pattern, self.positions)
         if entries.offsets is None:
             return found.to(self.dtype)
         if self.n_structures == 1:

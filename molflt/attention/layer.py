@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from molflt.attention.kernels.base import Kernel
 from molflt.attention.mechanism import AttentionLayer, heads_first, split_heads
 from molflt.attention.moments import LocalMoments
 from molflt.attention.near import LocalRPE
+from molflt.attention.smooth import NOTHING, shortened
 from molflt.attention.sparse import scalar_products, weighted_sum
 from molflt.attention.vectors import COMPONENTS, VectorStream
 
@@ -100,42 +100,13 @@ class BoundedProjection(nn.Module):
 
     def of_length(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, 2 dim), of the projection → queries, keys (n_atoms, n_heads, head_dim)."""
-        unit = unit_vectors(projected.view(len(projected), 2, self.n_heads, -1))
+        unit = shortened(projected.view(len(projected), 2, self.n_heads, -1), NOTHING)
         query, key = (unit * self.temperature.sqrt()[:, None]).unbind(dim=1)
         return query, key
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(n_atoms, dim) → queries, keys (n_atoms, n_heads, head_dim)."""
         return self.of_length(self.projection(x))
-
-
-def unit_vectors(x: Tensor) -> Tensor:
-    """x/|x| of (..., c), safe at zero, with derivatives of any order."""
-    unit: Tensor = _Unit.apply(x)[0]
-    return unit
-
-
-class _Unit(torch.autograd.Function):
-    """Unit vectors and lengths; the derivative takes less than half of the steps that those of the formula take."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-12)
-        unit = x / length
-        ctx.save_for_backward(unit, length)
-        return unit, length
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Tensor | None:
-        unit, length = ctx.saved_tensors
-        to_unit, to_length = gradients
-        found = None
-        if to_unit is not None:
-            found = (to_unit - unit * (unit * to_unit).sum(dim=-1, keepdim=True)) / length
-        if to_length is not None:
-            found = to_length * unit if found is None else found + to_length * unit
-        return found
 
 
 class Gate(nn.Module):
@@ -202,29 +173,30 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         self.one: Tensor
         self.register_buffer("one", torch.ones(1, 1, 1), persistent=False)
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: Prepared) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        moments = prepared.context.moments
-        if self.moments is None or moments is None:
-            projected = together(x, [self.query_key.projection, self.value, *self._gates])
-            return self.output(self._attended(x, projected, None, geometry, prepared))
-        vectors = x
-        if self.stream is not None:
-            x, vectors = x.split([self.dim, COMPONENTS * self.vector_channels], dim=1)
-        projected = together(x, [self.query_key.projection, self.value, *self._gates, self.moments.value])
-        sums = self.moments.sums(projected.pop(), moments)
-        if self.stream is None:
-            return self.output(self._attended(x, projected, None, geometry, prepared)) + self.moments.read(sums)
-        given = vectors.view(-1, COMPONENTS, self.vector_channels)
-        tensors = given + self.stream.take(sums)
-        values = self.stream.values(x, tensors)
-        attended = self._attended(x, projected, values, geometry, prepared).view(len(x), self.n_heads, -1)
+    def forward(
+        self, x: Tensor, geometry: Geometry, prepared: Prepared, tensors: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See :class:`AttentionLayer`; with a stream of vectors, these are given and returned, too."""
+        stream, own = self.stream, self.moments
+        linears = [self.query_key.projection, self.value, *self._gates]
+        if stream is not None:
+            linears += [stream.gate, stream.sender_gate]
+        projected = together(x, linears if own is None else [*linears, own.value])
+        if own is None:
+            return self.output(self._attended(projected, None, geometry, prepared))
+        assert prepared.context.moments is not None
+        sums = prepared.context.moments.sums(own.filters, projected.pop())
+        if stream is None:
+            return self.output(self._attended(projected, None, geometry, prepared)) + own.read(sums)
+        assert tensors is not None
+        tensors = tensors + stream.take(sums)
+        values, gates = stream.values(projected.pop(), tensors), projected.pop()
+        attended = self._attended(projected, values, geometry, prepared).view(len(x), self.n_heads, -1)
         far, near = self._far_vectors, values.shape[2] - self._far_vectors
         first, heads, others = attended.split([far, attended.shape[2] - far - near, near], dim=2)
-        tensors = tensors + self.stream.gather(torch.cat([first, others], dim=2))
-        of_products, change = self.stream.products(x, tensors)
-        out = self.output(heads.flatten(1)) + self.moments.read(sums) + of_products
-        return torch.cat([out, (tensors - given + change).flatten(1)], dim=1)
+        tensors = tensors + stream.gather(torch.cat([first, others], dim=2))
+        of_products, change = stream.products(gates, tensors)
+        return self.output(heads.flatten(1)) + own.read(sums) + of_products, tensors + change
 
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
@@ -238,7 +210,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         return [self.query_gate.linear, self.key_gate.linear] if gated else []
 
     def _attended(
-        self, x: Tensor, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry, prepared: Prepared
+        self, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry, prepared: Prepared
     ) -> Tensor:
         """(n_atoms, n_heads · channels): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij.
 

@@ -68,11 +68,11 @@ class AttentionLayer(nn.Module, Generic[ContextT, PreparedT]):
         """
         raise NotImplementedError
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: PreparedT) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, prepared: PreparedT) -> Tensor | tuple[Tensor, Tensor]:
         """(n_atoms, dim) → (n_atoms, dim); ``prepared`` comes from :meth:`prepare`.
 
-        With vectors both are (n_atoms, dim + 9 C), the scalars before the components, and the result is what is to
-        be added.
+        A layer with vectors is given them as a fourth argument, (n_atoms, 9, C), and returns both what is to be added
+        to ``x`` and its vectors.
         """
         raise NotImplementedError
 

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.far.members import REFERENCE_DENSITY
-from molflt.attention.layout import Entries
 from molflt.attention.near import Neighbourhood
 from molflt.attention.places import place_rows
+from molflt.attention.smooth import shortened
+from molflt.attention.sparse import SparsePattern, of_columns
 
 
 @dataclass
@@ -31,50 +31,19 @@ class NeighbourSlots:
     """Neighbours of some atoms, as many places for each as the one with the most has.
 
     Attributes:
-        atoms: which atoms, consecutive ones.
-        entries: of the batch.
+        pattern: of all places, who is in which.
         basis: (n, width, n_rbf) φ·env over the root of the typical number of neighbours; 0 where there is none.
         powers: (n, 10, width) 1, û, û ⊗ û.
     """
 
-    atoms: slice
-    entries: Entries
+    pattern: SparsePattern
     basis: Tensor
     powers: Tensor
 
     def moments(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """Values of all atoms (n_atoms, n_channels) → (n, 10, n_channels)."""
-        n, width = self.basis.shape[:2]
-        if n == len(values):
-            at_neighbours = _AtSlots.apply(values, self.entries.sender_of_slot, self.entries.reverse_of_slot, width)
-        else:
-            some = slice(self.atoms.start * width, self.atoms.stop * width)
-            at_neighbours = values.index_select(0, self.entries.sender_of_slot[some])
-        return self.powers @ (filters(self.basis) * at_neighbours.view(n, width, -1))
-
-
-class _AtSlots(torch.autograd.Function):
-    """Of every place the value of the atom there, and of every atom the sum over its places: nothing is scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, sender: Tensor, reverse: Tensor, width: int) -> Tensor:
-        ctx.places = sender, reverse, width
-        return values.index_select(0, sender)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _FromSlots.apply(gradient, *ctx.places), None, None, None
-
-
-class _FromSlots(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, at_slots: Tensor, sender: Tensor, reverse: Tensor, width: int) -> Tensor:
-        ctx.places = sender, reverse, width
-        return at_slots.index_select(0, reverse).view(-1, width, at_slots.shape[1]).sum(dim=1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _AtSlots.apply(gradient, *ctx.places), None, None, None
+        at_neighbours = of_columns(self.pattern, values).view(*self.basis.shape[:2], -1)
+        return self.powers @ (filters(self.basis) * at_neighbours)
 
 
 def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) -> NeighbourSlots:
@@ -87,22 +56,19 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     """
     around, width = neighbourhood.entries, neighbourhood.entries.width
     n, slots = atoms.stop - atoms.start, around.slot[entries] - atoms.start * width
-    unit = soft_unit(neighbourhood.displacements[entries])
+    unit = shortened(neighbourhood.displacements[entries], 1.0)
     weight = neighbourhood.others[entries] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
     basis = neighbourhood.basis_of(entries) * weight[:, None]
     unit = place_rows(unit, slots, n * width)
     powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
+    starts = torch.arange(0, n * width + 1, max(width, 1), device=slots.device)
+    senders = around.sender_of_slot[atoms.start * width : atoms.stop * width]
+    reverse = around.reverse_of_slot if len(senders) == len(around.sender_of_slot) else None
     return NeighbourSlots(
-        atoms,
-        around,
+        SparsePattern(starts, senders, len(around.row_starts) - 1, reverse),
         place_rows(basis, slots, n * width).view(n, width, -1),
         powers.view(n, width, -1).transpose(1, 2).contiguous(),
     )
-
-
-def soft_unit(displacements: Tensor) -> Tensor:
-    """Δ/√(|Δ|² + 1 Å²): a direction, without a kink where two atoms meet."""
-    return displacements / (1 + (displacements * displacements).sum(dim=1, keepdim=True)).sqrt()
 
 
 def typical_neighbours(cutoff: float) -> float:
@@ -176,11 +142,7 @@ class LocalMoments(nn.Module):
 
     def forward(self, x: Tensor, moments: NeighbourMoments) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim)."""
-        return self.read(self.sums(self.value(x), moments))
-
-    def sums(self, values: Tensor, moments: NeighbourMoments) -> Tensor:
-        """(n_atoms, n_channels), of ``value`` → moments (n_atoms, 10, n_channels)."""
-        return moments.sums(self.filters, values)
+        return self.read(moments.sums(self.filters, self.value(x)))
 
     def read(self, moments: Tensor) -> Tensor:
         """(n, 10, n_channels) → (n, dim): moments and their products, as the layer sees them."""

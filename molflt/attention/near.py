@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
 from molflt.attention.layout import Entries
-from molflt.attention.smooth import GAUSSIAN_END, envelope
+from molflt.attention.smooth import GAUSSIAN_END, NOTHING, envelope
 from molflt.attention.sparse import SparsePattern, sum_of_entries
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -194,7 +194,7 @@ def neighbourhood_of(
         unending: (n_entries,) bool, entries whose envelope is one; None: no one.
     """
     # A distance has no derivative at zero, where every atom is from itself.
-    distances = (displacements * displacements).sum(dim=1).clamp(min=_SQUARE_OF_NOTHING).sqrt()
+    distances = (displacements * displacements).sum(dim=1).clamp(min=NOTHING).sqrt()
     fade = envelope(distances, cutoff)
     if unending is not None:
         fade = torch.where(unending, 1.0, fade)
@@ -208,10 +208,6 @@ def neighbourhood_of(
         others=fade * entries.others.to(fade.dtype),
         radial=radial,
     )
-
-
-_SQUARE_OF_NOTHING = 1e-24
-"""Å²; atoms that come nearer than 1e-12 Å are refused."""
 
 
 class LocalRPE(nn.Module):

@@ -1,12 +1,13 @@
-"""Functions without a kink: smooth replacements for cutoffs and for a maximum, and the Gaussian."""
+"""Functions without a kink: smooth replacements for cutoffs and for a maximum, and sin(z)/z of z²."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.jit import is_scripting  # type: ignore[attr-defined]
 
 
 def envelope(distances: Tensor, cutoff: float) -> Tensor:
@@ -51,57 +52,105 @@ def safe_norm(displacements: Tensor) -> Tensor:
     return torch.where(nonzero, torch.where(nonzero, squared, torch.ones_like(squared)).sqrt(), 0.0)
 
 
-def gaussian(exponent: Tensor) -> Tensor:
-    """exp(−exponent), ended at e⁻⁶⁰: the tails beyond would be denormal numbers, which slow a CPU a hundredfold."""
-    return torch.exp(-exponent.clamp(max=GAUSSIAN_END))
-
-
 GAUSSIAN_END = 60.0
-"""Exponent at which Gaussians end."""
+"""Exponent at which Gaussians end: the tails beyond would be denormal numbers, which slow a CPU a hundredfold."""
 
 
-def sinc_of_square(squared: Tensor) -> Tensor:
-    """sin(z)/z of z² (...), elementwise, with derivatives of any order; ``torch.sinc`` has no second one at zero.
+def shortened(x: Tensor, floor: float, groups: Tensor | None = None) -> Tensor:
+    """x/√(floor + |x|²) of (..., c), twice differentiable; with ``floor`` next to nothing a unit vector.
 
-    The derivatives are the u_l again. As only the first few are ever asked for, closed forms serve, in any dtype.
+    Args:
+        x: (..., c), or (..., m, c) if there are groups.
+        floor: positive.
+        groups: (m, m), symmetric, Σ_l groups_kl |x_l|² stands for |x_k|²: vectors of one group have one length.
     """
-    found: Tensor = _ClosedForm.apply(squared, 0)
+    if is_scripting():
+        return x * (_dot(x, x, groups) + floor).rsqrt()
+    found: Tensor = _Shortened.apply(x, floor, groups)
     return found
 
 
-class _ClosedForm(torch.autograd.Function):
-    """u_l of z² for one small l."""
+NOTHING = 1e-24
+"""A square that rounds away beside any other, and keeps divisions by zero away."""
+
+
+class _Shortened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, floor: float, groups: Tensor | None) -> Tensor:
+        scale = (_dot(x, x, groups) + floor).rsqrt()
+        found = x * scale
+        ctx.save_for_backward(x, found, scale, groups)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _SlopeShortened.apply(gradients[0], *ctx.saved_tensors), None, None
+
+
+class _SlopeShortened(torch.autograd.Function):
+    """J g = r (g − y (y·g)), where y = r x."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor, found: Tensor, scale: Tensor, groups: Tensor | None) -> Tensor:
+        share = _dot(found, gradient, groups)
+        slope = torch.addcmul(gradient, found, share, value=-1) * scale
+        ctx.save_for_backward(gradient, found, scale, groups, share, slope)
+        return slope
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *to_slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (along,) = to_slopes
+        gradient, found, scale, groups, share, slope = ctx.saved_tensors
+        own = _dot(found, along, groups)
+        to_gradient = torch.addcmul(along, found, own, value=-1) * scale
+        rest = torch.addcmul(_dot(along, gradient, groups), own, share, value=-1) * scale
+        to_x = torch.addcmul(torch.addcmul(found * rest, to_gradient, share), slope, own)
+        return to_gradient, to_x * -scale, None, None, None
+
+
+def _dot(one: Tensor, other: Tensor, groups: Tensor | None) -> Tensor:
+    found = (one * other).sum(dim=-1)
+    return (found if groups is None else found @ groups)[..., None]
+
+
+def sinc_of_square(squared: Tensor) -> Tensor:
+    """sin(z)/z of z² (...), elementwise, twice differentiable; ``torch.sinc`` has no second derivative at zero."""
+    found: Tensor = _Sinc.apply(squared, 0)
+    return found
+
+
+class _Sinc(torch.autograd.Function):
+    """u_l of z²."""
 
     @staticmethod
     def forward(ctx: Any, squared: Tensor, degree: int) -> Tensor:
         ctx.save_for_backward(squared)
         ctx.degree = degree
-        if degree == 0:
-            return torch.sinc(squared.sqrt() / math.pi)
-        # Upwards the recurrence loses z^{-2} of its digits at every step, so that small z take the power series.
-        large = squared > 2.0 + degree**2
-        return torch.where(large, _upwards(torch.where(large, squared, 1.0), degree), _series(squared, degree))
+        return sinc_family(squared, degree)[degree]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (squared,) = ctx.saved_tensors
-        return -0.5 * grads[0] * _ClosedForm.apply(squared, ctx.degree + 1), None
+        return -0.5 * grads[0] * _Sinc.apply(squared, ctx.degree + 1), None
 
 
-def _upwards(squared: Tensor, degree: int) -> Tensor:
-    z = squared.sqrt()
-    below = torch.sinc(z / math.pi)
-    here = (below - z.cos()) / squared
-    for k in range(1, degree):
-        below, here = here, ((2 * k + 1) * here - below) / squared
-    return here
-
-
-def _series(squared: Tensor, degree: int) -> Tensor:
-    """Σ_k (−z²/2)^k / (k! (2l+2k+1)!!) (DLMF 10.53.1), by Horner's rule, for z² up to about 2 + l²."""
-    n_terms = 11 + 2 * degree
+def sinc_family(squared: Tensor, degree: int) -> tuple[Tensor, ...]:
+    """u_0 of z² (...) or, if ``degree`` is more, u_0, u_1 and u_2, where u_l = j_l(z)/z^l; du_l/dz² = −u_{l+1}/2."""
+    z = squared.sqrt().clamp_(min=1e-15)
+    # torch.sinc takes one number at a time on a CPU.
+    u_0 = z.sin().div_(z)
+    if degree == 0:
+        return (u_0,)
+    # Upwards the recurrence loses digits where z is small, and there the power series serves (DLMF 10.53.1).
+    upwards = (u_0 - z.cos_()).mul_(3).div_(squared).sub_(u_0).div_(squared)
     one = squared.new_ones(())
-    total = one
-    for k in range(n_terms, 0, -1):
-        total = torch.addcmul(one, squared, total, value=-1 / (2 * k * (2 * degree + 2 * k + 1)))
-    return total / math.prod(range(1, 2 * degree + 2, 2))
+    series = one
+    for k in range(_TERMS.get(squared.dtype, 7), 0, -1):
+        series = torch.addcmul(one, squared, series, value=-1 / (2 * k * (2 * k + 5)))
+    u_2 = torch.where(squared < 1, series / 15, upwards)
+    return u_0, torch.addcmul(u_0, squared, u_2) / 3, u_2
+
+
+_TERMS = {torch.float32: 4, torch.float64: 7}
+"""Of the series, for z² up to one."""

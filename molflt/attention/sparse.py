@@ -42,7 +42,7 @@ class SparsePattern:
         self.row_starts = row_starts.to(index)
         self.columns = columns.to(index)
         self.n_columns = n_columns
-        self.reverse = reverse
+        self.reverse = None if reverse is None else reverse.to(index)
         self._origin: tuple[SparsePattern, Tensor] | None = None
         self._stacked: dict[int, SparsePattern] = {}
         self._masks: dict[torch.dtype, Tensor] = {}
@@ -78,24 +78,21 @@ class SparsePattern:
             back = torch.empty_like(order)
             back[order] = torch.arange(len(order), dtype=order.dtype, device=order.device)
             return origin, back
-        if self.columns.is_cpu and self.n_entries > _SORTED:
-            starts, rows, order = self._counted()
+        if self.columns.is_cpu:
+            # A counting sort, which takes less time and memory than PyTorch's.
+            columns = self.columns.numpy()
+            entries = np.arange(self.n_entries, dtype=columns.dtype)
+            shape = self.n_rows, self.n_columns
+            counted = csr_array((entries, columns, self.row_starts.numpy()), shape=shape).tocsc()
+            starts, rows, order = (torch.from_numpy(x) for x in (counted.indptr, counted.indices, counted.data))
         else:
-            columns, order = torch.sort(self.columns, stable=True)
-            numbers = torch.arange(self.n_columns + 1, dtype=columns.dtype, device=columns.device)
-            starts, rows = torch.searchsorted(columns, numbers), self.rows.index_select(0, order)
-            order = order.to(columns.dtype)
+            ordered, order = torch.sort(self.columns, stable=True)
+            numbers = torch.arange(self.n_columns + 1, dtype=ordered.dtype, device=ordered.device)
+            starts, rows = torch.searchsorted(ordered, numbers), self.rows.index_select(0, order)
+            order = order.to(ordered.dtype)
         turned = SparsePattern(starts, rows, self.n_rows)
         turned._origin = (self, order)
         return turned, order
-
-    def _counted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Starts, rows and order of the transposed pattern by a counting sort, which takes no further memory."""
-        columns = self.columns.numpy()
-        entries = np.arange(self.n_entries, dtype=columns.dtype)
-        shape = self.n_rows, self.n_columns
-        turned = csr_array((entries, columns, self.row_starts.numpy()), shape=shape).tocsc()
-        return torch.from_numpy(turned.indptr), torch.from_numpy(turned.indices), torch.from_numpy(turned.data)
 
     def stacked(self, n: int) -> SparsePattern:
         """The pattern ``n`` times along the diagonal of a larger one; made once."""
@@ -136,10 +133,6 @@ class SparsePattern:
                 slice(begin, end),
                 SparsePattern(starts, self.columns[begin:end], self.n_columns),
             )
-
-
-_SORTED = 1 << 25
-"""Up to so many entries PyTorch's sort serves. It is faster, but takes 24 bytes for each entry beside the result."""
 
 
 def weighted_sum(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
@@ -261,48 +254,21 @@ class _ScalarProducts(torch.autograd.Function):
 
 
 def _weighted_sum_of_rows(pattern: SparsePattern, weights: Tensor, rows: Tensor) -> Tensor:
-    """Σ_e w_e x_row(e) over the entries of every column: (n_heads, n_rows, c) → (n_heads, n_columns, c)."""
-    if pattern.reverse is not None:
-        return weighted_sum(pattern, reversed_entries(pattern, weights, 1), rows)
-    turned, order = pattern.transposed
-    return weighted_sum(turned, weights.index_select(1, order), rows)
+    """Σ_e w_e x_row(e) over the entries e of every column: (n_heads, n_rows, c) → (n_heads, n_columns, c)."""
+    return weighted_sum(pattern.transposed[0], _Transposed.apply(pattern, weights), rows)
 
 
-def reversed_entries(pattern: SparsePattern, entries: Tensor, dim: int = 0) -> Tensor:
-    """Of every entry (i, j) of a symmetric pattern that of (j, i), along a dimension."""
-    result: Tensor = _Reversed.apply(entries, pattern.reverse, dim)
-    return result
-
-
-class _Reversed(torch.autograd.Function):
-    """Undone by itself, and so its own derivative."""
+class _Transposed(torch.autograd.Function):
+    """Weights in the order of the transposed pattern, whose transposed is the pattern again."""
 
     @staticmethod
-    def forward(ctx: Any, entries: Tensor, reverse: Tensor, dim: int) -> Tensor:
-        ctx.reverse, ctx.dim = reverse, dim
-        return entries.index_select(dim, reverse)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Reversed.apply(gradient, ctx.reverse, ctx.dim), None, None
-
-
-def differences(pattern: SparsePattern, atoms: Tensor) -> Tensor:
-    """x_row(e) − x_col(e) for every entry of a symmetric pattern: (n, c) → (n_entries, c)."""
-    result: Tensor = _Differences.apply(pattern, atoms)
-    return result
-
-
-class _Differences(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pattern: SparsePattern, atoms: Tensor) -> Tensor:
-        ctx.pattern = pattern
-        return atoms.index_select(0, pattern.rows) - atoms.index_select(0, pattern.columns)
+    def forward(ctx: Any, pattern: SparsePattern, weights: Tensor) -> Tensor:
+        ctx.turned, order = pattern.transposed
+        return weights.index_select(1, order)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        back = gradient - reversed_entries(ctx.pattern, gradient)
-        return None, sum_of_entries(ctx.pattern, back)
+        return None, _Transposed.apply(ctx.turned, gradient)
 
 
 def _by_heads(product: Any, pattern: SparsePattern, *of_heads: Tensor) -> Tensor:

@@ -17,16 +17,14 @@ TensorNet (Simeon and De Fabritiis 2023, arXiv 2306.06482).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.jit import is_scripting  # type: ignore[attr-defined]
+
+from molflt.attention.smooth import shortened
 
 COMPONENTS = 9
-"""Of a vector and a symmetric tensor together."""
+"""Of a vector, three, and a tensor, six: its diagonal, then √2 times xz, yx, zy (``second_power``)."""
 
 
 class VectorStream(nn.Module):
@@ -38,10 +36,24 @@ class VectorStream(nn.Module):
         n_moments: channels of the moments of the neighbours.
         n_channels: C.
         far_channels: how many of them the far field carries, of every head.
+
+    Attributes:
+        orders: (9, 2), which components are a vector's, which a tensor's.
+        groups: (3, 3), which threes of components are of one order.
+        traces: (9, 10), from moments to the trace of the second at each of its diagonal components.
+        left, right: (n_terms, 9), the components that are multiplied.
+        sums: (3, 11, n_terms), from their products to S V', V ⊗ V' symmetric, V·V' and S:S': what counts as it is,
+            divided by √2, and a third of the trace of V ⊗ V'. As all of it are whole numbers, it has no precision.
     """
 
     def __init__(self, dim: int, n_heads: int, n_moments: int, n_channels: int, far_channels: int) -> None:
         super().__init__()
+        self.orders: Tensor
+        self.groups: Tensor
+        self.traces: Tensor
+        self.left: Tensor
+        self.right: Tensor
+        self.sums: Tensor
         self.n_heads, self.n_channels, self.far_channels = n_heads, n_channels, far_channels
         self.source = PerOrder(n_moments, n_channels)
         self.value = PerOrder(n_channels, n_channels)
@@ -51,18 +63,29 @@ class VectorStream(nn.Module):
         self.sender_gate = nn.Linear(dim, 2 * n_channels)
         self.gate = nn.Linear(dim, 5 * n_channels)
         self.output = nn.Linear(3 * n_channels, dim)
+        orders = _orders()
+        traces = torch.zeros(COMPONENTS, 10)
+        traces[3:6, 4:7] = 1.0
+        left, right, sums = _terms()
+        of_groups = orders[::3] @ orders[::3].t()
+        constants = {"orders": orders, "groups": of_groups, "traces": traces, "left": left, "right": right}
+        for name, matrix in {**constants, "sums": sums}.items():
+            self.register_buffer(name, matrix, persistent=False)
 
     def take(self, moments: Tensor) -> Tensor:
         """(n_atoms, 10, n_moments), see :class:`LocalMoments` → (n_atoms, 9, C)."""
-        if is_scripting():
-            diagonal = moments[:, 4:7]
-            traceless = diagonal - diagonal.mean(dim=1, keepdim=True)
-            return self.source(torch.cat([moments[:, 1:4], traceless, moments[:, 7:]], dim=1))
-        return self.source(_times(_constants(moments).without_traces, moments))
+        # Without the trace, a scalar of which sums over many atoms would consist.
+        traces = self.traces.expand(len(moments), -1, -1)
+        return self.source(torch.baddbmm(moments[:, 1:], traces, moments, alpha=-1 / 3))
 
-    def values(self, x: Tensor, tensors: Tensor) -> Tensor:
-        """What the attention is to carry, (n_atoms, n_heads, 9 C / n_heads), of (n_atoms, dim), (n_atoms, 9, C)."""
-        values = self.value(gated(1 + self.sender_gate(x), bounded(tensors)))
+    def values(self, gates: Tensor, tensors: Tensor) -> Tensor:
+        """What the attention is to carry, (n_atoms, n_heads, 9 C / n_heads).
+
+        Args:
+            gates: (n_atoms, 2 C), of ``sender_gate``.
+            tensors: (n_atoms, 9, C).
+        """
+        values = self.value(self.gated(1 + gates, self.bounded(tensors)))
         # A head's channels one after another, for the far field carries the first of them.
         return values.unflatten(2, [self.n_heads, -1]).permute(0, 2, 3, 1).flatten(2)
 
@@ -70,12 +93,25 @@ class VectorStream(nn.Module):
         """What the attention has made of them, of the same shape → (n_atoms, 9, C)."""
         return self.gathered(carried.reshape(carried.shape[0], self.n_channels, -1).transpose(1, 2))
 
-    def products(self, x: Tensor, tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """(n_atoms, dim), (n_atoms, 9, C) → what products of the latter add to either."""
-        one = bounded(tensors)
-        equivariant, invariants = products(one, self.mix(one))
-        of_scalars, of_tensors = (1 + self.gate(x)).split([3 * self.n_channels, 2 * self.n_channels], 1)
-        return self.output(of_scalars * invariants.flatten(1)), self.product(gated(of_tensors, equivariant))
+    def products(self, gates: Tensor, tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """(n_atoms, 5 C) of ``gate``, (n_atoms, 9, C) → what products of the latter add to scalars and to them."""
+        one = self.bounded(tensors)
+        terms = _times(self.left, one) * _times(self.right, self.mix(one))
+        sums = torch.add(torch.add(self.sums[0], self.sums[1], alpha=math.sqrt(0.5)), self.sums[2], alpha=-1 / 3)
+        # S V' and V ⊗ V', symmetric and traceless; V·V' and S:S', to which V·S V' comes.
+        equivariant, invariants = _times(sums, terms).split([len(self.orders), 2], dim=1)
+        invariants = torch.cat([invariants, _times(self.orders.t()[:1], one * equivariant)], dim=1)
+        of_scalars, of_tensors = (1 + gates).split([3 * self.n_channels, 2 * self.n_channels], 1)
+        return self.output(of_scalars * invariants.flatten(1)), self.product(self.gated(of_tensors, equivariant))
+
+    def bounded(self, tensors: Tensor) -> Tensor:
+        """(n, 9, C) → the same, each order with a mean square below one over its channels."""
+        threes = tensors.unflatten(1, [3, 3]).flatten(2)
+        return shortened(threes, 1.0, self.groups / self.n_channels).view(tensors.shape)
+
+    def gated(self, gates: Tensor, tensors: Tensor) -> Tensor:
+        """(n, 2 C) of vectors and tensors, (n, 9, C) → their products."""
+        return _times(self.orders, gates.unflatten(1, [2, -1])) * tensors
 
 
 class PerOrder(nn.Module):
@@ -88,60 +124,14 @@ class PerOrder(nn.Module):
         for linear in (self.first, self.second):
             # Of unit gain: with less, products of what came through several mixtures are too faint to learn from.
             nn.init.normal_(linear.weight, std=n_in**-0.5)
+        self.orders: Tensor
+        self.register_buffer("orders", _orders()[..., None], persistent=False)
 
     def forward(self, tensors: Tensor) -> Tensor:
         """(n, 9, n_in) → (n, 9, n_out)."""
-        if is_scripting():
-            return torch.cat([self.first(tensors[:, :3]), self.second(tensors[:, 3:])], dim=1)
         # Both mixtures of everything, of which one is taken.
         mixed = tensors @ torch.cat([self.first.weight, self.second.weight]).transpose(0, 1)
-        return (mixed.unflatten(2, (2, -1)) * _constants(tensors).orders.t()[..., None]).sum(dim=2)
-
-
-def bounded(tensors: Tensor) -> Tensor:
-    """(n, 9, C) → the same, each order with a mean square below one over its channels."""
-    if is_scripting():
-        return torch.cat([_bounded_alone(tensors[:, :3]), _bounded_alone(tensors[:, 3:])], dim=1)
-    orders = _constants(tensors).orders
-    squares = _times(orders, tensors * tensors).mean(dim=2, keepdim=True)
-    return tensors * _times(orders.t(), (1 + squares).rsqrt())
-
-
-def _bounded_alone(t: Tensor) -> Tensor:
-    return t * (1 + (t * t).sum(dim=1, keepdim=True).mean(dim=2, keepdim=True)).rsqrt()
-
-
-def gated(gates: Tensor, tensors: Tensor) -> Tensor:
-    """(n, 2 C) of vectors and tensors, (n, 9, C) → their products."""
-    if is_scripting():
-        first, second = gates[:, None].chunk(2, dim=2)
-        return torch.cat([first * tensors[:, :3], second * tensors[:, 3:]], dim=1)
-    return _times(_constants(tensors).orders.t(), gates.unflatten(1, (2, -1))) * tensors
-
-
-def products(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Of (n, 9, c), (n, 9, c): S V' and V ⊗ V' symmetric and traceless, (n, 9, c); V·V', S:S', V·SV', (n, 3, c)."""
-    if is_scripting():
-        return _products_alone(one, other)
-    constants = _constants(one)
-    terms = _times(constants.left, one) * _times(constants.right, other)
-    equivariant, invariants = _times(constants.sums, terms).split([COMPONENTS, 2], dim=1)
-    third = _times(constants.orders[:1], one * equivariant)
-    return equivariant, torch.cat([invariants, third], dim=1)
-
-
-def _products_alone(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """The same without constant matrices, for a model that runs without this package."""
-    vectors, squares, others = one[:, :3], one[:, 3:], other[:, :3]
-    diagonal, rest = squares.split([3, 3], dim=1)
-    behind = rest * others.roll(1, dims=1) + (rest * others).roll(-1, dims=1)
-    turned = diagonal * others + behind / math.sqrt(2)
-    along = vectors * others
-    across = (vectors * others.roll(1, dims=1) + vectors.roll(1, dims=1) * others) / math.sqrt(2)
-    outer = torch.cat([along - along.mean(dim=1, keepdim=True), across], dim=1)
-    sums = [along, squares * other[:, 3:], vectors * turned]
-    invariants = torch.stack([term.sum(dim=1) for term in sums], dim=1)
-    return torch.cat([turned, outer], dim=1), invariants
+        return (mixed.unflatten(2, [2, -1]) * self.orders).sum(dim=2)
 
 
 def _times(matrix: Tensor, tensors: Tensor) -> Tensor:
@@ -149,56 +139,30 @@ def _times(matrix: Tensor, tensors: Tensor) -> Tensor:
     return torch.bmm(matrix.expand(len(tensors), -1, -1), tensors)
 
 
-@dataclass(frozen=True)
-class _Constants:
-    """Vectors have three components, tensors six: the diagonal, then √2 times xz, yx, zy (``second_power``).
-
-    Attributes:
-        orders: (2, 9), which components are a vector's, which a tensor's.
-        without_traces: (9, 10), from moments to components without a scalar, of which sums over many atoms would
-            consist.
-        left, right: (n_terms, 9), the components that are multiplied.
-        sums: (11, n_terms), from their products to S V', the traceless symmetric part of V ⊗ V', V·V' and S:S'.
-    """
-
-    orders: Tensor
-    without_traces: Tensor
-    left: Tensor
-    right: Tensor
-    sums: Tensor
+def _orders() -> Tensor:
+    return torch.eye(2)[[0] * 3 + [1] * 6]
 
 
-def _constants(like: Tensor) -> _Constants:
-    return _constants_of(like.dtype, like.device)
+def _terms() -> tuple[Tensor, Tensor, Tensor]:
+    """``left``, ``right`` and ``sums`` of :class:`VectorStream`."""
+    terms: dict[tuple[int, int], Tensor] = {}
 
-
-@cache
-def _constants_of(dtype: torch.dtype, device: torch.device) -> _Constants:
-    orders = np.repeat(np.eye(2), [3, 6], axis=1)
-    traceless = np.eye(6)
-    traceless[:3, :3] -= 1 / 3
-    without_traces = np.zeros((9, 10))
-    without_traces[:3, 1:4], without_traces[3:, 4:] = np.eye(3), traceless
-    terms: dict[tuple[int, int], np.ndarray] = {}
-
-    def add(left: int, right: int, row: int, factor: float) -> None:
-        terms.setdefault((left, right), np.zeros(11))[row] += factor
+    def add(left: int, right: int, row: int, kind: int = 0) -> None:
+        terms.setdefault((left, right), torch.zeros(3, COMPONENTS + 2))[kind, row] += 1
 
     for i in range(3):
         # What is off the diagonal couples every component with the one before it, in a circle.
         before, after = (i - 1) % 3, (i + 1) % 3
-        add(3 + i, i, i, 1.0)
-        add(6 + i, before, i, math.sqrt(0.5))
-        add(6 + after, after, i, math.sqrt(0.5))
-        for row in range(3):
-            add(i, i, 3 + row, traceless[row, i])
-        add(i, before, 6 + i, math.sqrt(0.5))
-        add(before, i, 6 + i, math.sqrt(0.5))
-        add(i, i, 9, 1.0)
+        add(3 + i, i, i)
+        add(6 + i, before, i, 1)
+        add(6 + after, after, i, 1)
+        add(i, i, 3 + i)
+        for row in range(3, 6):
+            add(i, i, row, 2)
+        add(i, before, 6 + i, 1)
+        add(before, i, 6 + i, 1)
+        add(i, i, 9)
     for k in range(3, 9):
-        add(k, k, 10, 1.0)
-    left, right = (np.eye(9)[[pair[side] for pair in terms]] for side in (0, 1))
-    found = (orders, without_traces, left, right, np.array(list(terms.values())).T)
-    # They outlast a prediction that they may be made in, and serve training as well.
-    with torch.inference_mode(False):
-        return _Constants(*(torch.tensor(matrix, dtype=dtype, device=device) for matrix in found))
+        add(k, k, 10)
+    left, right = (torch.eye(COMPONENTS)[[pair[side] for pair in terms]] for side in (0, 1))
+    return left, right, torch.stack(list(terms.values()), dim=-1)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from molflt.cli.options import DEVICE, MAX_ATOMS, claim_new_file
-from molflt.cli.terminal import answer, errors, output, say
+from molflt.cli.terminal import DEVICE, MAX_ATOMS, OVERWRITE, answer, claim_new_file, errors, output, say
 
 
 def adsorb_command(
@@ -30,7 +29,7 @@ def adsorb_command(
         show_default=False,
     ),
     seed: int = typer.Option(0, min=0, help="Of conformers and places."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    overwrite: bool = OVERWRITE,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
 ) -> None:
@@ -47,10 +46,10 @@ def adsorb_command(
     from rich.table import Table
 
     from molflt.adsorption.adsorb import adsorb
-    from molflt.adsorption.surfaces import METALS
-    from molflt.data.molecule_names import described
+    from molflt.adsorption.placing import METALS
+    from molflt.data.tables import described
     from molflt.prediction.model import load
-    from molflt.report.adsorption_page import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
+    from molflt.report.adsorption import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
 
     loaded = load(model, device)
     results = adsorb(

@@ -1,15 +1,14 @@
-"""``molflt evaluate``: errors of a model on labelled structures."""
+"""How good a model is: ``molflt evaluate``, figures of it (``plot``), and ``check-invariance``."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from molflt.choices import EnergyUnit, MethodName, OnError, Per, TagConvention
-from molflt.cli.options import (
+from molflt.cli.terminal import (
     ACCEPT_UNCONVERGED,
     ALLOW_CHARGED,
     CONFORMERS,
@@ -17,24 +16,33 @@ from molflt.cli.options import (
     FREQUENCIES,
     JSON,
     MAX_ATOMS,
+    MODEL,
     ON_ERROR,
+    OVERWRITE,
     PAIRS,
     TAGS,
+    Verbosity,
+    answer,
+    answer_json,
     claim_new_file,
+    command_line,
+    output,
+    remark,
+    say,
+    warn,
 )
-from molflt.cli.terminal import answer, answer_json, command_line, remark, say, warn
 from molflt.errors import InputError, listed
+from molflt.vocabulary import EnergyUnit, Figure, MethodName, OnError, Per, TagConvention
 
 if TYPE_CHECKING:
-    from molflt.prediction.calibration import Calibration
-    from molflt.prediction.evaluation import Evaluation
+    from molflt.invariance.harness import DtypeName, Result
+    from molflt.prediction.evaluate import Evaluation
+    from molflt.prediction.uncertainty import Calibration
 
 
 def evaluate_command(
     context: typer.Context,
-    model: Path = typer.Argument(
-        ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
-    ),
+    model: Path = MODEL,
     data: str = typer.Argument(
         ..., help="LMDB file or folder, or any file of labelled structures.", show_default=False
     ),
@@ -72,17 +80,17 @@ def evaluate_command(
 
     Example: molflt evaluate runs/tiny data/fg/val.lmdb
     """
-    from molflt.data.reading import Reading
-    from molflt.prediction.evaluation import evaluate
-    from molflt.prediction.members import load_members
-    from molflt.prediction.predictor import unknown_elements
-    from molflt.report.model_report import evaluation_report
+    from molflt.data.reading import ReadOptions
+    from molflt.prediction.evaluate import evaluate
+    from molflt.prediction.model import load
+    from molflt.prediction.predict import unknown_elements
+    from molflt.report.model import evaluation_report
 
     if report is not None:
         claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")
-    members = load_members(model, frequencies)
+    loaded = load(model, device, frequencies=frequencies)
     found = evaluate(
-        members,
+        loaded,
         data,
         label=label,
         unit=unit,
@@ -90,38 +98,47 @@ def evaluate_command(
         force_label=force_label,
         force_unit=force_unit,
         forces=forces,
-        device=device,
         max_atoms=max_atoms,
-        on_bad="skip" if on_error == "skip" else "stop",
-        how=Reading(allow_charged, conformers, accept_unconverged=accept_unconverged, pairs=pairs),
-        tags=tags,
+        options=ReadOptions(
+            allow_charged,
+            conformers,
+            pairs=pairs,
+            accept_unconverged=accept_unconverged,
+            tags=tags,
+            on_bad="skip" if on_error == "skip" else "stop",
+        ),
     )
     if found.skipped:
         n = len(found.skipped)
         warn(listed(f"{n} structure{'s were' if n != 1 else ' was'} skipped", found.skipped))
-    unknown = unknown_elements(members[0], found.prediction.elements)
     if line := found.prediction.of_conformers():
         remark(line)
     for lines in (*found.prediction.doubts(), *found.warnings):
         warn(lines)
-    if report is not None:
-        evaluation_report(report, members, [found], command_line())
-    calibration = _calibration(found)
+    calibration: Calibration | None = None
+    try:
+        calibration = found.calibration()
+    except InputError as error:
+        warn(f"{found.source}: {error}")
     if as_json:
-        what = {"model": str(model), "data": data, "target": members[0].metadata.target}
-        answer_json(what | _content(found, calibration, unknown, len(members)))
+        what = {"model": str(model), "data": data, "target": loaded.target}
+        unknown = unknown_elements(loaded.members[0], found.prediction.elements)
+        answer_json(what | _content(found, calibration, unknown, len(loaded.members)))
+    else:
+        _print(found, calibration, loaded.target, len(loaded.members))
+    if report is None and (as_json or no_report):
         return
-    _print(found, calibration, members[0].metadata.target, len(members))
-    if report is None and not no_report:
-        report = _default_report(model, data, overwrite)
-        try:
-            evaluation_report(report, members, [found], command_line())
-        except OSError as error:
-            # Nobody asked for this file in so many words; the numbers above are what was asked for.
-            warn(f"no report could be written ({error}); --report chooses another place")
-            return
-    if report is not None:
-        say(f"report: {report}")
+    path = _default_report(model, data, overwrite) if report is None else report
+    try:
+        evaluation_report(path, loaded.members, [found], command_line())
+    except OSError as error:
+        if report is not None:
+            raise
+        # Nobody asked for this file in so many words; the numbers above are what was asked for.
+        warn(f"no report could be written ({error}); --report chooses another place")
+    else:
+        if not as_json:
+            say(f"report: {path}")
 
 
 def _default_report(model: Path, data: str, overwrite: bool) -> Path:
@@ -138,15 +155,6 @@ def _default_report(model: Path, data: str, overwrite: bool) -> Path:
     while found.exists() and not overwrite:
         found, number = folder / f"{name}-{number}.html", number + 1
     return found
-
-
-def _calibration(found: Evaluation) -> Calibration | None:
-    """Whether uncertainties fit the errors; None where there are none, or where these structures cannot tell."""
-    try:
-        return found.calibration()
-    except InputError as error:
-        warn(f"{found.source}: {error}")
-        return None
 
 
 def _content(
@@ -187,3 +195,161 @@ def _print(found: Evaluation, calibration: Calibration | None, target: str, n_me
             answer(line)
     if found.prediction.contractions:
         answer(f"  far field by {found.prediction.far_field}")
+
+
+def plot_command(
+    context: typer.Context,
+    kind: Figure = typer.Argument(
+        ...,
+        metavar="KIND",
+        help="curves, parity, residuals, elements, adsorbates, sizes, rpe or spectrum.",
+        show_default=False,
+    ),
+    model: Path = MODEL,
+    data: str = typer.Argument(None, help="Labelled structures, for plots of errors.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="NAME.png, NAME.svg or NAME.pdf.", show_default=False),
+    overwrite: bool = OVERWRITE,
+    device: str = DEVICE,
+    max_atoms: int = MAX_ATOMS,
+    tags: TagConvention = TAGS,
+) -> None:
+    """Make one figure of a report as PNG, SVG or PDF.
+
+    curves: errors over the epochs of a run. rpe, spectrum: the function f(r)
+    that each head has learnt, and its Fourier transform. The others show
+    errors on DATA: parity, residuals, and by elements, adsorbates or sizes.
+
+    Example: molflt plot parity runs/tiny/best.safetensors
+    data/fg/val.lmdb -o parity.png
+    """
+    claim_new_file(context, out, (".png", ".svg", ".pdf"), overwrite, "a figure")
+    from molflt.prediction.predict import choose_device
+    from molflt.report.figures import write_figure
+
+    write_figure(kind, model, data, out, choose_device(device), max_atoms, tags)
+    say(str(out))
+
+
+def check_invariance_command(
+    model: Path = MODEL,
+    inputs: list[str] = typer.Argument(
+        None, help="Files, folders, globs or SMILES; left out: molecules, slabs and crystals of known elements."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a table."),
+    dtype: Literal["both", "float32", "float64"] = typer.Option("both", help="Precision to compute in."),
+    draws: int = typer.Option(3, min=1, help="Random transformations of each kind, per structure."),
+    limit: int = typer.Option(32, min=1, help="Structures at most, evenly from those given."),
+    device: str = DEVICE,
+    frequencies: MethodName = FREQUENCIES,
+    tags: TagConvention = TAGS,
+) -> None:
+    """Measure the invariances of a trained model: rotation, translation, atom order, images, cell, batch.
+
+    Every property is tried on the model as it is, and on a copy whose far field is scaled up until removing it
+    would move the energies by 30 % of their spread. With both precisions, the energies of the one are compared with
+    those of the other as well. Exit status 1 when something fails.
+
+    Example: molflt check-invariance runs/tiny/best.safetensors data/fg/val.lmdb
+    """
+    import numpy as np
+
+    from molflt.data.reading import ReadOptions
+    from molflt.invariance.harness import run_suite
+    from molflt.invariance.structures import (
+        ADDITIVE,
+        FRAGMENTS_APART,
+        additivity,
+        builtin_structures,
+        far_share,
+        has_far_field,
+    )
+    from molflt.prediction.members import load_member
+    from molflt.prediction.model import Model
+    from molflt.prediction.predict import unlabelled
+
+    loaded = load_member(model, remark, frequencies)
+    on_device = Model([loaded], device)
+    if inputs:
+        dataset = on_device.read(inputs, ReadOptions(allow_charged=True, conformers=1, tags=tags))
+        step = max(1, len(dataset) / limit)
+        structures = [unlabelled(dataset[int(k * step)]) for k in range(min(limit, len(dataset)))]
+    else:
+        structures, known = builtin_structures(loaded.metadata.elements)
+        if loaded.model.config.charges:
+            structures = [one for one in structures if int(one.pbc.sum()) in (0, 3)]
+        if not known:
+            warn("the model knows too few elements of the built-in structures; give structures of your own")
+    dtypes: list[DtypeName] = ["float32", "float64"] if dtype == "both" else [dtype]
+    share = far_share(loaded.model, structures) if has_far_field(loaded.model) else None
+    fragments = np.abs(additivity(loaded.model, structures))
+    results = run_suite(loaded, structures, dtypes, draws)
+    if share is not None and not any(result.far_scaled for result in results):
+        warn(
+            "no scale of the far field moves the energies of these structures by 30 % of their spread, so only the "
+            "model as it is was tried; give structures that differ less in composition"
+        )
+    # Of the whole model as it is; with its far field scaled up it is another.
+    drift = next((result for result in results if result.name == "dtype" and not result.far_scaled), None)
+    failed = any(result.verdict == "fail" for result in results)
+    # Of fragments far apart; it is no invariance, and a model of ions need not have it.
+    apart: dict[str, Any] | None = None
+    if len(fragments):
+        apart = {"worst": float(fragments.max()), "median": float(np.median(fragments)), "bound": ADDITIVE}
+        apart["verdict"] = "pass" if apart["worst"] < ADDITIVE else "fail"
+    if as_json:
+        answer_json(
+            {
+                "model": str(model),
+                "structures": len(structures),
+                "far_share": share,
+                "float32_drift": None if drift is None else {"worst": drift.worst, "median": drift.median},
+                "additivity": apart,
+                "verdict": "fail" if failed else "pass",
+                "results": [{**asdict(result), "verdict": result.verdict} for result in results],
+            }
+        )
+        raise typer.Exit(int(failed))
+    if not Verbosity.quiet:
+        _print_tables(results)
+    if share is None:
+        say("This model has no Fourier far field.")
+    else:
+        say(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
+    if apart is None:
+        say("Additivity of separated fragments: not applicable, no structure is isolated.")
+    else:
+        remedy = "" if apart["verdict"] == "pass" else ". Train with loss.separation, unless they do interact"
+        say(
+            f"Additivity of separated fragments: {apart['verdict']}. With {FRAGMENTS_APART:g} Å between them, two "
+            f"structures differ from the sum by {apart['worst']:.1e} eV at worst, {apart['median']:.1e} eV in the "
+            f"median (bound {apart['bound']:g} eV){remedy}."
+        )
+    if drift is not None:
+        say(
+            f"Computed in float32 instead of float64, energies move by {drift.worst:.1e} eV at worst, "
+            f"{drift.median:.1e} eV in the median."
+        )
+    names = {verdict: sorted({r.name for r in results if r.verdict == verdict}) for verdict in ("pass", "fail")}
+    on = f"on {len(structures)} structure{'s' * (len(structures) != 1)}"
+    if failed:
+        answer(f"FAILED {on}: {', '.join(names['fail'])}")
+    elif not names["pass"]:
+        answer(f"NOTHING TRIED {on}: no property is applicable to them")
+    else:
+        answer(f"PASSED {on}: all {len(names['pass'])} properties that were tried hold, in {' and '.join(dtypes)}")
+    raise typer.Exit(int(failed))
+
+
+def _print_tables(results: list[Result]) -> None:
+    from rich.table import Table
+
+    styles = {"pass": "", "fail": "red", "not applicable": "dim"}
+    for far_scaled, dtype in dict.fromkeys((result.far_scaled, result.dtype) for result in results):
+        far = "far field scaled up" if far_scaled else "the model as it is"
+        table = Table("property", "worst ΔE / eV", "median", "of the bound", "verdict", title=f"{far}, {dtype}")
+        for one in results:
+            if (one.far_scaled, one.dtype) == (far_scaled, dtype):
+                share = f"{one.used:.0%}" if one.used < 100 else f"{one.used:.0e} ×"
+                numbers = [f"{one.worst:.1e}", f"{one.median:.1e}", f"{share} ({one.bound})"]
+                table.add_row(one.name, *(numbers if one.n else [""] * 3), one.verdict, style=styles[one.verdict])
+        output.print(table)

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from molflt import __version__
-from molflt.cli.adsorb import adsorb_command
-from molflt.cli.average import average_command
-from molflt.cli.check_invariance import check_invariance_command
-from molflt.cli.config import config_command
-from molflt.cli.convert import convert_command
-from molflt.cli.evaluate import evaluate_command
-from molflt.cli.explain import explain_command
-from molflt.cli.export import export_command
-from molflt.cli.fetch import fetch_command
-from molflt.cli.info import info_command
-from molflt.cli.merge import merge_command
-from molflt.cli.plot import plot_command
-from molflt.cli.predict import predict_command
 from molflt.cli.terminal import (
     Verbosity,
     defect,
@@ -36,62 +22,64 @@ from molflt.cli.terminal import (
     show_place,
     system_error,
 )
-from molflt.cli.train import train_command
 from molflt.errors import InputError
 
+_COMMANDS = {
+    "train": "train",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "merge": "predict",
+    "adsorb": "adsorb",
+    "explain": "inspect",
+    "plot": "evaluate",
+    "check-invariance": "evaluate",
+    "info": "inspect",
+    "convert": "data",
+    "average": "models",
+    "export": "models",
+    "config": "train",
+    "fetch": "data",
+}
+"""Commands in the order of the help, and the files that they stand in, which are read when they are called."""
 _HOW_MUCH = ("--quiet", "-q", "--verbose", "-v")
 
 
-class _Commands(TyperGroup):
-    """The commands, with ``--quiet`` and ``--verbose`` before or after the name of one.
+class _Flags:
+    """Flags are shown as such: typer's help would say ``<bool>``, as if they took a value."""
 
-    They end with status 0 when the reader of a pipe, such as ``head``, has what it wanted. Click itself would end
-    with status 1, and only some versions of rich ask ``Terminal`` first.
-    """
+    def get_params(self, ctx: Any) -> Any:
+        parameters = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
+class _Commands(_Flags, TyperGroup):
+    """The commands, with ``--quiet`` and ``--verbose`` before or after the name of one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Their names alone, for lists and suggestions.
+        self.commands: Any = dict.fromkeys(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(f"molflt.cli.{_COMMANDS[cmd_name]}")
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(cmd_name, cls=_Command)(getattr(module, f"{cmd_name.replace('-', '_')}_command"))
+        return typer.main.get_command(alone)
 
     def make_context(self, info_name: Any, args: list[str], *arguments: Any, **options: Any) -> Any:
         own = args[: args.index("--")] if "--" in args else args
         first = [word for word in own if word in _HOW_MUCH]
         args = [*first, *(word for word in own if word not in _HOW_MUCH), *args[len(own) :]]
-        with _enough_is_enough():
-            return super().make_context(info_name, args, *arguments, **options)
-
-    def get_params(self, ctx: Any) -> Any:
-        return _flags_shown(super().get_params(ctx))
-
-    def invoke(self, context: Any) -> Any:
-        with _enough_is_enough():
-            return super().invoke(context)
-
-
-class _Command(TyperCommand):
-    """A command whose flags are shown as such: typer's help would say ``<bool>``, as if they took a value."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _flags_shown(super().get_params(ctx))
-
-
-def _flags_shown(parameters: Any) -> Any:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
-
-
-@contextmanager
-def _enough_is_enough() -> Iterator[None]:
-    try:
-        yield
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        forget_output()
-        raise SystemExit(0) from None
-    except SystemExit as stop:
-        # rich ends so where it prints the help.
-        if isinstance(stop.__context__, BrokenPipeError):
-            raise SystemExit(0) from None
-        raise
+        return super().make_context(info_name, args, *arguments, **options)
 
 
 app = typer.Typer(
@@ -106,24 +94,6 @@ app = typer.Typer(
         "3 a defect of molflt; 130 interrupted. NO_COLOR=1 turns colours off."
     ),
 )
-# In the order of the help. A command is called as its function is, such as check-invariance.
-for _command in (
-    train_command,
-    evaluate_command,
-    predict_command,
-    merge_command,
-    adsorb_command,
-    explain_command,
-    plot_command,
-    check_invariance_command,
-    info_command,
-    convert_command,
-    average_command,
-    export_command,
-    config_command,
-    fetch_command,
-):
-    app.command(_command.__name__.removesuffix("_command").replace("_", "-"), cls=_Command)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -161,6 +131,18 @@ def main() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         app()
+    except SystemExit as stop:
+        # It is no failure that the reader of a pipe, such as head, has enough; click and rich end with status 1.
+        enough = isinstance(stop.__context__, BrokenPipeError)
+        try:
+            if not enough and sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            enough = not stop.code
+        if not enough:
+            raise
+        forget_output()
+        sys.exit(0)
     except InputError as error:
         show_place()
         errors.print("Error:", str(error), style="red", markup=False)

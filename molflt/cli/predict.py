@@ -1,4 +1,4 @@
-"""``molflt predict``: energies of structures."""
+"""``molflt predict`` and ``molflt merge``: energies of structures."""
 
 from __future__ import annotations
 
@@ -8,22 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.choices import MethodName, OC20Split, OnError, TagConvention
-from molflt.cli.options import ALLOW_CHARGED, CONFORMERS, DEVICE, FREQUENCIES, MAX_ATOMS, ON_ERROR, PAIRS, TAGS, claim
-from molflt.cli.terminal import answer_json, detail, errors, remark, say, warn
+from molflt.cli.terminal import (
+    ALLOW_CHARGED,
+    CONFORMERS,
+    DEVICE,
+    FREQUENCIES,
+    MAX_ATOMS,
+    MODEL,
+    ON_ERROR,
+    OVERWRITE,
+    PAIRS,
+    TAGS,
+    answer_json,
+    claim,
+    detail,
+    errors,
+    remark,
+    say,
+    warn,
+)
 from molflt.errors import InputError, listed
-from molflt.printable import printable
+from molflt.terminal_text import printable
+from molflt.vocabulary import MethodName, OC20Split, OnError, TagConvention
 
 if TYPE_CHECKING:
-    from molflt.prediction.prediction import Prediction
-    from molflt.prediction.shards import Shard, ShardResult
+    from molflt.prediction.output import Prediction
+    from molflt.prediction.shards import Shard
 
 
 def predict_command(
     context: typer.Context,
-    model: Path = typer.Argument(
-        ..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False
-    ),
+    model: Path = MODEL,
     inputs: list[str] = typer.Argument(
         ..., help="Files, folders, globs, SMILES or molecule:NAME; - for standard input.", show_default=False
     ),
@@ -53,7 +68,7 @@ def predict_command(
         "'molflt merge' makes one file of all.",
         show_default=False,
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing output."),
+    overwrite: bool = OVERWRITE,
     pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
     device: str = DEVICE,
@@ -67,11 +82,10 @@ def predict_command(
 
     Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
-    from molflt.data.reading import Reading
-    from molflt.data.sources import resolve_inputs
-    from molflt.prediction.members import calibrated, load_members, meaning_of_uncertainty
-    from molflt.prediction.outputs import check_output, write_predictions
-    from molflt.prediction.predictor import choose_device, doubt_of_forces, predict
+    from molflt.data.reading import ReadOptions
+    from molflt.prediction.members import calibrated, meaning_of_uncertainty
+    from molflt.prediction.model import Model, load
+    from molflt.prediction.output import check_output, write_predictions
 
     if as_json and out is not None:
         raise InputError("--json: prints; leave out -o")
@@ -81,46 +95,37 @@ def predict_command(
     for option, wanted in (("--forces", forces), ("--per-atom", per_atom)):
         if wanted and not as_json and (out is None or out.suffix != ".extxyz"):
             raise InputError(f"{option}: is written with its structures; give -o NAME.extxyz, or --json")
-    skip = on_error == "skip"
-    if oc20_split is not None and skip:
+    if oc20_split is not None and on_error == "skip":
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
-    members = load_members(model, frequencies)
-    takes_ions = members[0].model.config.takes_ions
-    # Its labels are not read, and its structure is what it is.
-    how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True, pairs=pairs)
-    structures = resolve_inputs(inputs, tags, on_bad="skip" if skip else "stop", how=how)
-    chosen = choose_device(device)
-    others = f" and {len(members) - 1} more" if len(members) > 1 else ""
-    detail(f"{members[0].path}{others}, on {chosen}")
+    loaded = load(model, device, frequencies=frequencies)
+    options = ReadOptions(allow_charged, conformers, pairs=pairs, tags=tags)
+    structures = loaded.read(inputs, replace(options, on_bad="skip" if on_error == "skip" else "stop"))
+    others = f" and {len(loaded.members) - 1} more" if len(loaded.members) > 1 else ""
+    detail(f"{loaded.members[0].path}{others}, on {loaded.device}")
     if calibrate is not None:
-        from molflt.prediction.evaluation import measured
+        from molflt.prediction.evaluate import measured
 
-        labelled = replace(how, accept_unconverged=False)
-        known, _ = measured(members, calibrate, device=str(chosen), max_atoms=max_atoms, tags=tags, how=labelled)
-        members = calibrated(members, known)
-    shard_result = None
+        known, _ = measured(loaded, calibrate, max_atoms=max_atoms, options=options)
+        loaded = Model(calibrated(loaded.members, known), device)
     if part is None:
-        prediction = predict(members, structures, chosen, max_atoms, on_error, forces, per_atom)
+        prediction = loaded.predict_set(structures, on_error, forces, per_atom, max_atoms=max_atoms)
     else:
         from molflt.prediction.shards import predict_shard
 
-        shard_result = predict_shard(
-            members, structures, inputs, part, out, chosen, max_atoms, on_error, tags, frequencies, overwrite, how
+        prediction, path, before = predict_shard(
+            loaded, structures, inputs, part, out, on_error, max_atoms, frequencies, overwrite, options
         )
-        prediction = shard_result.prediction
-    if forces and (doubt := doubt_of_forces(members[0].metadata)):
-        warn(doubt)
     if line := prediction.of_conformers():
         remark(line)
-    for lines in prediction.doubts():
-        warn(lines)
     if prediction.failures:
         counted = f"{len(prediction.failures)} of {len(prediction.names)} structures were skipped"
         warn(listed(counted, list(prediction.failures.values())))
-    if shard_result is not None:
-        say(_shard_line(shard_result))
+    n = len(prediction.names)
+    if part is not None:
+        there = f", {before} of them from before" if before else ""
+        say(f"complete already: {n} structures in {path}" if n == before else f"{n} structures{there} in {path}")
         return
-    target, meaning = members[0].metadata.target, meaning_of_uncertainty(members)
+    target, meaning = loaded.target, meaning_of_uncertainty(loaded.members)
     if meaning is not None:
         remark(f"±: {meaning}")
     if out is not None:
@@ -176,9 +181,35 @@ def _shard(text: str, out: Path | None, by_atom: bool, calibrate: str | None, oc
     return shard
 
 
-def _shard_line(result: ShardResult) -> str:
-    n, before = len(result.prediction.names), result.n_before
-    if n == before:
-        return f"complete already: {n} structures in {result.path}"
-    there = f", {before} of them from before" if before else ""
-    return f"{n} structures{there} in {result.path}"
+def merge_command(
+    context: typer.Context,
+    shards: list[Path] = typer.Argument(
+        ..., help="Every file that 'molflt predict --shard' wrote, in any order.", show_default=False
+    ),
+    out: Path = typer.Option(..., "--out", "-o", help="Write to NAME.csv or NAME.npz.", show_default=False),
+    oc20_split: OC20Split = typer.Option(
+        None, help="With npz: the OC20 leaderboard's keys for this split; four runs make one file."
+    ),
+    overwrite: bool = OVERWRITE,
+) -> None:
+    """Put the shards of a prediction together.
+
+    The result is the same, to the last digit, as without shards. All of them must be there, complete, and of the same
+    model and inputs.
+
+    Example: molflt merge energies.csv.shard-* -o energies.csv
+    """
+    from molflt.prediction.output import check_output, write_predictions
+    from molflt.prediction.shards import merge
+
+    claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
+    prediction, target = merge(shards)
+    if oc20_split is not None and prediction.failures:
+        raise InputError(
+            f"--oc20-split: a submission needs every structure; {len(prediction.failures)} were skipped "
+            f"({next(iter(prediction.failures.values()))})"
+        )
+    write_predictions(out, prediction, None, target, oc20_split)
+    skipped = f", {len(prediction.failures)} skipped" if prediction.failures else ""
+    n_energies = len(prediction.names) - len(prediction.failures)
+    say(f"{n_energies} energies ({target}, eV) of {len(shards)} shards in {out}{skipped}")

@@ -1,4 +1,4 @@
-"""What commands say, and where: results to standard output, everything else to standard error or not at all."""
+"""What commands say and where: results to standard output, all else to standard error or not; options they share."""
 
 from __future__ import annotations
 
@@ -10,33 +10,30 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from molflt import __version__
 from molflt.data import progress
-from molflt.errors import InputWarning
-from molflt.printable import printable
+from molflt.errors import InputError, InputWarning
+from molflt.files import sole_writer
+from molflt.terminal_text import printable
 
 
 class Terminal(Console):
     """The one way of molflt to a terminal.
 
-    Text passes through :func:`printable`, whoever wrote it: what is printed and what stands in a table alike. It is
-    no failure of a command that the reader of a pipe, such as ``head``, has enough.
+    Text passes through :func:`printable`, whoever wrote it: what is printed and what stands in a table alike.
     """
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Text for the terminal, with visible replacements for what would command it."""
         return super().render_str(printable(text, keep="\n\t"), **options)
-
-    def on_broken_pipe(self) -> None:
-        """End with status 0."""
-        forget_output()
-        raise SystemExit(0)
 
 
 def open_streams() -> None:
@@ -105,16 +102,9 @@ def show_input_warnings() -> None:
     """Print every ``InputWarning`` as a warning of the command, each text once; others go where Python sends them."""
     python, said = warnings.showwarning, set[str]()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
         if not issubclass(category, InputWarning):
-            python(message, category, filename, lineno, file, line)
+            python(message, category, *place, **options)
         elif str(message) not in said:
             said.add(str(message))
             warn(str(message))
@@ -201,3 +191,57 @@ def system_error(error: OSError) -> str:
         text = f"{error.filename}: {text}"
     remedy = _REMEDIES.get(error.errno or 0)
     return "; ".join([text, *([remedy] if remedy else []), *getattr(error, "__notes__", ())])
+
+
+DEVICE = typer.Option("auto", help="auto, cpu or cuda.")
+MAX_ATOMS = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result.")
+FREQUENCIES = typer.Option(None, help="Evaluate the far field by this method.")
+TAGS = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers.")
+ALLOW_CHARGED = typer.Option(False, "--allow-charged", help="Take ions and radicals as if neutral and closed-shell.")
+PAIRS = typer.Option(
+    False, "--pairs", help="Read files or folders called initial and relaxed as a relaxation, not as two structures."
+)
+ACCEPT_UNCONVERGED = typer.Option(
+    False, "--accept-unconverged", help="Read calculations that are not converged or were cut short as well."
+)
+CONFORMERS = typer.Option(
+    8, min=1, help="How many to make of a molecule without positions; its energy is that of the lowest."
+)
+ON_ERROR = typer.Option("raise", help="skip: go on without structures that fail.")
+JSON = typer.Option(False, "--json", help="Print one JSON object instead of text.")
+OVERWRITE = typer.Option(False, "--overwrite", help="Replace an existing output.")
+MODEL = typer.Argument(..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False)
+
+
+def claim(context: typer.Context, path: Path, check: Callable[[], None], part: str = "") -> None:
+    """Refuse a file to write, before anything is computed for it, or keep it for this command until its end.
+
+    ``part`` is what of it the command writes, where several may share it.
+
+    Raises:
+        InputError: as ``check`` does; or another process is writing the file.
+    """
+    check()
+    context.with_resource(sole_writer(path, part))
+    # Another process may have come to its end in between.
+    check()
+
+
+def claim_new_file(
+    context: typer.Context, path: Path, suffixes: Sequence[str], overwrite: bool, what: str = "output"
+) -> None:
+    """Claim a file that is new, or may be replaced.
+
+    Raises:
+        InputError: another suffix, a folder, a file that exists, or one that another process is writing.
+    """
+
+    def check() -> None:
+        if path.suffix.lower() not in suffixes:
+            raise InputError(f"{path}: {what} must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; choose another name")
+        if path.exists() and not overwrite:
+            raise InputError(f"{path}: exists already; choose another name or give --overwrite")
+
+    claim(context, path, check)

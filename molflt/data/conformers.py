@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,6 @@ from rdkit.Chem import rdDepictor, rdDistGeom, rdForceFieldHelpers
 from rdkit.ForceField import rdForceField  # noqa: F401 (older RDKit has no force fields without it)
 from scipy.spatial.distance import pdist
 
-from molflt.data.bond_lengths import BondLengths, bond_lengths
 from molflt.data.progress import track
 
 _MAX_STEPS = 2000
@@ -211,7 +213,7 @@ def _start_flat(mol: Chem.Mol) -> bool:
 
 
 def _is_drawn(mol: Chem.Mol, conformer: int = -1) -> bool:
-    """Whether the positions have the stereochemistry of the graph, and no atoms in the same place."""
+    """True if the positions have the graph's stereochemistry, and no two atoms in one place."""
     seen = Chem.Mol(mol)
     Chem.AssignStereochemistryFrom3D(seen, conformer)
     meant, found = (dict(Chem.FindMolChiralCenters(each, useLegacyImplementation=True)) for each in (mol, seen))
@@ -229,3 +231,82 @@ def side_by_side(mol: Chem.Mol, positions: np.ndarray) -> np.ndarray:
         positions[part, 1:] -= positions[part, 1:].mean(axis=0)
         edge = positions[part, 0].max() + _GAP
     return positions
+
+
+Pair = tuple[int, int]
+_TABLE = Path(__file__).with_name("bond_lengths.tsv")
+_ORGANIC = frozenset((1, 6, 7, 8))
+_STRAINED = 0.1
+"""Å that a bond may be from what is usual."""
+_MOST = 10_000
+"""Matches of one pattern; more bonds of one of these kinds are in no molecule that is embedded."""
+
+
+@dataclass(frozen=True)
+class BondLengths:
+    """Lengths of the bonds of a molecule, Å, by the bonds' atoms in rising order.
+
+    Attributes:
+        usual: of bonds for which there is one.
+        held: of those that the force field gets wrong.
+        guessed: bonds of which nothing is known: they can be wrong by 0.05 Å and more.
+    """
+
+    usual: dict[Pair, float]
+    held: dict[Pair, float]
+    guessed: set[Pair]
+
+    def remark(self, mol: Chem.Mol, conformer: int) -> str:
+        """Say which bonds of a conformer are guesses, or stretched by strain; empty: none is."""
+        positions = mol.GetConformer(conformer).GetPositions()
+        found = set()
+        for pair in {*self.usual, *self.guessed}:
+            length = float(np.linalg.norm(np.subtract(*positions[list(pair)])))
+            text = f"{'–'.join(sorted(mol.GetAtomWithIdx(k).GetSymbol() for k in pair))} {length:.2f} Å"
+            if abs(length - (usual := self.usual.get(pair, length))) > _STRAINED:
+                found.add(f"{text} where {usual:.2f} Å is usual")
+            elif pair in self.guessed:
+                found.add(f"{text} is a guess")
+        return f"rough geometry: {', '.join(sorted(found))}" if found else ""
+
+
+def bond_lengths(mol: Chem.Mol, mmff: Any) -> BondLengths:
+    """Find the length of every bond: in the table, of the force field, or by UFF's rule where neither has any.
+
+    Args:
+        mol: with its hydrogens.
+        mmff: MMFF94's properties of it; None: it has no types for some atom, and the force field is UFF, whose bonds
+            to C and H among H, C, N and O are good.
+    """
+    held: dict[Pair, float] = {}
+    for pattern, length in _patterns():
+        for first, second, *_ in mol.GetSubstructMatches(pattern, uniquify=False, maxMatches=_MOST):
+            held.setdefault((min(first, second), max(first, second)), length)
+    usual, guessed = dict(held), set()
+    for bond in mol.GetBonds():
+        first, second = sorted((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()))
+        if (first, second) in held:
+            continue
+        if mmff is not None:
+            _, stiffness, length = mmff.GetMMFFBondStretchParams(mol, first, second)
+            # MMFF94's own force constants have three decimals, those by RDKit's rule have all. The rule is good for
+            # plain single bonds.
+            plain = bond.GetBondType() == Chem.BondType.SINGLE and not bond.GetIsConjugated()
+            if plain or round(stiffness, 3) == stiffness:
+                # what is usual in a ring is between the lengths of its two ways to be written
+                usual |= {} if bond.GetIsAromatic() else {(first, second): length}
+                continue
+        if uff := rdForceFieldHelpers.GetUFFBondStretchParams(mol, first, second):
+            usual[first, second] = uff[1]
+            if mmff is not None:
+                held[first, second] = uff[1]
+        numbers = {bond.GetBeginAtom().GetAtomicNum(), bond.GetEndAtom().GetAtomicNum()}
+        if not (uff and numbers <= _ORGANIC and numbers & {1, 6}):
+            guessed.add((first, second))
+    return BondLengths(usual, held, guessed)
+
+
+@cache
+def _patterns() -> tuple[tuple[Chem.Mol, float], ...]:
+    rows = (line.split("\t") for line in _TABLE.read_text("utf-8").splitlines() if not line.startswith("# "))
+    return tuple((Chem.MolFromSmarts(text), float(length)) for text, length in rows)

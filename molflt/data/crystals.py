@@ -12,13 +12,11 @@ from ase.cell import Cell
 from ase.data import atomic_numbers
 from gemmi import cif
 
-from molflt.data.cif_items import DEUTERIUM, Items
-from molflt.data.declared import check_declared
-from molflt.data.extents import check_extents
+from molflt.data.cif import DEUTERIUM, Items, check_declared
 from molflt.data.macromolecules import mmcif_frames
-from molflt.data.notes import Notes
-from molflt.data.overlaps import check_contacts
+from molflt.data.neighbours import check_contacts
 from molflt.data.symmetry import NO_SYMMETRY, Symmetry, expand
+from molflt.data.text import Notes
 from molflt.errors import InputError
 
 _AT = re.compile(r"^string:(\d+)\S*:? ")
@@ -116,18 +114,12 @@ def _expanded(items: Items, sites: list[_Site], operations: np.ndarray, lattice:
     )
     numbers = np.array([s.number for s in sites])[site]
     atoms = Atoms(numbers=numbers, scaled_positions=fractions, cell=lattice, pbc=True)
-    periodic = np.ones(3, dtype=bool)
     check_declared(items, atoms, orders, site, [s.name for s in sites], np.array([s.deuterium for s in sites])[site])
-    check_contacts(
-        atoms.positions,
-        lattice,
-        periodic,
-        numbers,
-        check_extents(atoms.positions, lattice, periodic),
-        lambda k: f"site {sites[site[k]].name}",
-        "list each site once, one of several alternatives, and coordinates with more digits (1/3 as 0.33333); or the "
-        "cell or the symmetry is wrong",
+    remedy = (
+        "list each site once, one of several alternatives, and coordinates with more digits (1/3 as 0.33333); or "
     )
+    remedy += "the cell or the symmetry is wrong"
+    check_contacts(atoms.positions, lattice, atoms.pbc, numbers, lambda k: f"site {sites[site[k]].name}", remedy)
     return atoms
 
 
@@ -229,7 +221,7 @@ def _element(symbol: str, label: str, name: str) -> str:
 
 
 def _cartesian(items: Items, lattice: np.ndarray, record: str, notes: Notes) -> tuple[np.ndarray, np.ndarray]:
-    """How fractions come of Cartesian coordinates: a matrix (3, 3) and a vector (3,)."""
+    """Matrix (3, 3) and vector (3,) that make fractions of Cartesian coordinates."""
     matrix = [[items.number(f"_atom_sites_fract_tran_matrix_{i}{j}") for j in (1, 2, 3)] for i in (1, 2, 3)]
     if all(value is not None for row in matrix for value in row):
         vector = [items.number(f"_atom_sites_fract_tran_vector_{i}") or 0.0 for i in (1, 2, 3)]

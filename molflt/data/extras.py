@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 from molflt.data.labels import any_array
 from molflt.errors import InputError
-from molflt.printable import shown
+from molflt.terminal_text import shown
 
 CONSTRAINTS = frozenset(
     ("FixAtoms", "FixCartesian", "FixScaled", "FixedPlane", "FixedLine", "FixedMode", "FixCom", "FixSubsetCom")
@@ -43,7 +43,7 @@ _DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248])")
 
 @dataclass(frozen=True)
 class Extra:
-    """What a file holds of a structure beyond the vocabulary and ``info``.
+    """Content of a file beyond the vocabulary and ``info``.
 
     Attributes:
         arrays: (n_atoms, ...) by name: momenta, masses, initial charges and moments, and a file's own.
@@ -91,7 +91,7 @@ class Extra:
         return cls(*found, tuple(left)) if any(found) or left else None
 
     def encoded(self) -> str:
-        """As text for a record; empty if there is nothing."""
+        """Text for a record; empty if there is nothing."""
         parts = {name: getattr(self, name) for name in ("arrays", "results", "constraints", "info")}
         return encode(found) if (found := {name: part for name, part in parts.items() if part}) else ""
 
@@ -125,7 +125,7 @@ class Extra:
 
 
 def extra_of(data: Data) -> Extra:
-    """What is carried along with a structure, decoded if it was not yet.
+    """Content carried along with a structure, decoded if it was not yet.
 
     Raises:
         InputError: the record that it comes from is damaged.

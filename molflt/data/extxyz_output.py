@@ -17,7 +17,7 @@ from ase import Atoms
 from ase.constraints import FixAtoms, FixCartesian
 from ase.io.extxyz import SPECIAL_3_3_KEYS, per_atom_properties, per_config_properties
 
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 _COLUMN = re.compile(r"[^\s:=,'\"\\{}\[\]]+")
 _WORDS = re.compile(r"\S+( \S+)*")
@@ -128,7 +128,7 @@ def _plain(value: np.ndarray | np.generic) -> Any:
 
 
 def _means_itself(text: str) -> bool:
-    """Whether ASE reads a text as text, or as the one number that it is, and not as truth values or a vector."""
+    """True if ASE reads a text as text or as its one number, not as truth values or a vector."""
     parts = re.findall(r"[^\s,]+", text)
     if _NUMBER.fullmatch(text):
         return True

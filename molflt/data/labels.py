@@ -1,4 +1,4 @@
-"""Which label of a structure is learnt, under which name it is stored, and in which unit."""
+"""Labels: which is learnt, under which name it is stored, and in which unit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import numpy as np
 from ase import units
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from molflt.choices import EnergyUnit, Per
 from molflt.errors import InputError
-from molflt.printable import shown
-from molflt.vocabulary import TARGETS
+from molflt.terminal_text import shown
+from molflt.vocabulary import TARGETS, EnergyUnit, Per
 
 ForceUnit = Literal["eV/Ang", "meV/Ang", "kcal/mol/Ang", "kJ/mol/Ang", "Hartree/Ang", "Hartree/bohr"]
-
 ENERGY_UNITS: dict[str, float] = {
     "eV": 1.0,
     "meV": 1e-3,
@@ -47,7 +45,7 @@ Target = Annotated[str, AfterValidator(_known_target)]
 
 
 class LabelSpec(BaseModel):
-    """How to find the label of a structure, and what its numbers mean.
+    """Name and unit of the label that is learnt.
 
     Attributes:
         target: the field of the vocabulary that it becomes, in eV per structure.
@@ -75,7 +73,7 @@ class LabelSpec(BaseModel):
 
     @property
     def of_relaxation(self) -> bool:
-        """Whether the target is an energy of the relaxed geometry, for which pairs of geometries are read."""
+        """True if the target is an energy of the relaxed geometry, so that pairs are read."""
         return self.target == "y_relaxed"
 
     @property
@@ -137,7 +135,7 @@ class LabelSpec(BaseModel):
         return found
 
     def remedy(self, candidates: Sequence[str]) -> str:
-        """What to give where the label is not there but these numbers are, by their names; empty without any."""
+        """Options that name these numbers where the label is missing; empty without any."""
         given = []
         for name in candidates:
             if name in TARGETS:
@@ -164,7 +162,7 @@ _NO_FORCES = (
 
 
 def _is_number(find: Callable[[str], Any], name: str) -> bool:
-    """Whether a stored value can be an energy: one number, or a text that is one."""
+    """True if a stored value can be an energy: one number, or a text that is one."""
     with suppress(InputError):
         value = find(name)
         return not isinstance(value, bool | np.bool_) and bool(np.isfinite(one_number(value, name, "")).all())
@@ -172,7 +170,7 @@ def _is_number(find: Callable[[str], Any], name: str) -> bool:
 
 
 def _are_vectors(find: Callable[[str], Any], name: str, n_atoms: int) -> bool:
-    """Whether a stored value can be forces: three numbers for each atom."""
+    """True if a stored value can be forces: three numbers for each atom."""
     with suppress(InputError):
         return name not in _NO_FORCES and atom_vectors(find(name), n_atoms, name, "").size > 0
     return False
@@ -214,7 +212,7 @@ def one_number(value: Any, label: str, where: str) -> np.ndarray:
     """(1,) float64.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not.
     """
     try:
         number = any_array(float(value) if isinstance(value, str) else value, label, where)
@@ -262,7 +260,7 @@ def atom_vectors(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray
     """(n_atoms, 3) float64.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not.
     """
     vectors = any_array(value, f"'{label}'", where)
     if vectors.shape != (n_atoms, 3) or vectors.dtype.kind not in "iuf":

@@ -1,27 +1,36 @@
-"""Molecules with positions from SDF, MOL and mol2 files."""
+"""Molecules with positions from SDF, MOL and mol2 files, whose lines are counted apart from RDKit."""
 
 from __future__ import annotations
 
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ase.data import atomic_numbers
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.data.compression import BYTE_ORDER_MARK, bare_suffix, content, read_text
-from molflt.data.datasets import ListDataset
-from molflt.data.labels import LabelSpec
-from molflt.data.mol2 import Mol2, mol2_blocks
-from molflt.data.notes import Notes
-from molflt.data.rdkit_io import because, captured, from_mol, named
-from molflt.data.reading import DEFAULT, Reading
-from molflt.errors import InputError, OnBad, noting
+from molflt.data.dataset import ListDataset
+from molflt.data.rdkit import because, captured, from_mol, named
+from molflt.data.reading import DEFAULT, ReadOptions
+from molflt.data.text import (
+    BYTE_ORDER_MARK,
+    Line,
+    Notes,
+    bare_suffix,
+    content,
+    hydrogen_of,
+    numbered,
+    numbers,
+    read_text,
+    refuse,
+)
+from molflt.errors import InputError, noting
 
 _END = b"$$$$"
 _FIELD = re.compile(rb">.*?<(.+)>")
@@ -31,12 +40,7 @@ _WITH_TEXT = (b"A  ", b"G  ")
 _V3000_COUNTS = re.compile(rb"M  V30 COUNTS +(\d+)")
 
 
-def read_sdf(
-    path: str | os.PathLike[str],
-    labels: LabelSpec | None = None,
-    on_bad: OnBad = "stop",
-    how: Reading = DEFAULT,
-) -> ListDataset:
+def read_sdf(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> ListDataset:
     """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
 
     Raises:
@@ -52,22 +56,22 @@ def read_sdf(
             info: dict[str, Any] = {}
             # What is wrong is said with the record's own name where it has one.
             with noting(bad, index, name, info):
-                mol = record.mol(name, notes, how)
+                mol = record.mol(name, notes, options)
                 if mol is None:
                     with captured() as said:
-                        record.mol(name, notes, how)
+                        record.mol(name, notes, options)
                         why = because(said())
                     raise InputError(f"{name}: not a readable molecule block, from line {record.first_line} on{why}")
                 info |= _properties(mol)
                 with noting(bad, index, named(name, info.get("name", "")), info):
-                    how.refuse_stated(name, info, "property {!r}")
-                    structure = from_mol(mol, name, labels, how)
+                    options.refuse_stated(name, info, "property {!r}")
+                    structure = from_mol(mol, name, options)
                     structure.name, structure.info = named(name, info.get("name", "")), info
                     structures.append(structure)
     notes.give()
     if not structures and not bad:
         raise InputError(f"{file}: holds no molecules")
-    return ListDataset.read(structures, bad, on_bad, str(file))
+    return ListDataset.read(structures, bad, options.on_bad, str(file))
 
 
 def _records_of(file: Path) -> Iterator[Mol2 | _Record]:
@@ -98,7 +102,7 @@ class _Record:
     first_line: int
     problem: str
 
-    def mol(self, name: str, notes: Notes, how: Reading) -> Chem.Mol | None:
+    def mol(self, name: str, notes: Notes, options: ReadOptions) -> Chem.Mol | None:
         """The molecule, or None where RDKit cannot read it.
 
         Raises:
@@ -185,3 +189,104 @@ def _records(raw: bytes, must_end: bool) -> Iterator[_Record]:
     if any(line.strip() for line in lines[start:]):
         cut = "ends without $$$$: cut short; a file of one molecule without that line is to be named .mol"
         yield _Record(lines[start:], start + 1, cut if must_end or start else "")
+
+
+_MOL2 = re.compile(r"^@<TRIPOS>MOLECULE", re.MULTILINE)
+_SECTION = "@<TRIPOS>"
+_GAFF = re.compile(r"(cl|br|[fi])|([chnops])[a-z0-9+]?")
+"""Of GAFF and GAFF2: lower case, and the first letter is the element but for halogens; Sybyl's types begin with the
+element in upper case."""
+_TYPE = 5
+"""Place of the atom type among the words of an atom: number, name, x, y, z, type, ..."""
+
+
+@dataclass(frozen=True)
+class Mol2:
+    """The text of one molecule of a mol2 file."""
+
+    text: str
+    first_line: int
+
+    def mol(self, name: str, notes: Notes, options: ReadOptions) -> Chem.Mol | None:
+        """The molecule, or None where RDKit cannot read it.
+
+        Raises:
+            InputError: more or fewer atoms or bonds than are announced, an atom type of an unknown kind, or partial
+                charges of an ion where the bonds are of another charge.
+        """
+        lines = [Line(self.first_line + line.number - 1, line.words) for line in numbered(self.text.split("\n"), "#")]
+        sections: dict[str, list[Line]] = {}
+        for line in lines:
+            if line.words[0].startswith(_SECTION):
+                key = line.words[0].removeprefix(_SECTION)
+                if key in sections and key in ("ATOM", "BOND"):
+                    refuse(name, [line], f"a second section {key}")
+                section = sections.setdefault(key, [])
+            else:
+                section.append(line)
+        # Its name may be blank.
+        head = self.text.split("\n")[2:3]
+        counts = head[0].split() if head else []
+        atoms = sections.get("ATOM", [])
+        for what, n, rows in zip(("atoms", "bonds"), counts, (atoms, sections.get("BOND", [])), strict=False):
+            if not n.isdigit() or len(rows) != int(n):
+                place = Line(self.first_line + 2, [])
+                refuse(name, [place], f"announces {n:.20} {what}, and there are {len(rows)}")
+        if not counts:
+            refuse(name, lines[:1], "the number of atoms does not stand two lines below")
+        text = "\n".join(self._typed(lines, atoms, name, notes))
+        # Of bonds that RDKit finds no structure for, positions and elements are still right.
+        mol = Chem.MolFromMol2Block(text, removeHs=False) or Chem.MolFromMol2Block(
+            text, sanitize=False, removeHs=False
+        )
+        if mol is None:
+            return None
+        if mol.GetNumAtoms() != len(atoms):
+            raise InputError(f"{name}: has {len(atoms)} atoms, of which RDKit reads {mol.GetNumAtoms()}")
+        partial = numbers(row.words[8] for row in atoms if len(row.words) > 8)
+        total, formal = sum(partial or []), Chem.GetFormalCharge(mol)
+        if round(total) not in (0, formal) and not options.allow_charged:
+            raise InputError(
+                f"{name}: its partial charges add up to {total:+.2f} e, and its bonds and atom types to {formal:+d} "
+                "e; correct them, or take it as if it were neutral with --allow-charged"
+            )
+        return mol
+
+    def _typed(self, lines: Sequence[Line], atoms: Sequence[Line], name: str, notes: Notes) -> Iterator[str]:
+        """The lines with types that RDKit reads."""
+        types = {}
+        for row in atoms:
+            if len(row.words) <= _TYPE:
+                refuse(name, [row], "expected an atom: its number, name, three coordinates and type")
+            kind = row.words[_TYPE]
+            if gaff := _GAFF.fullmatch(kind):
+                notes.add("atom types of GAFF are read as their elements, as c3 for carbon")
+                types[row.number] = gaff[0][0].upper() + (gaff[0][1] if gaff[1] and len(gaff[1]) > 1 else "")
+                continue
+            element = hydrogen_of(kind.split(".")[0], notes)
+            if element not in atomic_numbers:
+                refuse(
+                    name,
+                    [row],
+                    f"'{kind:.20}' is no atom type of Sybyl or GAFF; give Sybyl's types (with Open Babel: obabel "
+                    "in.mol2 -O out.mol2) or an SDF",
+                )
+            if element != kind.split(".")[0]:
+                types[row.number] = element
+        raw = self.text.split("\n")
+        for number, line in enumerate(raw, self.first_line):
+            words = line.split()
+            yield line if number not in types else " ".join([*words[:_TYPE], types[number], *words[_TYPE + 1 :]])
+
+
+def mol2_blocks(text: str, where: str) -> Iterator[Mol2]:
+    """Every molecule of a mol2 file.
+
+    Raises:
+        InputError: something stands before the first.
+    """
+    starts = [found.start() for found in _MOL2.finditer(text)]
+    if before := numbered(text[: starts[0] if starts else None].split("\n"), "#"):
+        refuse(where, before, "expected @<TRIPOS>MOLECULE")
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        yield Mol2(text[start:end], text.count("\n", 0, start) + 1)

@@ -1,20 +1,19 @@
-"""Periodic images: neighbour lists in the vocabulary's convention, and nearest images of atoms that have moved."""
+"""Neighbour lists in the vocabulary's convention, and atoms that are closer than any two atoms are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import torch
-from ase.data import chemical_symbols
-from ase.geometry import complete_cell, find_mic, minkowski_reduce
+from ase.data import chemical_symbols, covalent_radii
 from numpy.typing import ArrayLike
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
 from vesin import NeighborList
 
-from molflt.data.extents import SHORTEST, check_extents, check_pairs, heights, open_directions, refuse_pairs
+from molflt.data.quality.extents import SHORTEST, check_extents, check_pairs, heights, open_directions, refuse_pairs
 from molflt.errors import InputError
 
 _MOST_CELLS = 50_000.0
@@ -43,7 +42,7 @@ def neighbour_list(
 
     Raises:
         InputError: a number is not finite, two atoms coincide, the periodic lattice vectors are dependent, or the
-            structure is none: see :mod:`molflt.data.extents`.
+            structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
     points = np.asarray(positions, dtype=np.float64).reshape(-1, 3)
     lattice = np.asarray(cell, dtype=np.float64).reshape(3, 3)
@@ -70,7 +69,7 @@ def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of :func:`neighbour_list` in any order, (n_pairs, 2), and their distances, (n_pairs,) Å.
 
     Raises:
-        InputError: the structure is none: see :mod:`molflt.data.extents`.
+        InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
     pairs, _, distances = search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff)
     return pairs, distances
@@ -84,7 +83,7 @@ def search(
     Shifts along directions that are not periodic mean nothing.
 
     Raises:
-        InputError: the structure is none: see :mod:`molflt.data.extents`.
+        InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
     check_extents(points, lattice, periodic)
     # far from the origin, digits that the distances need would be lost
@@ -101,7 +100,7 @@ def search(
 
 
 def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the usual search finds, for a box that is nearly empty: no grid is laid through it.
+    """Search in a box that is nearly empty, without laying a grid through it.
 
     Args:
         points: (n_atoms, 3), Å.
@@ -203,83 +202,83 @@ def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray,
     return box
 
 
-def nearest_image(
-    positions: np.ndarray, moved: np.ndarray, cell: np.ndarray, pbc: np.ndarray, where: str
-) -> np.ndarray:
-    """The periodic image of ``moved`` nearest to ``positions``, atom by atom.
+_FEW = 256
+"""Atoms up to which to measure all distances is faster than a neighbour search."""
+_LATER, _EARLIER = np.tril_indices(_FEW, -1)
+"""All pairs of so many atoms; those of the first n come first."""
+_REMEDY = "remove one of them, or check the unit of the positions and the cell"
 
-    Args:
-        positions: (n_atoms, 3), Å.
-        moved: (n_atoms, 3), Å.
-        cell: (3, 3), Å, lattice vectors as rows.
-        pbc: (3,), bool.
-        where: file and record, for messages.
 
-    Returns:
-        (n_atoms, 3), Å: ``positions`` plus the minimum-image displacement, exact for skewed cells.
+def check_geometry(structure: Data | Mapping[str, Tensor], where: str) -> None:
+    """Check the positions and the cell of a structure, by its fields, whoever made it; ``where`` is for messages.
 
     Raises:
-        InputError: a number is not finite, the periodic lattice vectors are zero or dependent, or the structure is
-            none: see :mod:`molflt.data.extents`.
+        InputError: from :func:`check_contacts`.
     """
-    if not (np.isfinite(positions).all() and np.isfinite(moved).all() and np.isfinite(cell).all()):
-        raise InputError(f"{where}: positions or cell hold NaN or infinity; correct or remove the record")
+    names = ("positions", "cell", "pbc", "atomic_numbers")
+    points, lattice, periodic, numbers = (structure[name].numpy() for name in names)
     try:
-        check_extents(positions, cell, pbc)
-        check_extents(moved, np.zeros((3, 3)), np.zeros(3, dtype=bool))
-        if not pbc.any():
-            return moved
-        full = cell.copy()
-        full[~pbc] = open_directions(cell, pbc)
+        check_contacts(points, lattice[0], periodic[0], numbers)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
-    displacements = moved - positions
-    if not _are_shortest(displacements, full):
-        displacements, _ = shortest_images(displacements, full, pbc)
-    return positions + displacements
 
 
-def shortest_images(vectors: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The shortest periodic image of each vector, (n, 3) Å, and its length, (n,) Å.
+def check_contacts(
+    points: np.ndarray,
+    lattice: np.ndarray,
+    periodic: np.ndarray,
+    numbers: np.ndarray,
+    called: Callable[[int], str] | None = None,
+    remedy: str = _REMEDY,
+) -> None:
+    """Refuse two atoms, images included, that are closer than half the sum of their covalent radii.
 
-    ASE's ``find_mic`` takes a vector that is shorter than half of every lattice vector for its own shortest image,
-    which is right in a reduced cell alone. Rows of the (3, 3) cell that are not periodic may be zero.
+    Args:
+        points: (n_atoms, 3), Å.
+        lattice: (3, 3), Å, lattice vectors as rows.
+        periodic: (3,), bool.
+        numbers: (n_atoms,), atomic numbers.
+        called: what the message calls an atom, by its index; None: by index and element.
+        remedy: what to do.
+
+    Raises:
+        InputError: as :func:`molflt.data.quality.extents.check_extents`, or two such atoms: those for which it is
+            worst are named, with what to do.
     """
-    reduced, _ = minkowski_reduce(complete_cell(cell), pbc)
-    images, lengths = find_mic(vectors, reduced, pbc)
-    return images, lengths
-
-
-def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
-    """Whether no lattice vector can shorten any of the displacements; False: not told by their lengths alone."""
-    # a lattice vector is at least as long as the smallest distance between two planes of the lattice
-    spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
-    return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
-
-
-_BONDED = 1.6
-"""Å. A molecule whose parts are no further apart hangs together; a longer bond costs a look at the images."""
-
-
-def whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """The images, (n_atoms, 3) Å, in which a molecule hangs together, wherever a border of the (3, 3) cell cut it.
-
-    Atoms are joined one by one along the shortest distances between images; the first stays where it is.
-    """
-    n = len(positions)
-    if n < 2 or not pbc.any():
-        return positions
-    i, j = np.triu_indices(n, 1)
-    vectors = positions[j] - positions[i]
-    as_given = csr_array((np.linalg.norm(vectors, axis=1), (i, j)), shape=(n, n))
-    if minimum_spanning_tree(as_given).data.max() < _BONDED:
-        return positions
-    vectors, lengths = shortest_images(vectors, cell, pbc)
-    tree = minimum_spanning_tree(csr_array((lengths, (i, j)), shape=(n, n)))
-    order, before = breadth_first_order(tree, 0, directed=False)
-    step = np.zeros((n, n, 3))
-    step[i, j], step[j, i] = vectors, -vectors
-    found = positions.copy()
-    for atom in order[1:]:
-        found[atom] = found[before[atom]] + step[before[atom], atom]
-    return found
+    inverse = check_extents(points, lattice, periodic)
+    n, radii = len(points), covalent_radii[numbers]
+    largest = float(radii.max(initial=0.0))
+    reach = largest * np.sqrt((inverse * inverse).sum(axis=0))
+    if n <= _FEW and reach[periodic].max(initial=0.0) < 0.5:
+        # no period is so short that several images of an atom can be near another: the nearest by fractions is it
+        n_pairs = n * (n - 1) // 2
+        i, j = _EARLIER[:n_pairs], _LATER[:n_pairs]
+        fractions = (points @ inverse).T.copy()
+        # half the time of [:, i]
+        apart = fractions.take(i, axis=1)
+        apart -= fractions.take(j, axis=1)
+        shifts = np.rint(apart) if periodic.any() else np.zeros((3, n_pairs))
+        shifts[~periodic] = 0.0
+        apart -= shifts
+        vectors = (lattice if periodic.all() else np.linalg.inv(inverse)).T @ apart
+        squares = np.einsum("ij,ij->j", vectors, vectors)
+    else:
+        pairs, shifts, distances = search(points, lattice, periodic, largest)
+        (i, j), shifts, squares = pairs.T, shifts.T, distances**2
+    least = radii.take(i)
+    least += radii.take(j)
+    least *= 0.5
+    if not (squares < least * least).any():
+        return
+    worst = int(np.argmin(squares / least**2))
+    first, second = sorted((int(i[worst]), int(j[worst])))
+    names = [called(k) if called else f"atom {k} ({chemical_symbols[numbers[k]]})" for k in (first, second)]
+    if names[0] == names[1]:
+        names[1] = "its own image"
+    elif shifts[periodic, worst].any():
+        names[1] = f"an image of {names[1]}"
+    distance, half = np.sqrt(squares[worst]), least[worst]
+    raise InputError(
+        f"{names[0]} and {names[1]} are {distance:.3g} Å apart, and less than {half:.2f} Å, half the "
+        f"sum of their covalent radii, is no distance between two atoms; {remedy}"
+    )

@@ -12,9 +12,7 @@ from ase.data import atomic_numbers
 from ase.io.vasp import atomtypes_outpot, set_constraints
 from ase.units import Ang, fs
 
-from molflt.data.lines import numbers
-from molflt.data.notes import Notes
-from molflt.data.symbols import hydrogen_of
+from molflt.data.text import Notes, hydrogen_of, numbers
 from molflt.errors import InputError
 
 _WORD = re.compile(r"([A-Z][a-z]?)(\d*)")

@@ -20,25 +20,24 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 T = TypeVar("T")
 _PATIENCE = 2.0
 """Seconds before a bar appears: what ends sooner needs none."""
 _INTERVAL = 30.0
 """Seconds between lines where there is no terminal to draw a bar on."""
-
 _shown = True
 
 
 def set_shown(shown: bool) -> None:
-    """Whether bars appear at all in this process."""
+    """Show bars in this process, or none at all."""
     global _shown
     _shown = shown
 
 
 def visible() -> bool:
-    """Whether somebody is watching standard error, on a terminal or in a notebook, and wants to see bars."""
+    """True if standard error is interactive, a terminal or a notebook, and bars are wanted."""
     return _shown and (sys.stderr.isatty() or _in_notebook())
 
 
@@ -47,7 +46,7 @@ def _in_notebook() -> bool:
 
 
 def console() -> Console:
-    """Where bars are drawn: standard error.
+    """Console on standard error, where bars are drawn.
 
     A notebook shows it like a terminal, in which a line can be written over. What rich would draw there instead needs
     widgets, and stays among the results.

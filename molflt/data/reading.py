@@ -1,4 +1,4 @@
-"""How molecules are read: which electronic states are taken, and how many conformers are made."""
+"""Options of reading: tags, labels, electronic states that are taken, conformers, and what a bad structure does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from molflt.data.labels import LabelSpec
-from molflt.errors import InputError
-from molflt.printable import shown
+from molflt.errors import InputError, OnBad
+from molflt.terminal_text import shown
+from molflt.vocabulary import TagConvention
 
 CONFORMERS = 8
 KNOWN_VALUES: dict[str, tuple[float, ...]] = {
@@ -36,17 +37,22 @@ _NO_METALS = frozenset((1, 2, *range(5, 11), *range(14, 19), *range(32, 37), 52,
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How molecules are read.
+class ReadOptions:
+    """Options of reading structures.
 
     Attributes:
         allow_charged: take ions and open shells, which models know nothing of, as if they were neutral and closed.
         conformers: how many are made of a molecule that comes without positions; large ones get fewer.
         charges: read the total charge, for models with charges; ions are taken then, and open shells are not.
         slabs: with charges, take what repeats along one or two axes: for a file, which any model may read.
-        pairs: read files or folders that are called initial and relaxed as a relaxation.
+        pairs: read files or folders that are called initial and relaxed as a relaxation, as is done as well where
+            ``labels`` are energies of relaxed geometries.
         accept_unconverged: read calculations that are not converged or were cut short as well.
         may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
+        tags: how to understand the tags of files read through ASE, see :func:`molflt.data.ase.from_atoms`.
+        labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
+        on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
+            is wrong with it is raised when it is asked for.
 
     Raises:
         InputError: no conformers.
@@ -59,14 +65,23 @@ class Reading:
     pairs: bool = False
     accept_unconverged: bool = False
     may_allow: bool = True
+    tags: TagConvention = "auto"
+    labels: LabelSpec | None = None
+    on_bad: OnBad = "stop"
 
     def __post_init__(self) -> None:
         if self.conformers < 1:
             raise InputError(f"conformers={self.conformers}: give one or more")
 
-    def makes_pairs(self, labels: LabelSpec | None) -> bool:
-        """Whether an initial and a relaxed geometry are one structure: on demand, or where labels need both."""
-        return self.pairs or (labels is not None and labels.of_relaxation)
+    @property
+    def of_relaxation(self) -> bool:
+        """True if the labels are energies of a relaxation, which need both of its ends."""
+        return self.labels is not None and self.labels.of_relaxation
+
+    @property
+    def makes_pairs(self) -> bool:
+        """True if an initial and a relaxed geometry are one structure: on demand, or where labels need both."""
+        return self.pairs or self.of_relaxation
 
     def refuse_state(self, name: str, charge: float = 0.0, unpaired: int = 0) -> None:
         """Refuse an ion, by the charge of the whole structure in e, or an open shell, by unpaired electrons.
@@ -181,7 +196,7 @@ class Reading:
             )
 
 
-DEFAULT = Reading()
+DEFAULT = ReadOptions()
 
 
 def _said(entries: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import gemmi
@@ -18,8 +19,6 @@ _STRAIN = 5e-3
 """Of the metric tensor, by which a cell may miss the symmetry of its group: lengths are rounded or refined."""
 _SAME = 0.1
 """Å between images of a site that are one atom on a special position, with rounded coordinates."""
-_PERIOD, _GENERAL = 24 * 1009, (1009.0, 6553.0, 20011.0)
-"""A period that holds 24ths, and a point in general position, in parts of it."""
 _SUFFIX = re.compile(r"^(.*?)[\s:]*(?:[(\[]?origin\s+choice\s+|O)?([12HRSZ])[)\]]?$", re.IGNORECASE)
 _SETTINGS = {"S": "1", "Z": "2"}
 """Suffixes of the ICSD for the first and second choice of origin."""
@@ -29,7 +28,7 @@ _REMEDY = "list the operations as _space_group_symop_operation_xyz, or correct w
 
 @dataclass(frozen=True)
 class Symmetry:
-    """What a file says of a space group; empty where it says nothing.
+    """Statements of a file about its space group; empty where there are none.
 
     Attributes:
         operations: as x,y,z.
@@ -84,19 +83,17 @@ class Symmetry:
             except (RuntimeError, ValueError) as error:
                 raise InputError(f"'{text:.60}' is no operation of symmetry ({error}); correct it") from error
             found[operation.triplet()] = operation
-        # of a group, every operation moves images of a general point to others of them; in whole parts of a period
-        operations = _array(list(found.values()))
-        shifts = operations[:, :, 3] * _PERIOD
-        images = (operations[:, :, :3] @ _GENERAL + shifts) % _PERIOD
-        again = (operations[:, :, :3].reshape(-1, 3) @ images.T).reshape(-1, 3, len(images)) + shifts[:, :, None]
-        digits = np.array([_PERIOD**2, _PERIOD, 1])
-        moved = np.rint(np.swapaxes(again, 1, 2) % _PERIOD) % _PERIOD @ digits
-        if not np.isin(moved, np.rint(images) % _PERIOD @ digits).all():
+        operations = list(found.values())
+        group = gemmi.GroupOps(operations)
+        with suppress(RuntimeError):
+            # of more elements than any group can have it says so
+            group.add_missing_elements()
+        if len(group) != len(operations):
             raise InputError(
                 f"the {len(found)} operations listed are no group: one after the other, two of them make one that "
                 "is missing; list all of them"
             )
-        return list(found.values())
+        return operations
 
     def _refuse_contradiction(self, operations: list[gemmi.Op]) -> None:
         """Refuse a name or a number of another group than that of the operations."""
@@ -208,7 +205,7 @@ def cell_in_words(lattice: np.ndarray) -> str:
 
 
 def _near(images: np.ndarray, fraction: np.ndarray, lattice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which images (..., 3) are the same place as a fraction (..., 3), and how far they are from it, in fractions."""
+    """Mask of the images (..., 3) in the place of a fraction (..., 3), and how far they are from it."""
     apart = images - fraction
     apart -= np.rint(apart)
     return ((apart @ lattice) ** 2).sum(axis=-1) < _SAME**2, apart
@@ -219,7 +216,7 @@ def _array(operations: Sequence[gemmi.Op]) -> np.ndarray:
 
 
 def _fits(operations: np.ndarray, lattice: np.ndarray) -> bool:
-    """Whether rotations leave the lengths and angles of a lattice as they are."""
+    """True if rotations leave the lengths and angles of a lattice as they are."""
     metric = lattice @ lattice.T
     rotations = operations[:, :, :3]
     turned = np.swapaxes(rotations, 1, 2) @ metric @ rotations
@@ -236,7 +233,7 @@ def _named(name: str) -> gemmi.SpaceGroup | None:
 
 
 def _setting(name: str) -> bool:
-    """Whether a symbol names a setting."""
+    """True if a symbol names a setting."""
     return ":" in name or gemmi.find_spacegroup_by_name(name) is None
 
 

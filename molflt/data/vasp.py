@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from typing import IO, Any, NoReturn
 from xml.etree import ElementTree
 
-import numpy as np
 from ase import Atoms
-from ase.constraints import FixConstraint
 from ase.io.vasp import read_vasp_xml
 from ase.io.vasp_parsers.vasp_outcar_parsers import outcarchunks
 
-from molflt.data.convergence import UNCONVERGED, UnfinishedError, shortfall
-from molflt.data.notes import Notes
-from molflt.data.symbols import hydrogen_of
+from molflt.data.formats import UNCONVERGED, UnfinishedError
+from molflt.data.runs import RELAXATIONS
+from molflt.data.text import Notes, hydrogen_of
 from molflt.errors import InputError
 
 _SETTINGS = {
@@ -27,9 +25,6 @@ _SETTINGS = {
 }
 """In the header of OUTCAR (``NSW = 100``) and in vasprun.xml (``name="NSW">100<``)."""
 _NELM = 60
-_RELAXATIONS = (1, 2, 3)
-"""Values of IBRION that relax to a minimum."""
-_ROUNDING = 1.001
 _ENERGY, _POSITIONS, _CELL = "FREE ENERGIE OF THE ION-ELECTRON SYSTEM", "POSITION          ", "direct lattice vectors"
 _ENERGY_LINES = 4
 """Lines behind that of the energy's heading."""
@@ -53,7 +48,7 @@ class _Lines:
 
 
 def outcar_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """The complete ionic steps of an OUTCAR; see :func:`relaxation_shortfall` for what is known of them.
+    """The complete ionic steps of an OUTCAR; with what :mod:`molflt.data.runs` asks of them.
 
     Raises:
         InputError: two runs in one file, a block that is not as long as it should be, or steps that ASE passes over.
@@ -98,7 +93,7 @@ def outcar_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
 
 
 def _outcar_electrons(text: str, where: str, start: int, end: int, index: int, run: dict[str, Any]) -> str:
-    """Why the electrons of a step are not converged, after a check that it is the step it should be."""
+    """Reason why a step's electrons are not converged, after a check of the step's number."""
     steps = [found for place in _places(text, "Iteration ", start, end) if (found := _STEP.match(text, place))]
     if steps:
         wrong = next((found for found in steps if int(found[1]) != index + 1), None)
@@ -127,7 +122,7 @@ def _check_blocks(text: str, where: str, start: int, end: int, n_atoms: int) -> 
 
 
 def vasprun_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """The complete ionic steps of a vasprun.xml; see :func:`relaxation_shortfall` for what is known of them.
+    """The complete ionic steps of a vasprun.xml; with what :mod:`molflt.data.runs` asks of them.
 
     Raises:
         InputError: damaged XML, or steps that are not of as many atoms as there are, or that ASE passes over.
@@ -149,7 +144,7 @@ def vasprun_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]
         raise UnfinishedError(f"{where}: holds no step")
     if len(begins) != n_ends:
         _refuse(text, where, begins[-1], f"the last of {len(begins)} steps that begin, and {n_ends} end")
-    moves = run["nsw"] is not None and run["ibrion"] in (None, -1, 0, *_RELAXATIONS)
+    moves = run["nsw"] is not None and run["ibrion"] in (None, -1, 0, *RELAXATIONS)
     n_frames = 0
     frames = read_vasp_xml(io.StringIO(text), index=slice(None))
     for begin, end in pairwise([*begins, len(text)]):
@@ -177,46 +172,6 @@ def vasprun_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]
         except ElementTree.ParseError as error:
             raise InputError(f"{where}: line {error.position[0]}: damaged XML: {error}") from error
         _refuse(text, where, begins[n_frames], f"there are {len(begins)} steps, and ASE reads {n_frames}")
-
-
-def relaxation_shortfall(frames: Sequence[Atoms], constraints: Sequence[FixConstraint] = ()) -> str:
-    """The reason why the last step of a run is no relaxed structure with its energy; empty where it is one.
-
-    Args:
-        frames: all steps of an OUTCAR or vasprun.xml.
-        constraints: of the initial structure, where the steps have none: forces on what is fixed do not count.
-    """
-    last, run = frames[-1], frames[-1].calc.parameters
-    if not run["complete"]:
-        return "the run was cut short: its output has no end"
-    for which, frame in (("first", frames[0]), ("last", last)):
-        if why := shortfall(frame):
-            return f"{which} step: {why}"
-    if is_static(frames) or run["reached"]:
-        return ""
-    nsw, ibrion, criterion = run["nsw"], run["ibrion"], run["ediffg"]
-    if ibrion is not None and ibrion not in _RELAXATIONS:
-        return f"molecular dynamics or vibrations, no relaxation (IBRION={ibrion})"
-    stopped = "" if nsw is None or len(frames) < nsw else f" after all NSW={nsw} steps"
-    if criterion is None:
-        return f"not relaxed{stopped}" if stopped else ""
-    if criterion < 0:
-        forces = np.array(last.calc.results.get("forces", np.full((len(last), 3), np.nan)))
-        for constraint in last.constraints or constraints:
-            constraint.adjust_forces(last, forces)
-        largest = float(np.linalg.norm(forces, axis=1).max())
-        converged, what = largest <= -criterion * _ROUNDING, f"a force of {largest:.3g} eV/Å is left"
-    else:
-        energies = [frame.calc.results.get("free_energy", np.nan) for frame in frames[-2:]]
-        change = abs(energies[1] - energies[0]) if len(energies) == 2 else np.nan
-        converged, what = change <= criterion * _ROUNDING, f"the energy changed by {change:.3g} eV in the last step"
-    return "" if converged else f"not relaxed{stopped}: {what} (EDIFFG={criterion:g})"
-
-
-def is_static(frames: Sequence[Atoms]) -> bool:
-    """Whether the steps of an OUTCAR or vasprun.xml are a calculation in which no atom was to move."""
-    nsw = frames[-1].calc.parameters["nsw"]
-    return nsw is not None and nsw <= 0
 
 
 def _run(header: str) -> dict[str, Any]:
@@ -255,7 +210,7 @@ def _next(frames: Iterator[Atoms], text: str, where: str, place: int) -> Atoms |
 
 
 def _places(text: str, word: str, start: int = 0, end: int | None = None) -> list[int]:
-    """Where a word is in a text, many times faster than a walk over its lines."""
+    """Places of a word in a text, found many times faster than by a walk over its lines."""
     end = len(text) if end is None else end
     found = []
     while (start := text.find(word, start, end)) >= 0:

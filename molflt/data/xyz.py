@@ -14,12 +14,10 @@ from ase.calculators.calculator import all_properties
 from ase.constraints import FixAtoms, FixCartesian
 from ase.io.extxyz import set_calc_and_arrays
 
-from molflt.data.notes import Notes
-from molflt.data.symbols import is_label
-from molflt.data.xyz_columns import PLAIN, parse_properties, read_column, reals
-from molflt.data.xyz_comments import has_keys, parse_comment
+from molflt.data.extxyz import PLAIN, has_keys, parse_comment, parse_properties, read_column, reals
+from molflt.data.text import Notes, is_label
 from molflt.errors import InputError
-from molflt.printable import shown
+from molflt.terminal_text import shown
 
 _MOST_DIGITS = 12
 _FEWEST = 4
@@ -116,7 +114,7 @@ class _Frame:
     tail: list[str] = field(default_factory=list)
 
     def at(self, row: int = -1) -> str:
-        """Where a row is, for messages; without one, where the comment is."""
+        """Place of a row, for messages; without one, of the comment."""
         return f"{self.where}, line {self.line + 2 + row}"
 
 
@@ -251,7 +249,7 @@ def _is_qm9(comment: str) -> bool:
 
 
 def _qm9_info(frame: _Frame, notes: Notes) -> dict[str, Any]:
-    """What a raw QM9 file says of its molecule."""
+    """Properties of the molecule of a raw QM9 file."""
     words = frame.comment.split()
     if (values := reals([words[2:]])) is None:
         raise InputError(f"{frame.at()}: a comment of QM9 has 15 numbers behind 'gdb {words[1]}'")

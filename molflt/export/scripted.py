@@ -18,9 +18,9 @@ from molflt.attention.config import FourierConfig, LocalConfig
 from molflt.attention.context import FourierPositions
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
 from molflt.attention.layer import FourierAttention
-from molflt.attention.moments import second_power, soft_unit, typical_neighbours
+from molflt.attention.moments import second_power, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis
-from molflt.attention.smooth import GAUSSIAN_END, envelope
+from molflt.attention.smooth import GAUSSIAN_END, envelope, shortened
 from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
 from molflt.export.far_field import FarField
@@ -180,7 +180,7 @@ class _Layer(nn.Module):
         sums = self.moments(h, i, j, weighted, powers) if self.has_moments else h
         if self.stream is not None:
             tensors = tensors + self.stream.take(sums)
-            of_vectors = self.stream.values(h, tensors)
+            of_vectors = self.stream.values(self.stream.sender_gate(h), tensors)
             v = torch.cat([of_vectors[:, :, : self.far_vectors], v, of_vectors[:, :, self.far_vectors :]], dim=2)
         near = torch.exp((q[i] * k[j]).sum(dim=-1) + self.bias(basis)) * fade[:, None]
         on_self = torch.exp((q * k).sum(dim=-1) + self.bias(self_basis))
@@ -197,7 +197,7 @@ class _Layer(nn.Module):
         if self.stream is not None:
             carried = torch.cat([found[:, :, : self.far_vectors], found[:, :, end:]], dim=2)
             tensors = tensors + self.stream.gather(carried)
-            of_products, turned = self.stream.products(h, tensors)
+            of_products, turned = self.stream.products(self.stream.gate(h), tensors)
             change, tensors = change + of_products, tensors + turned
         x = x + change
         return x + self.ffn(self.ffn_norm(x)), tensors
@@ -226,7 +226,7 @@ class ScriptedEnergy(nn.Module):
             self.far = FarField(positions, config.attention.tolerance)
         layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
         self.layers = nn.ModuleList(_Layer(layer) for layer in layers)
-        self.components, self.vector_channels = COMPONENTS, model.encoder.vector_width // COMPONENTS
+        self.components, self.vector_channels = COMPONENTS, model.encoder.vector_channels
         embedding, head, statistics = model.embedding, model.energy_head, model.standardiser
         self.element, self.tag, self.neighbour_element = embedding.element, embedding.tag, embedding.neighbour_element
         self.centrality, self.norm, self.mlp = embedding.centrality, model.encoder.norm, head.mlp
@@ -261,7 +261,7 @@ class ScriptedEnergy(nn.Module):
         fade = envelope(distances, self.cutoff)
         basis = self.radial(distances, z[i], z[j])
         self_basis = self.radial(torch.zeros(n, dtype=dtype, device=positions.device), z, z)
-        unit = soft_unit(delta)
+        unit = shortened(delta, 1.0)
         powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
         weighted = basis * (fade / self.root_neighbours)[:, None]
         pairs, waves = torch.zeros((0, 0, 0), dtype=dtype), torch.zeros((0, 0), dtype=dtype)

@@ -15,23 +15,25 @@ from torch_geometric.data import Data
 
 from molflt.attention.config import MethodKeys
 from molflt.data.progress import track
-from molflt.invariance.energies import Energies, energies, has_far_field, scaled_until_it_matters
 from molflt.invariance.structures import (
+    Energies,
     Transformation,
     cell_change,
     doubled,
+    energies,
+    has_far_field,
     is_periodic,
     permutation,
     reflection,
     rotation,
+    scaled_until_it_matters,
     translation,
     wrapping,
 )
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, load_model, save_model, set_frequencies
+from molflt.model.energy_model import EnergyModel, set_frequencies
+from molflt.model.model_file import LoadedModel, load_model, save_model
 
 DtypeName = Literal["float32", "float64"]
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
 
 EXACT = "rounding"
 PADDING = 7
@@ -107,37 +109,30 @@ _GEOMETRIC: dict[str, Transformation] = {
     "image wrapping": wrapping,
     "change of cell": cell_change,
 }
-_PERIODIC_ONLY = ("image wrapping", "change of cell", "supercell")
+_PERIODIC_ONLY = ("image wrapping", "change of cell")
 _MOVES_A_GRID = ("rotation", "reflection", "translation", "image wrapping", "change of cell", "supercell")
 
 
-def _transformed(change: Transformation, periodic_only: bool) -> Check:
+def _transformed(change: Transformation, periodic_only: bool = False, times: int = 1) -> Check:
+    """Compare after a change that makes the structure so many times as large, and its energy with it."""
+
     def check(subject: Subject, random: np.random.Generator) -> Comparison:
-        chosen = _concerned(subject.structures, periodic_only)
-        if not len(chosen):
-            return _nothing()
-        found = energies(subject.model, [change(subject.structures[i], random) for i in chosen]).energy
-        return Comparison(chosen, found, subject.reference.energy[chosen])
+        chosen = [k for k, data in enumerate(subject.structures) if is_periodic(data) or not periodic_only]
+        if not chosen:
+            return Comparison(np.zeros(0, dtype=int), np.zeros(0), np.zeros(0))
+        found = energies(subject.model, [change(subject.structures[k], random) for k in chosen]).energy
+        # The mean of the standardiser belongs to the structure, not to its atoms.
+        mean = float(subject.model.standardiser.mean) * (1 - 1 / times)
+        return Comparison(np.array(chosen), found / times + mean, subject.reference.energy[chosen])
 
     return check
-
-
-def _supercell(subject: Subject, random: np.random.Generator) -> Comparison:
-    """Twice the cell, twice the energy; the mean of the standardiser belongs to the structure, not to its atoms."""
-    chosen = _concerned(subject.structures, periodic_only=True)
-    if not len(chosen):
-        return _nothing()
-    mean = float(subject.model.standardiser.mean)
-    twice = [doubled(subject.structures[i], random) for i in chosen]
-    found = (energies(subject.model, twice).energy - mean) / 2
-    return Comparison(chosen, found, subject.reference.energy[chosen] - mean)
 
 
 def _against_exact(subject: Subject, random: np.random.Generator) -> Comparison:
     """The achieved error of waves or mesh, in energy; an estimator has no exact form."""
     attention = subject.model.config.attention
     if not isinstance(attention, MethodKeys) or attention.frequencies == "exact":
-        return _nothing()
+        return Comparison(np.zeros(0, dtype=int), np.zeros(0), np.zeros(0))
     exact = copy.deepcopy(subject.model)
     set_frequencies(exact, "exact")
     return _all(subject, energies(exact, subject.structures).energy)
@@ -160,13 +155,13 @@ def _save_and_load(subject: Subject, random: np.random.Generator) -> Comparison:
         path = Path(folder) / "model.safetensors"
         metadata = subject.loaded.metadata.model_copy(update={"config": subject.model.config})
         save_model(path, subject.model, metadata)
-        again = load_model(path).model.to(subject.model.device)
+        again = load_model(path).model.to(subject.model.device).requires_grad_(False)
     return _all(subject, energies(again, subject.structures).energy)
 
 
 CHECKS: dict[str, Check] = {
     **{name: _transformed(change, name in _PERIODIC_ONLY) for name, change in _GEOMETRIC.items()},
-    "supercell": _supercell,
+    "supercell": _transformed(doubled, periodic_only=True, times=2),
     "padding": _padding,
     "batch-mates": _batch_mates,
     "against exact": _against_exact,
@@ -218,7 +213,7 @@ def _tasks(
             models.append((scaled_model, True))
     for model, scaled in models:
         for dtype in dtypes:
-            cast = copy.deepcopy(model).to(DTYPES[dtype]).train(mode=False)
+            cast = copy.deepcopy(model).to(getattr(torch, dtype)).train(mode=False).requires_grad_(False)
             reference = energies(cast, structures)
             yield Subject(LoadedModel(cast, loaded.metadata, loaded.path), structures, reference), dtype, scaled
 
@@ -275,14 +270,6 @@ def _precision(subjects: Sequence[Subject], scaled: bool) -> Result:
     bound = np.maximum(1e-4, 1e-5 * double.magnitude)
     used = float((change / bound).max())
     return Result("dtype", "float32", scaled, change.max(), float(np.median(change)), used, EXACT, len(change))
-
-
-def _concerned(structures: Sequence[Data], periodic_only: bool) -> np.ndarray:
-    return np.array([i for i, data in enumerate(structures) if is_periodic(data) or not periodic_only], dtype=int)
-
-
-def _nothing() -> Comparison:
-    return Comparison(np.zeros(0, dtype=int), np.zeros(0), np.zeros(0))
 
 
 def _all(subject: Subject, found: np.ndarray) -> Comparison:

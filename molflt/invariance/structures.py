@@ -1,9 +1,14 @@
-"""Structures to try a model on when its user gives none, and changes of a structure that mean nothing."""
+"""Structures to try a model on, changes of them that mean nothing, and their energies.
+
+No property of the far field is proven by a far field that is zero, so there is a way to make it matter.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +18,12 @@ from ase.data import chemical_symbols
 from torch import Tensor
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater
+from molflt.data.images import separate_fragments
+from molflt.data.reading import ReadOptions
+from molflt.model.energy_model import EnergyModel
+from molflt.vocabulary import TAG_ADSORBATE
 
 MOLECULES = ("CO2", "NH3", "CH4", "CH3OH", "CH3CH2OH", "C6H6", "C60")
 """Linear, planar, tetrahedral, icosahedral, and without symmetry."""
@@ -21,6 +31,12 @@ METALS = ("Cu", "Pt", "Ni", "Ag", "Au", "Pd")
 N_METALS = 2
 PER_ATOM = ("atomic_numbers", "positions", "tags", "fixed")
 """Fields of a structure that a prediction looks at and that have a row for each atom."""
+SHARE = 0.3
+"""Of the spread of the energies: what removing the far field must move them by, on average."""
+FRAGMENTS_APART = 8.0
+"""Å, between the nearest atoms of two fragments whose energies ought to add up."""
+ADDITIVE = 0.02
+"""eV."""
 
 Transformation = Callable[[Data, np.random.Generator], Data]
 """The same atoms, written down differently."""
@@ -37,40 +53,30 @@ def builtin_structures(elements: Collection[int]) -> tuple[list[Data], bool]:
     """
     known = {chemical_symbols[z] for z in elements}
     metals = ([metal for metal in METALS if metal in known] or list(METALS))[:N_METALS]
-    made = _molecules() + _slabs(metals) + _crystals(metals)
+    made = list(_made(metals))
     fitting = {name: atoms for name, atoms in made if set(atoms.get_chemical_symbols()) <= known}
     chosen = fitting if len(fitting) >= 4 else dict(made)
-    return [from_atoms(atoms, name, tags="oc20") for name, atoms in chosen.items()], chosen is fitting
+    return [from_atoms(atoms, name, ReadOptions(tags="oc20")) for name, atoms in chosen.items()], chosen is fitting
 
 
-def _molecules() -> list[tuple[str, Atoms]]:
-    found: list[tuple[str, Atoms]] = []
+def _made(metals: Sequence[str]) -> Iterator[tuple[str, Atoms]]:
+    """Molecules, crystals, and slabs: of each metal one as in OC20, and one that is open along its normal."""
     for name in MOLECULES:
         atoms = molecule(name)
-        atoms.set_tags([2] * len(atoms))
-        found.append((name, atoms))
-    return found
-
-
-def _slabs(metals: Sequence[str]) -> list[tuple[str, Atoms]]:
-    """One periodic along three directions, as in OC20, and one open along its normal, for each metal."""
-    found: list[tuple[str, Atoms]] = []
+        atoms.set_tags([TAG_ADSORBATE] * len(atoms))
+        yield name, atoms
+    for k, (metal, pbc) in enumerate(product(metals, (True, (True, True, False)))):
+        slab = fcc111(metal, (2, 2, 3), vacuum=6.0)
+        slab.set_tags([1 if tag == 1 else 0 for tag in slab.get_tags()])
+        adsorbate = molecule("CO")
+        adsorbate.set_tags([TAG_ADSORBATE] * 2)
+        add_adsorbate(slab, adsorbate, 1.9, "fcc", mol_index=1)
+        slab.pbc = pbc
+        slab.rattle(0.05, seed=k)
+        slab.info.clear()
+        yield f"CO on {metal}(111), {'three' if pbc is True else 'two'} periodic axes", slab
     for metal in metals:
-        for pbc in (True, (True, True, False)):
-            slab = fcc111(metal, (2, 2, 3), vacuum=6.0)
-            slab.set_tags([1 if tag == 1 else 0 for tag in slab.get_tags()])
-            adsorbate = molecule("CO")
-            adsorbate.set_tags([2, 2])
-            add_adsorbate(slab, adsorbate, 1.9, "fcc", mol_index=1)
-            slab.pbc = pbc
-            slab.rattle(0.05, seed=len(found))
-            slab.info.clear()
-            found.append((f"CO on {metal}(111), {'three' if pbc is True else 'two'} periodic axes", slab))
-    return found
-
-
-def _crystals(metals: Sequence[str]) -> list[tuple[str, Atoms]]:
-    return [(f"{metal} crystal", bulk(metal)) for metal in metals]
+        yield f"{metal} crystal", bulk(metal)
 
 
 def is_periodic(data: Data) -> bool:
@@ -148,3 +154,92 @@ def _orthogonal(random: np.random.Generator, determinant: int) -> np.ndarray:
     q, _ = np.linalg.qr(random.normal(size=(3, 3)))
     # An odd dimension: the sign of the matrix is the sign of the determinant.
     return q * np.sign(np.linalg.det(q)) * determinant
+
+
+class Energies(NamedTuple):
+    """Of a list of structures, in one batch.
+
+    Attributes:
+        energy: (n_structures,) eV, float64.
+        magnitude: (n_structures,) eV: Σ_i |e_i| over the atoms, what rounding errors are relative to.
+        contractions: as in :class:`~molflt.model.energy_model.ModelOutput`.
+    """
+
+    energy: np.ndarray
+    magnitude: np.ndarray
+    contractions: list[str]
+
+
+def energies(model: EnergyModel, structures: Sequence[Data], padding: int = 0) -> Energies:
+    """Evaluate at least one structure in one batch, with ``padding`` empty places beyond the largest."""
+    collate = StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)
+    batch = collate(list(structures)).to(model.device)
+    n_max = max(len(data.atomic_numbers) for data in structures) + padding
+    with torch.no_grad():
+        output = model(batch, n_max)
+        sums = torch.zeros_like(output.energy).index_add(0, batch.batch, output.atomic_energies.abs())
+    return Energies(output.energy.cpu().numpy(), sums.cpu().numpy(), output.contractions)
+
+
+def far_share(model: EnergyModel, structures: Sequence[Data]) -> float:
+    """Mean change of energy when the far field is removed, over the mean absolute deviation of the learnt energies.
+
+    Learnt: without the standardiser's references. A single structure has no deviation; its learnt energy
+    itself stands in.
+    """
+    whole = energies(model, structures).energy
+    statistics = model.standardiser
+    references = torch.stack([statistics.references.cpu()[data.atomic_numbers].sum() for data in structures])
+    learnt = whole - references.numpy() - float(statistics.mean)
+    spread = np.abs(learnt - learnt.mean()).mean() if len(learnt) > 1 else np.abs(learnt).mean()
+    without = energies(with_far_weights_times(model, 0.0), structures).energy
+    return float(np.abs(without - whole).mean() / max(float(spread), 1e-300))
+
+
+def scaled_until_it_matters(model: EnergyModel, structures: Sequence[Data]) -> EnergyModel | None:
+    """A copy whose far weights are multiplied by the least power of two that reaches :data:`SHARE`.
+
+    None where no factor up to 2^16 is enough: without a far field, or where structures differ so much in composition
+    that it cannot compete.
+    """
+    for power in range(17):
+        scaled = with_far_weights_times(model, 2.0**power)
+        if far_share(scaled, structures) >= SHARE:
+            return scaled
+    return None
+
+
+def has_far_field(model: EnergyModel) -> bool:
+    """Whether any layer has weights of the RPE function."""
+    return any(name.endswith("rpe_weights") and p.numel() for name, p in model.named_parameters())
+
+
+def with_far_weights_times(model: EnergyModel, factor: float) -> EnergyModel:
+    """A copy with the weights of the RPE function multiplied, in every layer."""
+    out = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in out.named_parameters():
+            if name.endswith("rpe_weights"):
+                parameter.mul_(factor)
+    return out
+
+
+def additivity(model: EnergyModel, structures: Sequence[Data]) -> np.ndarray:
+    """How far the energies of two structures are from adding up with 8 Å between them: E(AB) − E(A) − E(B).
+
+    Args:
+        model: in evaluation mode.
+        structures: those that are not periodic are paired, each with the next.
+
+    Returns:
+        (n_isolated,) eV. The mean of the standardiser, which belongs to no atom, is counted for each structure.
+    """
+    isolated = [data for data in structures if not bool(data.pbc.any())]
+    if not isolated:
+        return np.zeros(0)
+    random = np.random.default_rng(0)
+    following = [*isolated[1:], isolated[0]]
+    pairs = [separate_fragments(pair, [FRAGMENTS_APART], random) for pair in zip(isolated, following, strict=True)]
+    mean = float(model.standardiser.mean)
+    single = energies(model, isolated).energy - mean
+    return energies(model, pairs).energy - mean - single - np.roll(single, -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
@@ -28,46 +29,54 @@ def normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
 class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        found, mean, scale = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
-        ctx.save_for_backward(x, weight, bias, mean, scale)
-        ctx.eps = eps
+        found, *statistics = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        ctx.save_for_backward(x, weight, *statistics)
         return found
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, scale = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            of = list(ctx.needs_input_grad[:3])
-            return (
-                *torch.ops.aten.native_layer_norm_backward(
-                    gradient.contiguous(), x, x.shape[-1:], mean, scale, weight, bias, of
-                ),
-                None,
-            )
-        standard, scale = _Standard.apply(x, ctx.eps)
-        return _to_input(gradient * weight, standard, scale), (gradient * standard).sum(0), gradient.sum(0), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return (*_SlopeNormalised.apply(*gradients, *ctx.saved_tensors), None)
 
 
-class _Standard(torch.autograd.Function):
-    """(x − mean)/σ and 1/σ of every row."""
+class _SlopeNormalised(torch.autograd.Function):
+    """The derivatives by x, weight and bias, of which only the first can be differentiated again.
+
+    It is P(g ∘ weight)/σ with P(u) = u − mean(u) − s mean(u ∘ s), s = (x − µ)/σ.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        found, _, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
-        ctx.save_for_backward(found, scale)
-        return found, scale
+    def forward(
+        ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        found = _layer_norm_backward(gradient, x, mean, scale, weight)
+        ctx.save_for_backward(gradient, x, weight, mean, scale, found[0])
+        return found
 
     @staticmethod
-    def backward(ctx: Any, to_standard: Tensor, to_scale: Tensor) -> tuple[Tensor, None]:
-        standard, scale = ctx.saved_tensors
-        # 1/σ falls with x along what is standard, which the derivative of that leaves out.
-        of_scale = (to_scale * scale**2 / standard.shape[-1]) * standard
-        return _to_input(to_standard, standard, scale) - of_scale, None
+    @once_differentiable
+    def backward(ctx: Any, *to_slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradient, x, weight, mean, scale, slope = ctx.saved_tensors
+        along, *of_parameters = to_slopes
+        assert of_parameters == [None, None], "parameters have a first derivative only"
+        assert along is not None
+        turned = _layer_norm_backward(along, x, mean, scale, None)[0]
+        standard, share = (x - mean) * scale, weight / x.shape[-1]
+        both = turned * gradient
+        to_x = standard * (both @ share)[:, None]
+        to_x = torch.addcmul(to_x, turned, ((gradient * standard) @ share)[:, None])
+        to_x = torch.addcmul(to_x, slope, (along * standard).mean(dim=-1, keepdim=True))
+        return turned * weight, to_x * -scale, both.sum(dim=0), None, None
 
 
-def _to_input(gradient: Tensor, standard: Tensor, scale: Tensor) -> Tensor:
-    along = (gradient * standard).mean(dim=-1, keepdim=True)
-    return (gradient - gradient.mean(dim=-1, keepdim=True) - along * standard) * scale
+def _layer_norm_backward(
+    gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    wanted = [True, weight is not None, weight is not None]
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm_backward(
+        gradient.contiguous(), x, x.shape[-1:], mean, scale, weight, weight, wanted
+    )
+    return found
 
 
 class EncoderLayer(nn.Module):
@@ -87,23 +96,19 @@ class EncoderLayer(nn.Module):
         with full_precision(geometry.positions.device):
             return self.attention.prepare(geometry, context)
 
-    def forward(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
-        """(n_atoms, dim + 9 C), see :class:`AttentionLayer` → the same."""
-        if x.shape[1] > self.dim:
-            return self._with_vectors(x, geometry, prepared)
+    def forward(
+        self, x: Tensor, vectors: Tensor | None, geometry: Geometry, prepared: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scalars (n_atoms, dim) and vectors, if any, (n_atoms, 9, C) → the same."""
+        # Neither normalisation nor dropout may act on the components of a vector.
         with full_precision(x.device):
-            x = x + self.dropout(self.attention(normalised(self.attention_norm, x), geometry, prepared))
-        return x + self.dropout(self.ffn(normalised(self.ffn_norm, x)))
-
-    def _with_vectors(self, x: Tensor, geometry: Geometry, prepared: Any) -> Tensor:
-        """The same; neither normalisation nor dropout may act on the components of a vector."""
-        widths = [self.dim, x.shape[1] - self.dim]
-        x, vectors = x.split(widths, dim=1)
-        with full_precision(x.device):
-            state = torch.cat([normalised(self.attention_norm, x), vectors], dim=1)
-            change, turned = self.attention(state, geometry, prepared).split(widths, dim=1)
+            normal = normalised(self.attention_norm, x)
+            if vectors is None:
+                change = self.attention(normal, geometry, prepared)
+            else:
+                change, vectors = self.attention(normal, geometry, prepared, vectors)
             x = x + self.dropout(change)
-        return torch.cat([x + self.dropout(self.ffn(normalised(self.ffn_norm, x))), vectors + turned], dim=1)
+        return x + self.dropout(self.ffn(normalised(self.ffn_norm, x))), vectors
 
 
 class Encoder(nn.Module):
@@ -123,31 +128,27 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(layer, dim, ffn_dim, dropout) for layer in layers)
         self.n_recycles = n_recycles
         self.checkpoint_recycles = False
-        self.dim, self.vector_width = dim, COMPONENTS * max((layer.vector_channels for layer in layers), default=0)
+        self.vector_channels = max((layer.vector_channels for layer in layers), default=0)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, geometry: Geometry, context: Context) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim). ``geometry`` and ``context`` serve every layer and recycle."""
         layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
-        if self.vector_width:
-            x = torch.cat([x, x.new_zeros(len(x), self.vector_width)], dim=1)
+        vectors = x.new_zeros(len(x), COMPONENTS, self.vector_channels) if self.vector_channels else None
         if self.n_recycles == 1:
             for layer in layers:
-                x = layer(x, geometry, layer.prepare(geometry, context))
-            return normalised(self.norm, self._scalars(x))
+                x, vectors = layer(x, vectors, geometry, layer.prepare(geometry, context))
+            return normalised(self.norm, x)
         prepared = [layer.prepare(geometry, context) for layer in layers]
 
-        def once(x: Tensor) -> Tensor:
+        def once(x: Tensor, vectors: Tensor | None) -> tuple[Tensor, Tensor | None]:
             for layer, ready in zip(layers, prepared, strict=True):
-                x = layer(x, geometry, ready)
-            return x
+                x, vectors = layer(x, vectors, geometry, ready)
+            return x, vectors
 
         for _ in range(self.n_recycles):
             if self.checkpoint_recycles and torch.is_grad_enabled():
-                x = checkpoint(once, x, use_reentrant=False)
+                x, vectors = checkpoint(once, x, vectors, use_reentrant=False)
             else:
-                x = once(x)
-        return normalised(self.norm, self._scalars(x))
-
-    def _scalars(self, x: Tensor) -> Tensor:
-        return x[:, : self.dim] if self.vector_width else x
+                x, vectors = once(x, vectors)
+        return normalised(self.norm, x)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from molflt.attention.build import Sizes, build_attention
-from molflt.attention.far.coulomb import PLAN
+from molflt.attention.config import FarFieldKeys, MethodKeys
+from molflt.attention.far.field import ExactMethod
 from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.kernels.random_features import redraw
 from molflt.attention.layout import Layout, Plan
 from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
 from molflt.attention.sparse import scalar_products, sum_of_entries
-from molflt.model.charges import ChargeHead, charge_energies
+from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.encoder import Encoder, full_precision
 from molflt.model.periodic_table import element_embedding
 from molflt.model.standardiser import Standardiser
-from molflt.vocabulary import N_TAGS, TAG_ADSORBATE
+from molflt.vocabulary import N_TAGS, TAG_ADSORBATE, MethodName
 
 
 class AtomEmbedding(nn.Module):
@@ -167,7 +168,11 @@ class EnergyModel(nn.Module):
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim, config.charges)
-        self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
+        self.charge_head: nn.Module | None = None
+        if config.charges:
+            from molflt.model.charges import ChargeHead
+
+            self.charge_head = ChargeHead(config.dim, config.charges)
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
@@ -197,6 +202,8 @@ class EnergyModel(nn.Module):
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
             if charges is not None:
+                from molflt.model.charges import charge_energies
+
                 atomic = atomic + charge_energies(geometry, charges, self.config.cutoff)
             energy = statistics.mean + geometry.sum_over_structures(atomic)
             displacement = None
@@ -234,7 +241,11 @@ class EnergyModel(nn.Module):
         """
         with torch.no_grad():
             plan = self.positions.plan(self.config.cutoff)
-        return replace(plan, charges=PLAN) if self.config.charges else plan
+        if not self.config.charges:
+            return plan
+        from molflt.attention.far.coulomb import PLAN
+
+        return replace(plan, charges=PLAN)
 
     def redraw_features(self, seed: int) -> None:
         """Draw the random features of every layer anew, the same for the same seed."""
@@ -253,3 +264,33 @@ class EnergyModel(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.energy_head.factor.device
+
+
+def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
+    """Evaluate the far field of a trained model by another numerical method, and record it in its configuration.
+
+    Args:
+        model: changed in place.
+        frequencies: one of the methods that compute the RPE function f itself, to the model's tolerance.
+
+    Raises:
+        InputError: there is no such method, the model has no far field, or its far field is an estimator of f,
+            whose deviation from f is part of what the weights learnt.
+    """
+    attention = model.config.attention
+    if frequencies not in get_args(MethodName):
+        raise InputError(
+            f"frequencies={frequencies}: no such method; choose one of {', '.join(get_args(MethodName))}"
+        )
+    if isinstance(attention, MethodKeys):
+        model.positions.method = ExactMethod(frequencies, attention.tolerance)
+        attention.frequencies = frequencies
+    elif isinstance(attention, FarFieldKeys):
+        raise InputError(
+            f"this model was trained with mechanism={attention.mechanism}, an estimator that is part of it; "
+            f"it cannot be used with frequencies={frequencies}: leave it out"
+        )
+    else:
+        raise InputError(
+            f"this model has no Fourier far field, so frequencies={frequencies} means nothing for it; leave it out"
+        )

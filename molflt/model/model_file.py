@@ -13,24 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
-from molflt.attention.config import FarFieldKeys, KernelKeys, MethodKeys
-from molflt.attention.far.field import ExactMethod
-from molflt.choices import MethodName
-from molflt.data.domain import Domain
+from molflt.attention.config import KernelKeys
 from molflt.data.labels import LabelSpec, Target
-from molflt.errors import InputError, ordinary_file
+from molflt.data.quality.domain import Domain
+from molflt.errors import InputError, in_line, ordinary_file
 from molflt.files import atomic_file
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy_model import EnergyModel, set_frequencies
 from molflt.model.uncertainty import Uncertainty
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, MethodName
 
 SCHEMA_VERSION = 10
 OLDEST_SCHEMA = 10
@@ -181,7 +179,9 @@ def load_model(path: str | Path, frequencies: MethodName | None = None) -> Loade
 
 
 def load_models(path: str | Path, frequencies: MethodName | None = None) -> list[LoadedModel]:
-    """Load the models of a file, in evaluation mode, on the CPU; for ``frequencies`` see :func:`set_frequencies`.
+    """Load the models of a file, in evaluation mode, on the CPU.
+
+    For ``frequencies`` see :func:`molflt.model.energy_model.set_frequencies`.
 
     Raises:
         InputError: the file cannot be used, or its far field cannot be evaluated by another method.
@@ -190,12 +190,20 @@ def load_models(path: str | Path, frequencies: MethodName | None = None) -> list
     with _open(path) as handle:
         raw = handle.metadata() or {}
         n = 1 + sum(_key(k) in raw for k in range(1, MOST_MEMBERS))
-        return [_load(path, _Member(handle, k, n), _parse_metadata(path, raw, k), frequencies) for k in range(n)]
+        return [_load(path, handle, k, n, _parse_metadata(path, raw, k), frequencies) for k in range(n)]
 
 
-def _load(path: Path, member: _Member, metadata: ModelMetadata, frequencies: MethodName | None) -> LoadedModel:
-    expected = _expected_tensors(path, metadata, member)
-    weights = {name: _checked_tensor(path, name, tensor, member) for name, tensor in expected.items()}
+def _load(
+    path: Path, handle: Any, k: int, n: int, metadata: ModelMetadata, frequencies: MethodName | None
+) -> LoadedModel:
+    """Load the ``k``-th of the ``n`` members of an open file."""
+    prefix, others = _prefix(k), () if k else tuple(map(_prefix, range(1, n)))
+    names = [name for name in handle.keys() if name.startswith(prefix) and not name.startswith(others)]  # noqa: SIM118
+    shapes = {name.removeprefix(prefix): tuple(handle.get_slice(name).get_shape()) for name in names}
+    expected = _expected_tensors(path, metadata, shapes)
+    weights = {
+        name: _checked(path, name, tensor, handle.get_tensor(prefix + name)) for name, tensor in expected.items()
+    }
     model = EnergyModel(metadata.config, metadata.seed)
     # A model trained in double precision stays in double precision; the constructor makes single precision.
     model.to(weights["energy_head.factor"].dtype)
@@ -203,36 +211,6 @@ def _load(path: Path, member: _Member, metadata: ModelMetadata, frequencies: Met
     if frequencies is not None:
         set_frequencies(model, frequencies)
     return LoadedModel(model.train(mode=False), metadata, path)
-
-
-def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
-    """Evaluate the far field of a trained model by another numerical method, and record it in its configuration.
-
-    Args:
-        model: changed in place.
-        frequencies: one of the methods that compute the RPE function f itself, to the model's tolerance.
-
-    Raises:
-        InputError: there is no such method, the model has no far field, or its far field is an estimator of f,
-            whose deviation from f is part of what the weights learnt.
-    """
-    attention = model.config.attention
-    if frequencies not in get_args(MethodName):
-        raise InputError(
-            f"frequencies={frequencies}: no such method; choose one of {', '.join(get_args(MethodName))}"
-        )
-    if isinstance(attention, MethodKeys):
-        model.positions.method = ExactMethod(frequencies, attention.tolerance)
-        attention.frequencies = frequencies
-    elif isinstance(attention, FarFieldKeys):
-        raise InputError(
-            f"this model was trained with mechanism={attention.mechanism}, an estimator that is part of it; "
-            f"it cannot be used with frequencies={frequencies}: leave it out"
-        )
-    else:
-        raise InputError(
-            f"this model has no Fourier far field, so frequencies={frequencies} means nothing for it; leave it out"
-        )
 
 
 def _key(k: int) -> str:
@@ -243,24 +221,6 @@ def _key(k: int) -> str:
 def _prefix(k: int) -> str:
     """Of the names of a member's tensors."""
     return f"{k}/" if k else ""
-
-
-class _Member:
-    """The tensors of one of the ``n`` members of an open file."""
-
-    def __init__(self, handle: Any, k: int, n: int) -> None:
-        self._handle, self._prefix = handle, _prefix(k)
-        others = () if k else tuple(map(_prefix, range(1, n)))
-        names: list[str] = handle.keys()
-        found = (name for name in names if not name.startswith(others))
-        self.names = {name.removeprefix(self._prefix) for name in found if name.startswith(self._prefix)}
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._handle.get_slice(self._prefix + name).get_shape())
-
-    def tensor(self, name: str) -> torch.Tensor:
-        found: torch.Tensor = self._handle.get_tensor(self._prefix + name)
-        return found
 
 
 def _open(path: Path) -> Any:
@@ -300,13 +260,13 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMeta
         )
     try:
         return ModelMetadata.model_validate(_without_retired_keys(content))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: its metadata is damaged ({where}: {first['msg']}); {_REMEDY}") from error
-    except UnicodeEncodeError as error:
-        # A word with half of a surrogate pair.
-        raise InputError(f"{path}: its metadata is damaged ({_reason(error)}); {_REMEDY}") from error
+    # UnicodeEncodeError: a word with half of a surrogate pair
+    except (ValidationError, UnicodeEncodeError) as error:
+        reason = _reason(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(f"{path}: its metadata is damaged ({reason}); {_REMEDY}") from error
 
 
 def _without_retired_keys(content: dict[str, Any]) -> dict[str, Any]:
@@ -320,13 +280,15 @@ def _without_retired_keys(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _expected_tensors(path: Path, metadata: ModelMetadata, member: _Member) -> dict[str, torch.Tensor]:
+def _expected_tensors(
+    path: Path, metadata: ModelMetadata, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, torch.Tensor]:
     """The state of a model of this configuration, on the meta device, once the file is known to hold such tensors.
 
     The sizes that a file states are not trusted: no memory is taken before they have been compared with its tensors.
     """
-    found, config = member.names, metadata.config
-    n_values = sum(math.prod(member.shape(name)) for name in found)
+    found, config = shapes.keys(), metadata.config
+    n_values = sum(map(math.prod, shapes.values()))
     if config.n_layers > len(found) or _values_drawn(config) > max(_DRAWN_ANYWAY, 4 * n_values):
         raise InputError(f"{path}: the weights do not fit the sizes in the file's configuration; {_REMEDY}")
     try:
@@ -334,16 +296,17 @@ def _expected_tensors(path: Path, metadata: ModelMetadata, member: _Member) -> d
             expected = EnergyModel(config, metadata.seed).state_dict()
     except (RuntimeError, ValueError, OverflowError, TypeError) as error:
         raise InputError(f"{path}: its configuration makes no model ({_reason(error)}); {_REMEDY}") from error
-    if found != set(expected):
-        missing, surplus = sorted(set(expected) - found), sorted(found - set(expected))
+    if found != expected.keys():
+        missing, surplus = sorted(expected.keys() - found), sorted(found - expected.keys())
         raise InputError(
             f"{path}: the weights do not fit the configuration in the file "
-            f"(missing: {_first(missing)}; unknown: {_first(surplus)}); {_REMEDY}"
+            f"(missing: {in_line(missing, 1) or 'none'}; unknown: {in_line(surplus, 1) or 'none'}); {_REMEDY}"
         )
     for name, tensor in expected.items():
-        shape = member.shape(name)
-        if shape != tuple(tensor.shape):
-            raise InputError(f"{path}: tensor '{name}' has shape {shape}, expected {tuple(tensor.shape)}; {_REMEDY}")
+        if shapes[name] != tuple(tensor.shape):
+            raise InputError(
+                f"{path}: tensor '{name}' has shape {shapes[name]}, expected {tuple(tensor.shape)}; {_REMEDY}"
+            )
     return expected
 
 
@@ -356,8 +319,7 @@ def _values_drawn(config: ModelConfig) -> int:
     return config.n_layers * width * (width + attention.n_features)
 
 
-def _checked_tensor(path: Path, name: str, expected: torch.Tensor, member: _Member) -> torch.Tensor:
-    tensor = member.tensor(name)
+def _checked(path: Path, name: str, expected: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     allowed = (torch.float32, torch.float64) if expected.is_floating_point() else (expected.dtype,)
     if tensor.dtype not in allowed:
         raise InputError(f"{path}: tensor '{name}' has dtype {tensor.dtype}, expected {allowed[0]}; {_REMEDY}")
@@ -368,7 +330,3 @@ def _checked_tensor(path: Path, name: str, expected: torch.Tensor, member: _Memb
 
 def _reason(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _first(names: list[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else "none"

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from molflt.choices import MethodName
 from molflt.errors import InputError
 from molflt.files import sole_writer
 from molflt.model.model_file import LoadedModel, load_model, load_models, save_model
 from molflt.model.uncertainty import Uncertainty
-from molflt.printable import shown
+from molflt.terminal_text import shown
+from molflt.vocabulary import MethodName
 
 BEST, MEMBER = "best.safetensors", "member-"
 PRETRAINED_PREFIX = "pretrained:"

@@ -1,15 +1,22 @@
-"""The numbers by which energies and forces are judged."""
+"""The numbers by which energies and forces are judged: over all structures, and by element, adsorbate or size."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+from ase.data import chemical_symbols
 
 from molflt.model.standardiser import mean_absolute_deviation
 
+if TYPE_CHECKING:
+    from molflt.prediction.evaluate import Evaluation
+
 EWT_THRESHOLD = 0.02
 """eV; an energy counts as within threshold below it (OC20)."""
+_SIZE_RANGES = 8
 
 
 @dataclass(frozen=True)
@@ -70,3 +77,77 @@ def energy_metrics(predicted: np.ndarray, target: np.ndarray, references: np.nda
         mad=mad,
         mae_over_mad=mae / mad if mad > 0 else float("nan"),
     )
+
+
+@dataclass(frozen=True)
+class GroupErrors:
+    """One mean absolute error for each group of structures in each set.
+
+    Attributes:
+        groups: their names, in the order of display.
+        sets: names of the sets.
+        mae: (n_sets, n_groups) eV; NaN where a set has no such structure.
+        n: (n_sets, n_groups) structures.
+    """
+
+    groups: list[str]
+    sets: list[str]
+    mae: np.ndarray
+    n: np.ndarray
+
+    def arranged(self, groups: Sequence[str]) -> GroupErrors:
+        """The groups in another order; names that are no groups are passed over."""
+        place = [self.groups.index(name) for name in groups if name in self.groups]
+        return GroupErrors([self.groups[k] for k in place], self.sets, self.mae[:, place], self.n[:, place])
+
+    def hardest_first(self) -> GroupErrors:
+        """The group with the largest error over all sets first."""
+        pooled = np.nansum(self.mae * self.n, axis=0) / self.n.sum(axis=0)
+        return self.arranged([name for _, name in sorted(zip(-pooled, self.groups, strict=True))])
+
+
+def by_element(sets: Sequence[Evaluation]) -> GroupErrors:
+    """Errors of the structures that contain an element; the hardest element first."""
+    return _grouped(sets, lambda s: [[chemical_symbols[z] for z in zs] for zs in s.table.elements]).hardest_first()
+
+
+def by_adsorbate(sets: Sequence[Evaluation]) -> GroupErrors | None:
+    """Errors of the structures with an adsorbate; the hardest first.
+
+    Sets with a structure that names no adsorbate are left out; None where that leaves nothing.
+    """
+    named = [s for s in sets if all(s.table.adsorbates)]
+    if not named:
+        return None
+    return _grouped(named, lambda s: [[name] for name in s.table.adsorbates]).hardest_first()
+
+
+def by_size(sets: Sequence[Evaluation]) -> GroupErrors:
+    """Errors over ranges of numbers of atoms that hold about equally many structures; the smallest first."""
+    edges = size_edges(np.concatenate([s.table.sizes for s in sets]))
+    pairs = zip(edges[:-1].tolist(), (edges[1:] - 1).tolist(), strict=True)
+    ranges = [str(low) if low == high else f"{low}–{high}" for low, high in pairs]
+
+    def groups(s: Evaluation) -> Iterable[list[str]]:
+        return [[ranges[k]] for k in np.searchsorted(edges, s.table.sizes, side="right") - 1]
+
+    return _grouped(sets, groups).arranged(ranges)
+
+
+def size_edges(sizes: np.ndarray) -> np.ndarray:
+    """Whole numbers e_0 < e_1 < ...: group k has e_k atoms or more, and fewer than e_{k+1}."""
+    inner = np.quantile(sizes, np.linspace(0, 1, _SIZE_RANGES + 1)[1:-1], method="higher")
+    edges: np.ndarray = np.unique(np.concatenate([[sizes.min()], inner, [sizes.max() + 1]]).astype(np.int64))
+    return edges
+
+
+def _grouped(sets: Sequence[Evaluation], groups: Callable[[Evaluation], Iterable[list[str]]]) -> GroupErrors:
+    """Groups in the order in which they occur; ``groups`` names those of each structure."""
+    errors: dict[str, list[list[float]]] = {}
+    for k, evaluation in enumerate(sets):
+        for names, error in zip(groups(evaluation), np.abs(evaluation.error), strict=True):
+            for name in names:
+                errors.setdefault(name, [[] for _ in sets])[k].append(error)
+    n = np.array([[len(some) for some in of_sets] for of_sets in errors.values()]).T
+    mae = np.array([[np.mean(some) if some else np.nan for some in of_sets] for of_sets in errors.values()]).T
+    return GroupErrors(list(errors), [s.name for s in sets], mae, n)

@@ -1,12 +1,12 @@
-"""A trained model, or an ensemble, for use from Python."""
+"""The one front door: a trained model, or an ensemble, for Python and for the command line."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, overload
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +14,16 @@ from ase import Atoms
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.choices import MethodName, OnError, TagConvention
-from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset
-from molflt.data.reading import CONFORMERS, Reading
-from molflt.data.sources import structures_of
-from molflt.errors import InputError, listed
+from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset
+from molflt.data.open import resolve_inputs, structures_of
+from molflt.data.reading import CONFORMERS, ReadOptions
+from molflt.errors import InputError, InputWarning, listed
 from molflt.model.model_file import LoadedModel, ModelMetadata
 from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.members import ModelPath, load_members, meaning_of_uncertainty, uncertainty_of
-from molflt.prediction.prediction import BY_ATOM, Prediction
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, choose_device, doubt_of_forces, predict
+from molflt.prediction.output import Prediction
+from molflt.prediction.predict import DEFAULT_MAX_ATOMS, choose_device, doubt_of_forces, predict
+from molflt.vocabulary import MethodName, OnError, TagConvention
 
 
 class Model:
@@ -76,52 +76,6 @@ class Model:
             f"{self.members[0].name}, {self.device})"
         )
 
-    @overload
-    def predict(
-        self,
-        structures: Any,
-        *,
-        on_error: OnError = ...,
-        return_std: Literal[False] = ...,
-        forces: Literal[False] = ...,
-        per_atom: Literal[False] = ...,
-        embeddings: Literal[False] = ...,
-        max_atoms: int = ...,
-        tags: TagConvention = ...,
-        allow_charged: bool = ...,
-        conformers: int = ...,
-    ) -> np.ndarray: ...
-    @overload
-    def predict(
-        self,
-        structures: Any,
-        *,
-        on_error: OnError = ...,
-        return_std: Literal[True],
-        forces: Literal[False] = ...,
-        per_atom: Literal[False] = ...,
-        embeddings: Literal[False] = ...,
-        max_atoms: int = ...,
-        tags: TagConvention = ...,
-        allow_charged: bool = ...,
-        conformers: int = ...,
-    ) -> tuple[np.ndarray, np.ndarray]: ...
-    @overload
-    def predict(
-        self,
-        structures: Any,
-        *,
-        on_error: OnError = ...,
-        return_std: Literal[False] = ...,
-        forces: bool = ...,
-        per_atom: bool = ...,
-        embeddings: bool = ...,
-        max_atoms: int = ...,
-        tags: TagConvention = ...,
-        allow_charged: bool = ...,
-        conformers: int = ...,
-    ) -> Prediction: ...
-
     def predict(
         self,
         structures: Any,
@@ -135,7 +89,7 @@ class Model:
         tags: TagConvention = "auto",
         allow_charged: bool = False,
         conformers: int = CONFORMERS,
-    ) -> np.ndarray | tuple[np.ndarray, np.ndarray] | Prediction:
+    ) -> Any:
         """Energies, in the order of the entries.
 
         Args:
@@ -149,14 +103,14 @@ class Model:
             per_atom: give each atom's term of the energy, (n_atoms,) eV, as well.
             embeddings: give what the encoder makes of each atom, (n_atoms, dim), as well.
             max_atoms: atoms per batch; bounds memory, changes no result.
-            tags: how to read tags of Atoms and files, see :func:`molflt.data.ase_io.from_atoms`.
+            tags: how to read tags of Atoms and files, see :func:`molflt.data.ase.from_atoms`.
             allow_charged: take ions and radicals as if they were neutral and closed-shell.
             conformers: how many to make of a molecule without positions. The energy of a molecule with several
                 conformers is that of the lowest.
 
         Returns:
             (n_structures,) eV, float64; with ``return_std`` a pair of those. With any of ``forces``, ``per_atom`` and
-            ``embeddings``, a :class:`~molflt.prediction.prediction.Prediction`, which has ``energies`` and, if known,
+            ``embeddings``, a :class:`~molflt.prediction.output.Prediction`, which has ``energies`` and, if known,
             ``std`` as well.
 
         Raises:
@@ -165,45 +119,63 @@ class Model:
         """
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
-        has_std = meaning_of_uncertainty(self.members) is not None
-        if return_std and not has_std:
+        if return_std and meaning_of_uncertainty(self.members) is None:
             raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
-        wanted = [name for name, one in zip(BY_ATOM, (forces, per_atom, embeddings), strict=True) if one]
         entries = [structures] if _is_one(structures) else list(structures)
-        takes_ions = self.members[0].model.config.takes_ions
-        how = Reading(allow_charged, conformers, charges=takes_ions, accept_unconverged=True)
+        options = self.reading(ReadOptions(allow_charged, conformers, tags=tags, on_bad="skip"))
         datasets: list[StructureDataset] = []
         for index, entry in enumerate(entries):
             try:
-                datasets.append(structures_of(entry, f"entry {index}", tags, on_bad="skip", how=how))
+                datasets.append(structures_of(entry, f"entry {index}", options))
             except InputError as error:
                 # It keeps one place.
                 datasets.append(ListDataset([error]))
-        together = ConcatDataset(datasets)
-        if len(together):
-            found = predict(self.members, together, self.device, max_atoms, "skip", forces, per_atom, embeddings)
-        else:
-            found = Prediction(np.empty(0), [], Counter())
-            found.std = np.empty(0) if has_std else None
-            for name in wanted:
-                setattr(found, name, [])
+        found = self.predict_set(ConcatDataset(datasets), "skip", forces, per_atom, embeddings, max_atoms)
         entry_of = np.repeat(np.arange(len(entries)), [len(dataset) for dataset in datasets])
-        reasons: dict[int, list[str]] = {}
+        reasons: dict[int, str] = {}
         for place, reason in sorted(found.failures.items()):
             index = int(entry_of[place])
-            reasons.setdefault(index, []).append(reason)
+            own = reason.removeprefix(f"entry {index}: ")
+            reasons[index] = f"{reasons[index]}; {own}" if index in reasons else f"entry {index}: {own}"
             found.names[place] = found.names[place] or f"entry {index}"
-            for name in wanted:
-                found.by_atom[name][place] = np.empty(0)
-        if forces and (doubt := doubt_of_forces(self.members[0].metadata)):
-            warnings.warn(doubt, stacklevel=2)
-        for doubtful in found.doubts():
-            warnings.warn(doubtful, stacklevel=2)
+            for values in found.by_atom.values():
+                values[place] = np.empty(0)
         if reasons:
-            _report({index: "; ".join(some) for index, some in reasons.items()}, len(entries), on_error)
-        if wanted:
+            message = listed(f"{len(reasons)} of {len(entries)} entries cannot be used", list(reasons.values()))
+            if on_error == "raise":
+                raise InputError(f"{message}\nCorrect them, or give on_error='skip'")
+            warnings.warn(f"{message}\nTheir energies are NaN", stacklevel=2)
+        if forces or per_atom or embeddings:
             return found
-        return (found.energies, found.std) if return_std and found.std is not None else found.energies
+        return (found.energies, found.std) if return_std else found.energies
+
+    def reading(self, options: ReadOptions) -> ReadOptions:
+        """Options of reading for a prediction: as the model needs it; labels and their convergence do not count."""
+        return replace(options, charges=self.members[0].model.config.takes_ions, accept_unconverged=True)
+
+    def read(self, inputs: Sequence[str], options: ReadOptions) -> StructureDataset:
+        """Structures of several inputs, see :func:`molflt.data.open.resolve_inputs`, for :meth:`predict_set`."""
+        return resolve_inputs(inputs, self.reading(options))
+
+    def predict_set(
+        self,
+        structures: StructureDataset,
+        on_error: OnError = "raise",
+        forces: bool = False,
+        per_atom: bool = False,
+        embeddings: bool = False,
+        max_atoms: int = DEFAULT_MAX_ATOMS,
+    ) -> Prediction:
+        """Predict a data set, and warn of what is doubtful; arguments are those of :meth:`predict`.
+
+        Raises:
+            InputError: as :func:`molflt.prediction.predict.predict`.
+        """
+        found = predict(self.members, structures, self.device, max_atoms, on_error, forces, per_atom, embeddings)
+        doubt = doubt_of_forces(self.metadata) if forces else None
+        for line in [*filter(None, [doubt]), *found.doubts()]:
+            warnings.warn(line, InputWarning, stacklevel=3)
+        return found
 
 
 def load(
@@ -230,13 +202,3 @@ def load(
 def _is_one(structures: Any) -> bool:
     kinds = str | os.PathLike | Atoms | Chem.Mol | Data
     return isinstance(structures, kinds) or not isinstance(structures, Iterable)
-
-
-def _report(failures: dict[int, str], n_entries: int, on_error: OnError) -> None:
-    lines = [
-        f"entry {index}: {reason.removeprefix(f'entry {index}: ')}" for index, reason in sorted(failures.items())
-    ]
-    message = listed(f"{len(failures)} of {n_entries} entries cannot be used", lines)
-    if on_error == "raise":
-        raise InputError(f"{message}\nCorrect them, or give on_error='skip'")
-    warnings.warn(f"{message}\nTheir energies are NaN", stacklevel=3)

@@ -1,38 +1,43 @@
-"""A prediction in parts: by several processes at once, or one after the other, with the same result."""
+"""A prediction in parts: by several processes at once, or one after the other, with the same result.
+
+The file of a shard has a header, and a line of JSON for every batch, appended when it is computed. A process that is
+killed leaves at worst a line that is cut short; what follows the last whole line counts as not computed.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
-import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from molflt.choices import OnError
-from molflt.data.batching import AtomBudgetSampler
-from molflt.data.datasets import StructureDataset
+from molflt.data.batch import AtomBudgetSampler
+from molflt.data.dataset import StructureDataset, fingerprint
+from molflt.data.open import STANDARD_INPUT, paths_behind
 from molflt.data.progress import track
-from molflt.data.reading import DEFAULT, Reading
-from molflt.data.sources import STANDARD_INPUT, fingerprint, paths_behind
-from molflt.errors import InputError
+from molflt.data.reading import DEFAULT, ReadOptions
+from molflt.errors import InputError, InputWarning, in_line, naming
+from molflt.files import lock
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.prediction import Prediction, joined
-from molflt.prediction.predictor import DEFAULT_MAX_ATOMS, predict_batches
-from molflt.prediction.shard_file import ShardContent, ShardHeader, open_shard, read_shard
+from molflt.prediction.model import Model
+from molflt.prediction.output import Conformers, Prediction, joined
+from molflt.prediction.predict import DEFAULT_MAX_ATOMS, predict_batches
+from molflt.terminal_text import printable
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, OnError
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part of a prediction.
-
-    Attributes:
-        number: from 1 to ``count``.
-        count: how many parts there are.
-    """
+    """One part of a prediction: its ``number``, from 1 to ``count``, and how many there are."""
 
     number: int
     count: int
@@ -56,55 +61,41 @@ class Shard:
         return out.with_name(f"{out.name}.shard-{self.number:0{width}d}-of-{self.count}")
 
 
-@dataclass(frozen=True)
-class ShardResult:
-    """What became of a shard.
-
-    Attributes:
-        path: its file.
-        prediction: of its structures.
-        n_before: how many of them were there already.
-    """
-
-    path: Path
-    prediction: Prediction
-    n_before: int
-
-
 def predict_shard(
-    members: Sequence[LoadedModel],
+    model: Model,
     structures: StructureDataset,
     inputs: Sequence[str],
     shard: Shard,
     out: Path,
-    device: torch.device | str = "cpu",
-    max_atoms: int = DEFAULT_MAX_ATOMS,
     on_error: OnError = "raise",
-    tags: str = "auto",
+    max_atoms: int = DEFAULT_MAX_ATOMS,
     frequencies: str | None = None,
     overwrite: bool = False,
-    how: Reading = DEFAULT,
-) -> ShardResult:
+    options: ReadOptions = DEFAULT,
+) -> tuple[Prediction, Path, int]:
     """Predict one shard into a file of its own, going on where an interrupted attempt stopped.
 
     A shard is a run of whole batches of the undivided prediction, so not a digit depends on the division.
 
     Args:
-        members: the model or ensemble.
+        model: the model or ensemble.
         structures: all structures, of which the shard is a part.
         inputs: what the structures were read from.
         shard: which part.
         out: what all shards will be merged to; it names the file.
-        device: see :func:`molflt.prediction.predictor.predict`.
-        max_atoms: see :func:`molflt.prediction.predictor.predict`.
-        on_error: see :func:`molflt.prediction.predictor.predict`.
-        tags: how the tags of the inputs were read.
+        on_error: see :meth:`molflt.prediction.model.Model.predict`, as ``max_atoms``.
+        max_atoms: atoms per batch.
         frequencies: the method with which the model was loaded.
         overwrite: begin again, whatever is there.
-        how: molecules were read.
+        options: with which the structures were read.
+
+    Returns:
+        The prediction, its file, and how many of its structures were there already.
 
     Raises:
-        InputError: as ``predict``; inputs that cannot be read again; a file that is of something else.
+        InputError: as ``predict``; inputs that cannot be read again; a file that is of something else, or that
+            another process is writing.
+        OSError: the system refuses; what was computed before stays.
     """
     sizes = structures.n_atoms
     batches = list(AtomBudgetSampler(sizes, max_atoms, shuffle=False, seed=0))
@@ -112,23 +103,45 @@ def predict_shard(
     starts = np.cumsum([0, *map(len, batches)])
     header = ShardHeader(
         shard=shard.number,
-        first=int(starts[own.start]),
-        end=int(starts[own.stop]),
+        n_structures=int(starts[own.stop] - starts[own.start]),
         n_shards=shard.count,
-        model=_model_fingerprint(members),
-        inputs=_inputs_fingerprint(inputs, f"{tags} {how}", sizes),
-        n_structures=len(structures),
+        model=_model_fingerprint(model.members),
+        # What is bad about a structure may be passed over later.
+        inputs=_inputs_fingerprint(inputs, str(replace(options, on_bad="stop")), sizes),
         max_atoms=max_atoms,
         frequencies=frequencies,
-        target=members[0].metadata.target,
+        target=model.target,
     )
     path = shard.path(out)
-    with open_shard(path, header, overwrite) as writer:
-        before, n_batches = writer.content.n_done, len(writer.content.parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Neither "w", which empties the file, nor "a", which cannot cut off what is damaged.
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as handle:
+        if not lock(handle.fileno()):
+            raise InputError(f"{path}: another process is writing it; wait for it, or end it")
+        begin, there = _line(header), handle.read()
+        # An attempt may have been killed before its first line was whole.
+        content = ShardContent(header)
+        if not overwrite and not begin.startswith(there):
+            content = _parsed(path, there)
+            if content.header != header:
+                reason = header.mismatch(content.header) or "another division of the inputs"
+                remedy = "repeat it as it was, give --overwrite to begin again, or choose another --out"
+                raise InputError(f"{path}: was made with {reason}; {remedy}")
+        handle.truncate(content.length)
+        handle.seek(content.length)
+        if not content.length:
+            _append(handle, path, begin)
+        before, n_batches = content.n_done, len(content.parts)
         missing = track(batches[own][n_batches:], "predicting", total=own.stop - own.start, done=n_batches)
-        for part in predict_batches(members, structures, missing, device, on_error):
-            writer.append(part)
-        return ShardResult(path, joined(writer.content.parts), before)
+        for part in predict_batches(model.members, structures, missing, model.device, on_error):
+            _append(handle, path, _line(_Part.of(part)))
+            content.parts.append(part)
+        with naming(path):
+            os.fsync(handle.fileno())
+    prediction = joined(content.parts)
+    for line in prediction.doubts():
+        warnings.warn(line, InputWarning, stacklevel=2)
+    return prediction, path, before
 
 
 def divide(costs: Sequence[int], n: int) -> list[slice]:
@@ -162,10 +175,8 @@ def merge(paths: Iterable[Path]) -> tuple[Prediction, str]:
             if reason := other.header.mismatch(header):
                 raise InputError(f"{path}: was made with {reason}, compared with {other_path}; merge one prediction")
         if header.shard in found:
-            raise InputError(
-                f"shard {header.shard} of {header.n_shards} is there twice: {found[header.shard][0]} and {path}; "
-                "give it once"
-            )
+            twice = f"{found[header.shard][0]} and {path}"
+            raise InputError(f"shard {header.shard} of {header.n_shards} is there twice: {twice}; give it once")
         found[header.shard] = path, content
     if not found:
         raise InputError("no shards: give the files that 'molflt predict --shard' wrote")
@@ -174,25 +185,154 @@ def merge(paths: Iterable[Path]) -> tuple[Prediction, str]:
     if missing := [str(number) for number in range(1, first.n_shards + 1) if number not in found]:
         raise InputError(
             f"{len(missing)} of {first.n_shards} shards {'is' if len(missing) == 1 else 'are'} missing: "
-            f"{', '.join(missing[:20])}{', ...' if len(missing) > 20 else ''}; "
-            f"predict with --shard {missing[0]}/{first.n_shards}"
+            f"{in_line(missing, 20)}; predict with --shard {missing[0]}/{first.n_shards}"
         )
-    unfinished = [
-        f"{path} ({content.n_done:,} of {content.n_structures:,} structures)"
+    if unfinished := [
+        f"{path} ({content.n_done:,} of {content.header.n_structures:,} structures)"
         for path, content in shards
-        if content.n_done < content.n_structures
-    ]
-    if unfinished:
+        if content.n_done < content.header.n_structures
+    ]:
         raise InputError(
             f"not complete: {', '.join(unfinished)}; repeat the command of each, and it goes on from there"
         )
     return joined(part for _, content in shards for part in content.parts), first.target
 
 
+class ShardHeader(BaseModel):
+    """What a shard is of. Shards that differ in more than the first two fields do not belong together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shard: int = Field(ge=1)
+    n_structures: int = Field(ge=0)
+    format: Literal["molflt shard 3"] = "molflt shard 3"
+    n_shards: int = Field(ge=1, le=1_000_000)
+    model: str
+    inputs: str
+    max_atoms: int = Field(ge=1)
+    frequencies: str | None
+    target: str
+
+    def mismatch(self, other: ShardHeader) -> str | None:
+        """Say in words what the other was made with, where that differs."""
+        words = {
+            "model": "another model",
+            "inputs": "other inputs, or inputs that have changed since",
+            "n_shards": f"another number of shards ({other.n_shards}, not {self.n_shards})",
+            "max_atoms": f"another --max-atoms ({other.max_atoms}, not {self.max_atoms})",
+            "frequencies": "another --frequencies",
+            "target": "another model",
+        }
+        return next((text for key, text in words.items() if getattr(self, key) != getattr(other, key)), None)
+
+
+class _Part(BaseModel):
+    """A batch as a line of JSON has it."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    names: list[str]
+    ids: list[str]
+    energies: list[float]
+    std: list[float] | None
+    failures: dict[int, str]
+    info: list[dict[str, str]]
+    elements: set[Annotated[int, Field(ge=1, le=MAX_ATOMIC_NUMBER)]]
+    contractions: dict[str, int]
+    conformers: dict[int, Conformers]
+    warnings: dict[int, str]
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> _Part:
+        n = len(self.names)
+        lengths = {len(column) for column in (self.info, self.ids, self.energies, self.std) if column is not None}
+        if lengths != {n} or not all(0 <= i < n for i in (*self.failures, *self.conformers, *self.warnings)):
+            raise ValueError("columns of different lengths")
+        return self
+
+    @classmethod
+    def of(cls, part: Prediction) -> _Part:
+        values = {name: getattr(part, name) for name in cls.model_fields}
+        values["energies"] = part.energies.tolist()
+        values["std"] = None if part.std is None else part.std.tolist()
+        values["info"] = [
+            {printable(key): printable(str(value)) for key, value in info.items() if np.ndim(value) == 0}
+            for info in part.info
+        ]
+        return cls(**values)
+
+    def prediction(self) -> Prediction:
+        values: dict[str, Any] = dict(self)
+        std = None if self.std is None else np.array(self.std, dtype=np.float64)
+        known = {"energies": np.array(self.energies, dtype=np.float64), "std": std}
+        return Prediction(**{**values, **known, "contractions": Counter(self.contractions)})
+
+
+@dataclass
+class ShardContent:
+    """Content of a shard's file: header, batches from the first on, and bytes of the lines that are whole."""
+
+    header: ShardHeader
+    parts: list[Prediction] = field(default_factory=list)
+    length: int = 0
+
+    @property
+    def n_done(self) -> int:
+        """The number of structures that are there."""
+        return sum(len(part.names) for part in self.parts)
+
+
+def read_shard(path: Path) -> ShardContent:
+    """Read a shard, complete or not.
+
+    Raises:
+        InputError: it is not there, or not a shard of a prediction.
+    """
+    try:
+        return _parsed(path, path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _parsed(path: Path, text: bytes) -> ShardContent:
+    # What follows the last line break is no whole line.
+    *lines, _ = text.split(b"\n")
+    header = _parse(lines[0], ShardHeader) if lines else None
+    if header is None:
+        raise InputError(f"{path}: is not a shard of a prediction, or is damaged; choose another name, or remove it")
+    content = ShardContent(header, length=len(lines[0]) + 1)
+    for line in lines[1:]:
+        part = _parse(line, _Part)
+        if part is None or content.n_done + len(part.names) > header.n_structures:
+            break
+        content.parts.append(part.prediction())
+        content.length += len(line) + 1
+    return content
+
+
+_Record = TypeVar("_Record", bound=BaseModel)
+
+
+def _parse(line: bytes, kind: type[_Record]) -> _Record | None:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError:
+        return None
+
+
+def _line(record: BaseModel) -> bytes:
+    return record.model_dump_json().encode() + b"\n"
+
+
+def _append(handle: BinaryIO, path: Path, line: bytes) -> None:
+    with naming(path):
+        while line:
+            line = line[handle.write(line) :]
+
+
 def _model_fingerprint(members: Sequence[LoadedModel]) -> str:
     digest = hashlib.sha256()
     for member in members:
-        # Of the members of one file, which they are.
         digest.update(member.metadata.model_dump_json().encode("utf-8", "surrogatepass"))
     for path in dict.fromkeys(member.path for member in members):
         with open(path, "rb") as handle:
@@ -200,11 +340,11 @@ def _model_fingerprint(members: Sequence[LoadedModel]) -> str:
     return digest.hexdigest()
 
 
-def _inputs_fingerprint(inputs: Sequence[str], how: str, sizes: np.ndarray) -> str:
+def _inputs_fingerprint(inputs: Sequence[str], options: str, sizes: np.ndarray) -> str:
     """Of what was given, since names come from it, and of what it stands for."""
     if STANDARD_INPUT in inputs:
         raise InputError("--shard: standard input cannot be read again by other shards; save it to a file")
-    digest = hashlib.sha256("\0".join([how, *inputs]).encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256("\0".join([options, *inputs]).encode("utf-8", "surrogatepass"))
     digest.update(sizes.astype("<i8").tobytes())
     for text in inputs:
         for path in paths_behind(text):

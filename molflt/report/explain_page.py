@@ -14,8 +14,8 @@ from ase.data import chemical_symbols
 
 from molflt.files import atomic_file
 from molflt.model.model_file import LoadedModel
-from molflt.report.explanation import Explanation
-from molflt.report.html import Page, energy
+from molflt.report.explain import Explanation
+from molflt.report.page import Page, energy
 from molflt.report.viewer import TAG_NAMES, structure_view
 from molflt.vocabulary import TAG_ADSORBATE
 
@@ -101,7 +101,6 @@ def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, doubt:
     constant = explanation.mean + float(explanation.reference.sum())
     shown = adsorbate_first(explanation, _MOST_ROWS)
     page = Page("explain.html")
-    page.need("plotly.min.js")
     page.hold("explanation", json.dumps(_content(explanation)))
     common: dict[str, Any] = {"page": page, "data": explanation.structure, "highlight": explanation.atom}
     views = {

@@ -15,7 +15,7 @@ from matplotlib.colors import to_hex
 from scipy.spatial.transform import Rotation
 from torch_geometric.data import Data
 
-from molflt.report.html import Page
+from molflt.report.page import Page
 from molflt.vocabulary import TAG_ADSORBATE, TAG_SUBSURFACE, TAG_SURFACE
 
 TAG_NAMES = {TAG_SUBSURFACE: "sub-surface", TAG_SURFACE: "surface", TAG_ADSORBATE: "adsorbate"}

@@ -24,20 +24,19 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from molflt.attention.layout import Plan
-from molflt.choices import TagConvention
-from molflt.data.ase_io import charge_of, from_atoms, refuse_charges
-from molflt.data.batching import collate
-from molflt.data.domain import GEOMETRIC
+from molflt.data.ase import charge_of, from_atoms, refuse_charges
+from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.reading import Reading
+from molflt.data.quality.domain import GEOMETRIC
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predictor import choose_device, doubt_of_forces, outside, why_no_forces
-from molflt.vocabulary import DIFFERENTIABLE
+from molflt.prediction.predict import choose_device, doubt_of_forces, outside, why_no_forces
+from molflt.vocabulary import DIFFERENTIABLE, TagConvention
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
@@ -62,14 +61,14 @@ class MolFLTCalculator(Calculator):
     derivative of the energy and add up to zero to the model's tolerance only.
 
     Ions and open shells are refused, also when a charge or moment is set after a calculation: see
-    :func:`molflt.data.ase_io.refuse_charges`.
+    :func:`molflt.data.ase.refuse_charges`.
 
     Args:
         model: a model file, a run directory, the directory of an ensemble, a list of these, a
             :class:`molflt.Model`, or a loaded model file.
         device: auto (a GPU where there is one; for a ``molflt.Model``, where it is), cpu or cuda.
         dtype: precision to compute in, "float32", "float64" or the same of torch; None: as trained.
-        tags: how to read the tags of atoms, see :func:`molflt.data.ase_io.from_atoms`.
+        tags: how to read the tags of atoms, see :func:`molflt.data.ase.from_atoms`.
         allow_charged: take ions and open shells as if they were neutral and closed-shell.
 
     Attributes:
@@ -101,7 +100,7 @@ class MolFLTCalculator(Calculator):
         super().__init__()
         self.model = as_model(model, device, dtype)
         self.tags = tags
-        self._how = Reading(allow_charged, charges=self.model.members[0].model.config.takes_ions)
+        self._options = ReadOptions(allow_charged, charges=self.model.members[0].model.config.takes_ions, tags=tags)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
@@ -122,10 +121,12 @@ class MolFLTCalculator(Calculator):
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """What has changed since the last calculation; tags and charge, which ASE leaves out, matter here."""
-        refuse_charges(atoms, _name_of(atoms), self._how)
+        refuse_charges(atoms, _name_of(atoms), self._options)
         changes: list[str] = super().check_state(atoms, tol)
         name = _name_of(atoms)
-        if self.atoms is not None and charge_of(self.atoms, name, self._how) != charge_of(atoms, name, self._how):
+        if self.atoms is not None and charge_of(self.atoms, name, self._options) != charge_of(
+            atoms, name, self._options
+        ):
             changes.append("charge")
         if self.atoms is not None and not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
             changes.append("tags")
@@ -173,9 +174,9 @@ class MolFLTCalculator(Calculator):
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:
         """One structure on the model's device, with the neighbour list of the atoms where they are."""
-        refuse_charges(atoms, name, self._how)
+        refuse_charges(atoms, name, self._options)
         numbers, tags = atoms.numbers.tobytes(), atoms.get_tags().tobytes()
-        charge = charge_of(atoms, name, self._how)
+        charge = charge_of(atoms, name, self._options)
 
         def make() -> list[Data]:
             # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
@@ -186,9 +187,9 @@ class MolFLTCalculator(Calculator):
             # What tags mean is judged by the heights of the atoms once, and must not change while these move.
             if (numbers, tags) == self._tags_seen:
                 bare.set_tags(self._tags_meant)
-                data = from_atoms(bare, name, "oc20", how=self._how)
+                data = from_atoms(bare, name, replace(self._options, tags="oc20"))
             else:
-                data = from_atoms(bare, name, self.tags, how=self._how)
+                data = from_atoms(bare, name, self._options)
                 self._tags_seen, self._tags_meant = (numbers, tags), data.tags.numpy()
             self._warnings.ask(self.model.members[0], data)
             return [data]

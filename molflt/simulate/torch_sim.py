@@ -12,13 +12,14 @@ from ase import Atoms
 from torch import Tensor
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
-from molflt.prediction.predictor import doubt_of_forces, why_no_forces
+from molflt.prediction.predict import doubt_of_forces, why_no_forces
 from molflt.simulate.ase import DomainWarnings, MovingBatch, as_model
 
 try:
@@ -91,7 +92,9 @@ class MolFLTModel(ModelInterface):
             structures = []
             for k, cell in enumerate(cells):
                 atoms = Atoms(numbers[owner == k], positions[owner == k], cell=cell, pbc=pbc)
-                structures.append(from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", "oc20"))
+                structures.append(
+                    from_atoms(atoms, f"{atoms.get_chemical_formula()} (system {k})", ReadOptions(tags="oc20"))
+                )
                 self._warnings.ask(self.model.members[0], structures[-1], f"{structures[-1].name}: ")
             return structures
 

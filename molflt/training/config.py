@@ -7,13 +7,12 @@ from typing import Annotated, Any, Literal
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from molflt.choices import EnergyUnit, Per, TagConvention
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
-from molflt.data.reading import Reading
+from molflt.data.reading import ReadOptions
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import StandardiserKind
-from molflt.vocabulary import DIFFERENTIABLE
+from molflt.vocabulary import DIFFERENTIABLE, EnergyUnit, Per, TagConvention
 
 
 class DataConfig(BaseModel):
@@ -94,10 +93,15 @@ class DataConfig(BaseModel):
         """Which label is read, and what its numbers mean."""
         return LabelSpec(**self.model_dump(include=set(LabelSpec.model_fields)))
 
-    def reading(self, charges: bool = False) -> Reading:
+    def reading(self, charges: bool = False) -> ReadOptions:
         """How structures are read; ``charges``: by a model that takes ions."""
-        return Reading(
-            self.allow_charged, charges=charges, accept_unconverged=self.accept_unconverged, pairs=self.pairs
+        return ReadOptions(
+            self.allow_charged,
+            charges=charges,
+            pairs=self.pairs,
+            accept_unconverged=self.accept_unconverged,
+            tags=self.tags,
+            on_bad=self.on_bad,
         )
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import io
 import json
 import os
 import re
+import reprlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -29,12 +28,26 @@ _MOST_MISTAKES = 50
 """Mistakes that are explained: finding the nearest right key takes a while for each."""
 MOST_CHARACTERS = 1 << 18
 """A configuration with every key explained has some ten thousand."""
-_MOST_NODES = 10_000
-_MOST_DEPTH = 20
-_MOST_INTERPOLATIONS = 16
-"""Of ``${...}`` in the whole file: each may repeat what another makes."""
-_MOST_INTERPOLATED = 1000
-"""Characters of a value with interpolations; OmegaConf's grammar takes milliseconds for each."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without dates, where 1e-6 is a number, as in YAML 1.2."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, form) for tag, form in known if not tag.endswith(":timestamp")]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuse keys that come twice, in place of merging mappings, which may unfold without limit."""
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for name, n in names.most_common(1):
+            if n > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {name} comes twice", node.start_mark)
+
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -45,7 +58,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """
     content = _read_yaml(Path(path))
     for override in overrides:
-        _apply(content, override)
+        content = _override(content, override)
     return _checked(content, str(path))
 
 
@@ -66,64 +79,42 @@ def make_config(
     if isinstance(config, str | os.PathLike):
         name, content = os.fspath(config), _read_yaml(Path(config))
     else:
-        name = "config"
         values = config.model_dump(exclude_unset=True) if isinstance(config, TrainConfig) else config
-        content = _as_yaml(values, name)
-        _expand(content)
+        name, content = "config", _expanded(_plain(values))
     for key, value in overrides.items():
-        try:
-            _set(content, key, _as_yaml({"value": value}, key)["value"])
-        except OmegaConfBaseException as error:
-            raise InputError(f"{key}: cannot be set ({_one_line(error)})") from error
+        content = _set(content, key, _plain(value))
     return _checked(content, name)
 
 
-def _as_yaml(values: Mapping[str, Any], name: str) -> DictConfig:
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): plain(entry) for key, entry in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(entry) for entry in value]
-        return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-    try:
-        return OmegaConf.create(plain(values))
-    except OmegaConfBaseException as error:
-        raise InputError(f"{name}: cannot stand in a configuration ({_one_line(error)})") from error
+def _plain(value: Any) -> Any:
+    """As YAML would give it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _read_yaml(path: Path) -> DictConfig:
+def _read_yaml(path: Path) -> dict[str, Any]:
     if str(path) in PRESETS and not path.exists():
-        return OmegaConf.create(preset_config(str(path)).model_dump(exclude_unset=True))
+        return preset_config(str(path)).model_dump(exclude_unset=True)
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the YAML file")
     if not path.exists() and str(path) != STANDARD_INPUT:
         raise InputError(f"{path}: no such file; 'molflt config tiny > {path}' makes one")
     try:
         text = _read(path)
-        check_plain_yaml(text, str(path))
-        content = OmegaConf.load(io.StringIO(text))
-        if not isinstance(content, DictConfig):
-            raise InputError(f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one")
-        _expand(content)
-    except InputError:
-        raise
-    # ValueError: bytes that are no text, and numbers of too many digits
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+    except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path}: not readable as YAML ({_one_line(error)})") from error
-    return content
-
-
-def _checked(content: DictConfig, name: str) -> TrainConfig:
-    try:
-        values = OmegaConf.to_container(content, resolve=True)
-    except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise InputError(f"{name}: {_one_line(error)}") from error
-    try:
-        return TrainConfig.model_validate(values)
-    except ValidationError as error:
-        lines = dict.fromkeys(_explain(detail) for detail in error.errors()[:_MOST_MISTAKES])
-        raise InputError("\n  ".join([f"{name}: the configuration is not valid", *lines])) from error
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(
+            f"{path}: too long for a configuration (more than {MOST_CHARACTERS:,} characters); "
+            "'molflt config tiny' prints one"
+        )
+    content = _parsed(text, str(path))
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one")
+    return _expanded(content)
 
 
 def _read(path: Path) -> str:
@@ -134,48 +125,60 @@ def _read(path: Path) -> str:
         return stream.read(MOST_CHARACTERS + 1)
 
 
-def _apply(content: DictConfig, override: str) -> None:
+def _checked(content: dict[str, Any], name: str) -> TrainConfig:
+    try:
+        return TrainConfig.model_validate(content)
+    except ValidationError as error:
+        lines = dict.fromkeys(_explain(detail) for detail in error.errors()[:_MOST_MISTAKES])
+        raise InputError("\n  ".join([f"{name}: the configuration is not valid", *lines])) from error
+
+
+def _parsed(text: str, name: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506
+    except RecursionError as error:
+        raise InputError(f"{name}: not readable as YAML (it is nested too deep)") from error
+    # Beside YAMLError: numbers of too many digits, and values that their tags do not fit.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+        raise InputError(f"{name}: not readable as YAML ({_one_line(error)})") from error
+
+
+def _override(content: dict[str, Any], override: str) -> dict[str, Any]:
     key, separator, value = override.partition("=")
     if not separator or not re.fullmatch(r"\w[\w-]*(\.\w[\w-]*)*", key):
         raise InputError(f"override '{override}' is not of the form key.sub=value, as in trainer.max_epochs=5")
-    try:
-        _set(content, key, OmegaConf.from_dotlist([f"value={value}"])["value"])
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"override '{override}' holds characters that are none in this locale; take a UTF-8 one, as by "
-            "LC_ALL=C.UTF-8"
-        ) from error
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise InputError(f"override '{override}' cannot be applied ({_one_line(error)})") from error
+    return _set(content, key, _parsed(value, f"override '{override}'"))
 
 
-def _set(content: DictConfig, key: str, value: Any) -> None:
-    """Sections are completed. A value, the free list of splits, and another mechanism's keys are replaced."""
-    if key == "data" and OmegaConf.is_dict(value) and "val" in value:
-        value = value.copy()
-        _set(content, "data.val", value.pop("val"))
-    merge = OmegaConf.is_dict(value) and key != "data.val" and "mechanism" not in value
-    if key == "model.attention.mechanism":
-        _drop_keys_of_other_mechanisms(content, value)
-    OmegaConf.update(content, key, value, merge=merge, force_add=True)
-    _expand(content)
+def _set(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The content with another value. What another mechanism has as well is kept, so that one key changes it."""
+    content = _changed(content, key.split("."), value, key)
+    if key == "model.attention.mechanism" and isinstance(value, str) and value in MECHANISMS:
+        attention, known = content["model"]["attention"], MECHANISMS[value].config.model_fields
+        for other in set(attention) - set(known):
+            del attention[other]
+    return _expanded(content)
 
 
-def _expand(content: DictConfig) -> None:
+def _changed(old: Any, path: list[str], value: Any, key: str) -> Any:
+    """A copy. Sections are completed, but for the free list of splits, and for attention with its mechanism."""
+    completed = isinstance(old, dict) and isinstance(value, dict) and key != "data.val" and "mechanism" not in value
+    if not path and not completed:
+        return value
+    copy = dict(old) if isinstance(old, dict) else {}
+    for name, entry in value.items() if not path else [(path[0], value)]:
+        copy[name] = _changed(copy.get(name), path[1:], entry, key if path else f"{key}.{name}")
+    return copy
+
+
+def _expanded(content: dict[str, Any]) -> dict[str, Any]:
     """Write short forms out, so that model.attention=flt can be followed by model.attention.n_features=32."""
-    if isinstance(initial := content.get("init"), str):
-        OmegaConf.update(content, "init", OmegaConf.create({"model": initial}), merge=False)
-    name = OmegaConf.select(content, "model.attention")
-    if isinstance(name, str) and name in ATTENTIONS:
-        OmegaConf.update(content, "model.attention", OmegaConf.create(ATTENTIONS[name]), merge=False)
-
-
-def _drop_keys_of_other_mechanisms(content: DictConfig, mechanism: Any) -> None:
-    """Keep what the mechanism now chosen has as well, so that one key changes it."""
-    attention = OmegaConf.select(content, "model.attention")
-    if isinstance(attention, DictConfig) and mechanism in MECHANISMS:
-        for key in set(attention) - set(MECHANISMS[mechanism].config.model_fields):
-            del attention[key]
+    if isinstance(content.get("init"), str):
+        content = {**content, "init": {"model": content["init"]}}
+    model = content.get("model")
+    if isinstance(model, dict) and isinstance(name := model.get("attention"), str) and name in ATTENTIONS:
+        content = {**content, "model": {**model, "attention": ATTENTIONS[name]}}
+    return content
 
 
 def _one_line(error: Exception) -> str:
@@ -214,14 +217,13 @@ def _scalar(value: Any) -> str:
         return text.replace("e", ".0e") if "e" in text and "." not in text else text
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_scalar(item) for item in value) + "]"
-    # A dollar before a brace would be an interpolation.
-    return _quoted(value.replace("${", r"\${")) if isinstance(value, str) else json.dumps(value)
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _quoted(text: str) -> str:
     """Text as it stands where YAML reads it back as that text, else quoted as JSON, which YAML reads as well."""
-    plain = re.fullmatch(r"\w[\w./:+-]*", text) and OmegaConf.to_container(OmegaConf.create(f"value: {text}"))
-    return text if plain == {"value": text} else json.dumps(text, ensure_ascii=False)
+    plain = re.fullmatch(r"\w[\w./:+-]*", text) and yaml.load(text, _Loader) == text  # noqa: S506
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def _explain(detail: ErrorDetails) -> str:
@@ -237,7 +239,7 @@ def _explain(detail: ErrorDetails) -> str:
         case "missing":
             return f"{key}: is missing"
         case "model_type" | "dict_type":
-            return f"{key}: must be a mapping of keys to values, not {detail['input']!r}"
+            return f"{key}: must be a mapping of keys to values, not {reprlib.repr(detail['input']):.80}"
     message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     given = detail["input"]
     if detail["type"] == "value_error" or not isinstance(given, str | int | float):
@@ -269,48 +271,3 @@ def _known_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
             if isinstance(section, type) and issubclass(section, BaseModel):
                 keys += _known_keys(section, f"{prefix}{name}.")
     return list(dict.fromkeys(keys))
-
-
-def check_plain_yaml(text: str, where: str) -> None:
-    """Refuse YAML that is too large, once unfolded too, too deep, or that names types; ``where`` is for messages.
-
-    Raises:
-        InputError: a limit is exceeded, or there is a tag such as ``!!python/object``.
-        yaml.YAMLError: not YAML.
-    """
-    if len(text) > MOST_CHARACTERS:
-        raise InputError(
-            f"{where}: too long for a configuration (more than {MOST_CHARACTERS:,} characters); "
-            "'molflt config tiny' prints one"
-        )
-    open_sizes, open_anchors = [0], [""]
-    sizes: dict[str, int] = {}
-    interpolations = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        tag = getattr(event, "tag", None)
-        if tag not in (None, "!"):
-            raise InputError(f"{where}: refused, it names a type ({tag!r:.60}); remove the tag")
-        if isinstance(event, yaml.CollectionStartEvent):
-            open_sizes.append(1)
-            open_anchors.append(event.anchor or "")
-            if len(open_sizes) > _MOST_DEPTH:
-                raise InputError(f"{where}: refused, it is nested more than {_MOST_DEPTH} deep")
-            continue
-        if isinstance(event, yaml.CollectionEndEvent):
-            size, anchor = open_sizes.pop(), open_anchors.pop()
-        elif isinstance(event, yaml.AliasEvent):
-            # one that is not known yet stands inside itself, or nowhere
-            size, anchor = sizes.get(event.anchor or "", _MOST_NODES), ""
-        elif isinstance(event, yaml.ScalarEvent):
-            size, anchor = 1, event.anchor or ""
-            found = event.value.count("${")
-            interpolations += found
-            if interpolations > _MOST_INTERPOLATIONS or (found and len(event.value) > _MOST_INTERPOLATED):
-                raise InputError(f"{where}: refused, it has too many or too long interpolations (${{...}})")
-        else:
-            continue
-        if anchor:
-            sizes[anchor] = size
-        open_sizes[-1] += size
-        if open_sizes[-1] > _MOST_NODES:
-            raise InputError(f"{where}: refused, it unfolds to more than {_MOST_NODES:,} values, or holds itself")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import lightning
@@ -10,14 +11,15 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from molflt.attention.layout import Plan
-from molflt.bundled import resolve_path
-from molflt.data.batching import AtomBudgetSampler, collate
-from molflt.data.domain import GEOMETRIC, outside
-from molflt.data.likeness import alike
-from molflt.data.occurrence import Reason
-from molflt.data.screening import ALONE, Crew, Screening, label_of
-from molflt.data.sources import fingerprint, open_dataset
+from molflt.data.batch import AtomBudgetSampler, collate
+from molflt.data.dataset import fingerprint
+from molflt.data.open import open_dataset
+from molflt.data.quality.domain import GEOMETRIC, outside
+from molflt.data.quality.leaks import alike
+from molflt.data.quality.occurrence import Reason
+from molflt.data.quality.screen import ALONE, Crew, Screening, label_of
 from molflt.errors import InputError, listed
+from molflt.files import resolve_path
 from molflt.model.standardiser import mean_absolute_deviation
 from molflt.training.config import TrainConfig
 from molflt.training.prepared import NoisyDataset, PreparedDataset
@@ -108,8 +110,8 @@ class EnergyDataModule(lightning.LightningDataModule):
             kind = "element" if data.target == "energy" or data.references is not None else "structure"
 
         def screening(path: str) -> Screening:
-            how = data.reading(config.model.takes_ions)
-            structures = crew.agree(lambda: open_dataset(resolve_path(path), data.tags, spec, data.on_bad, how))
+            options = replace(data.reading(config.model.takes_ions), labels=spec)
+            structures = crew.agree(lambda: open_dataset(resolve_path(path), options))
             return Screening(structures, spec, path, self.forces, data.on_bad, compared=True, crew=crew)
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from molflt.errors import InputError
 from molflt.files import alone
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import MEMBER
 from molflt.training.config import TrainConfig
 from molflt.training.initial import each_initial, load_initial, with_architecture
@@ -69,8 +69,7 @@ def _train_members(
     name, path = next(iter(config.data.val.items()))
     device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
     data = config.data
-    how, max_atoms = data.reading(), data.max_atoms
-    found = evaluate(run_dir, path, device=device, max_atoms=max_atoms, on_bad=data.on_bad, tags=data.tags, how=how)
+    found = evaluate(run_dir, path, device=device, max_atoms=data.max_atoms, options=data.reading())
     metrics = found.metrics
     singly = np.array([result.best for result in results])
     say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")

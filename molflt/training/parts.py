@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from molflt.data.batching import collate
-from molflt.errors import InputError
-from molflt.memory import does_not_fit, fitting
+from molflt.data.batch import collate
+from molflt.errors import InputError, does_not_fit, fitting
 
 
 @dataclass

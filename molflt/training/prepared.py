@@ -11,8 +11,9 @@ from scipy.spatial.transform import Rotation
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-from molflt.data.datasets import StructureDataset
-from molflt.data.neighbours import attach_neighbours, whole
+from molflt.data.dataset import StructureDataset
+from molflt.data.images import unwrap
+from molflt.data.neighbours import attach_neighbours
 from molflt.model.config import ModelConfig
 from molflt.vocabulary import LABELS, TAG_ADSORBATE
 
@@ -100,7 +101,7 @@ class NoisyDataset(PreparedDataset):
         adsorbate = torch.nonzero((data.tags == TAG_ADSORBATE) & ~data.fixed).squeeze(1)
         if 0 < len(adsorbate) < len(moved):
             strength = random.uniform()
-            arms = whole(moved[adsorbate].numpy(), data.cell[0].numpy(), data.pbc[0].numpy())
+            arms = unwrap(moved[adsorbate].numpy(), data.cell[0].numpy(), data.pbc[0].numpy())
             arms = arms - arms.mean(axis=0)
             turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True)
             shift = random.normal(scale=strength * _SHIFT, size=3)

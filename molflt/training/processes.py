@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.pytorch.strategies import Strategy
 
-    from molflt.data.screening import Crew
+    from molflt.data.quality.screen import Crew
     from molflt.training.config import TrainerConfig
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
@@ -94,7 +94,7 @@ def connect(strategy: Strategy) -> Crew:
 
     Lightning would do so only when training begins, after each of them had read all data.
     """
-    from molflt.data.screening import ALONE, Crew
+    from molflt.data.quality.screen import ALONE, Crew
 
     if strategy.launcher is None:
         return ALONE

@@ -22,8 +22,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.attention.config import FarFieldKeys
-from molflt.data.occurrence import ON_SURFACE
-from molflt.data.screening import write_skipped
+from molflt.data.quality.occurrence import ON_SURFACE
+from molflt.data.quality.screen import write_skipped
 from molflt.errors import InputError
 from molflt.files import alone
 from molflt.model.energy_model import EnergyModel

@@ -15,7 +15,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from molflt.data.screening import SKIPPED
+from molflt.data.quality.screen import SKIPPED
 from molflt.errors import InputError
 from molflt.files import atomic_file, is_leftover, remove_leftovers
 from molflt.model.model_file import ModelMetadata, read_metadata

@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-from molflt.data.compositions import apart, in_cell
+from molflt.data.images import in_cell, separate_fragments
 from molflt.data.neighbours import attach_neighbours
 from molflt.training.prepared import PreparedDataset
 
@@ -65,6 +65,6 @@ class SeparatedDataset(Dataset[Data]):
         else:
             # Evenly on a logarithmic scale.
             gaps = np.exp(random.uniform(np.log(NEAREST), np.log(FURTHEST), size=len(members) - 1))
-            data = apart(members, gaps.tolist(), random)
+            data = separate_fragments(members, gaps.tolist(), random)
         model = self.prepared.model
         return attach_neighbours(data, model.neighbour_cutoff, model.all_pairs_if_isolated)

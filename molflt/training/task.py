@@ -19,8 +19,7 @@ from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric
 from molflt.attention.config import KernelKeys
 from molflt.attention.far.ways import FarPlan
 from molflt.attention.layout import Plan
-from molflt.errors import InputError
-from molflt.memory import fitting
+from molflt.errors import InputError, fitting
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel, ModelOutput
 from molflt.prediction.metrics import EWT_THRESHOLD

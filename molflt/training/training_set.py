@@ -10,8 +10,8 @@ import torch
 from ase.data import atomic_numbers, chemical_symbols
 from torch_geometric.data import Data
 
-from molflt.data.domain import Domain, DomainFit, Look
-from molflt.data.screening import Screening
+from molflt.data.quality.domain import Domain, DomainFit, Look
+from molflt.data.quality.screen import Screening
 from molflt.errors import InputError
 from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics
 from molflt.vocabulary import MAX_ATOMIC_NUMBER

@@ -38,8 +38,8 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from molflt.bundled import resolve_path
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.files import resolve_path
 from molflt.model.model_file import load_model
 from molflt.training.run import train
 from molflt.training.run_directory import read_records

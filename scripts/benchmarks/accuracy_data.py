@@ -13,10 +13,11 @@ import numpy as np
 from torch_geometric.data import Data
 
 from molflt.data.labels import LabelSpec, Target
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
 from molflt.data.progress import track
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.reading import ReadOptions
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from scripts.benchmarks import fg_splits
 
@@ -138,7 +139,7 @@ def write_missing(
 @cache
 def read(path: Path, most: int | None) -> list[Data]:
     """The structures of a file, once for all folds."""
-    found = open_dataset(path, labels=LabelSpec(target="energy"))
+    found = open_dataset(path, ReadOptions(labels=LabelSpec(target="energy")))
     count = len(found) if most is None else min(most, len(found))
     return [found[i] for i in track(range(count), f"reading {path.name}", total=count)]
 

@@ -121,11 +121,11 @@ def train_peer(
 
 def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[str, str], float]:
     """Files of the training set and those held out, made if they are not there, and eV of one unit of a target."""
-    from molflt.bundled import resolve_path
     from molflt.data.labels import LabelSpec
     from molflt.data.neighbours import attach_neighbours
-    from molflt.data.sources import open_dataset
-    from molflt.files import atomic_file
+    from molflt.data.open import open_dataset
+    from molflt.data.reading import ReadOptions
+    from molflt.files import atomic_file, resolve_path
     from molflt.model.standardiser import fit_statistics
     from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -134,7 +134,10 @@ def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[st
         name: folder / f"{Path(source.replace(':', '-')).stem}-{name}-{cutoff:g}.pt"
         for name, source in sources.items()
     }
-    read = {name: open_dataset(resolve_path(s), labels=LabelSpec(target=split.target)) for name, s in sources.items()}
+    read = {
+        name: open_dataset(resolve_path(s), ReadOptions(labels=LabelSpec(target=split.target)))
+        for name, s in sources.items()
+    }
     energies = torch.tensor([float(data[split.target]) for data in read["train"]], dtype=torch.float64)
     counts = [torch.bincount(data.atomic_numbers, minlength=MAX_ATOMIC_NUMBER + 1) for data in read["train"]]
     statistics = fit_statistics("element", energies, torch.stack(counts), 0.0)

@@ -14,7 +14,7 @@ from ase import Atoms
 from ase.build import molecule
 
 import molflt
-from molflt.data.compositions import at_distance
+from molflt.data.images import at_distance
 from molflt.prediction.model import Model
 from scripts import results
 

@@ -27,12 +27,12 @@ from ase import Atoms
 from rdkit import Chem
 from rdkit.Chem import rdDetermineBonds
 
-from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers
-from molflt.adsorption.molecules import molecule
-from molflt.adsorption.surfaces import surface
-from molflt.data.ase_io import from_atoms
+from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers, molecule
+from molflt.adsorption.placing import surface
+from molflt.data.ase import from_atoms
+from molflt.data.dataset import fingerprint
 from molflt.data.progress import track
-from molflt.data.sources import fingerprint
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.prediction.members import member_paths
 from molflt.prediction.model import Model, load
@@ -111,7 +111,7 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
     """The row of one structure; what cannot be guessed is left out, with the reason."""
     one, info = surface(atoms.info["metal"]), atoms.info
     row: dict[str, Any] = {name: info[name] for name in ("sid", "name", "metal", "molecule", "group", "y_relaxed")}
-    initial = from_atoms(atoms, info["name"], tags="oc20")
+    initial = from_atoms(atoms, info["name"], ReadOptions(tags="oc20"))
     row["from_initial"] = float(model.predict([initial])[0])
     try:
         row["smiles"] = perceived(adsorbate(atoms))

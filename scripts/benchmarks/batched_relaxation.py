@@ -21,8 +21,8 @@ from ase.optimize import FIRE
 from torch_sim.optimizers import fire
 
 from molflt import MolFLTCalculator
-from molflt.data.ase_io import to_atoms
-from molflt.data.sources import resolve_inputs
+from molflt.data.ase import to_atoms
+from molflt.data.open import resolve_inputs
 from molflt.prediction.members import load_members
 from molflt.simulate.torch_sim import MolFLTModel
 from scripts import results

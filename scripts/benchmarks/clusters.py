@@ -30,11 +30,12 @@ from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
 
 from molflt.data.labels import LabelSpec
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
 from molflt.files import atomic_file
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 from scripts import results
@@ -118,7 +119,7 @@ def waves(model: EnergyModel) -> tuple[list[float], list[float]]:
 
 def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
     """Mean square errors of the energies and of the components of the forces of a file, eV² and (eV/Å)²."""
-    data = open_dataset(path, labels=LabelSpec(target="energy"))
+    data = open_dataset(path, ReadOptions(labels=LabelSpec(target="energy")))
     prediction = predict(loaded, data, forces=True)
     labels = [data[k] for k in range(len(data))]
     energy = np.mean([(e - float(d.energy)) ** 2 for e, d in zip(prediction.energies, labels, strict=True)])

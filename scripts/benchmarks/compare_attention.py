@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from molflt.attention.registry import ATTENTIONS, attention_config
-from molflt.bundled import resolve_path
-from molflt.data.sources import open_dataset
-from molflt.invariance.energies import energies
-from molflt.invariance.structures import rotation
+from molflt.data.open import open_dataset
+from molflt.files import resolve_path
+from molflt.invariance.structures import energies, rotation
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
 from molflt.training.presets import preset_config

@@ -2,10 +2,10 @@
 
     MOLFLT_DATA=DATA python -m scripts.benchmarks.domain
 
-No model is trained: the rule (molflt/data/domain.py) looks at structures alone. It is learnt from a part of a set,
-and asked about others: structures held out, whose share outside is that of false alarms, and structures that a model
-of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that is outside
-by its geometry: distances, neighbours and gaps.
+No model is trained: the rule (molflt/data/quality/domain.py) looks at structures alone. It is learnt from a part of
+a set, and asked about others: structures held out, whose share outside is that of false alarms, and structures that
+a model of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that
+is outside by its geometry: distances, neighbours and gaps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from ase.data import atomic_numbers
 from torch_geometric.data import Data
 
-from molflt.data.domain import GEOMETRIC, Domain, DomainFit
-from molflt.data.domain import outside as outside_of
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
+from molflt.data.quality.domain import GEOMETRIC, Domain, DomainFit
+from molflt.data.quality.domain import outside as outside_of
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 from scripts.benchmarks.accuracy_data import shared
@@ -32,7 +32,7 @@ Rows = list[results.Row]
 
 
 def learnt(structures: Sequence[Data], forces: bool = False, by_element: bool = True) -> Domain:
-    """The domain of a training set; for ``by_element`` see :class:`molflt.data.domain.DomainFit`."""
+    """The domain of a training set; for ``by_element`` see :class:`molflt.data.quality.domain.DomainFit`."""
     fit = DomainFit(len(structures), forces, by_element)
     for index, structure in enumerate(structures):
         fit.add(fit.look(index, structure))

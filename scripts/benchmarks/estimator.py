@@ -52,7 +52,7 @@ def basis() -> tuple[GaussianBasis, Tensor]:
 def exact(delta: Tensor) -> Tensor:
     """F of displacements (..., 3)."""
     gaussians, weights = basis()
-    return gaussians.values(delta.square().sum(-1)) @ weights
+    return gaussians.on_pairs(delta.square().sum(-1)).movedim(0, -1) @ weights
 
 
 def sampled_method(r: int, options: dict[str, Any], seed: int) -> UndampedMethod:

@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.record import to_record
 from molflt.model.model_file import read_metadata
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from molflt.training.config import FINE_TUNING_RATE, TrainConfig
 from molflt.training.run import train
 from molflt.training.run_directory import LAST

@@ -84,7 +84,7 @@ def main() -> None:
     """Measure every model in a process of its own and print the table."""
     # Only here: the process that measures PaiNN has no molflt.
     from molflt.data.neighbours import attach_neighbours
-    from molflt.data.sources import open_dataset
+    from molflt.data.open import open_dataset
     from scripts import results
 
     parser = results.parser(__doc__)

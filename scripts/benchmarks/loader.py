@@ -30,13 +30,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from molflt.data.batching import AtomBudgetSampler, StructureCollater, collate
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.batch import AtomBudgetSampler, StructureCollater, collate
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.unpickle import load_record
+from molflt.data.oc20.writer import write_lmdb
 from molflt.data.progress import track
-from molflt.data.records import RECORD_KEYS, to_data, to_record
-from molflt.data.safe_pickle import load_record
+from molflt.data.record import RECORD_KEYS, to_data, to_record
 from molflt.model.energy_model import EnergyModel
 from molflt.training.presets import preset_config
 from scripts import results
@@ -228,7 +228,7 @@ def measure(options: Any) -> dict[str, list[float]]:
     path = options.out / f"bench_loader_{options.records}.lmdb"
     writing = write_file(path, options.records)
     # The sizes are read anew, not taken from the file that keeps them.
-    path.with_name(path.name + ".natoms.npz").unlink(missing_ok=True)
+    path.with_name(path.name + ".natoms").unlink(missing_ok=True)
     dataset = LmdbDataset(path)
     found: dict[str, list[float]] = {"records": [len(dataset)], "file_bytes": [path.stat().st_size], **writing}
     found |= sizes(dataset)

@@ -24,8 +24,8 @@ from ase.md.verlet import VelocityVerlet
 from ase.neighborlist import natural_cutoffs, neighbor_list
 from matplotlib.figure import Figure
 
-from molflt.data.ase_files import read_ase
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase import to_atoms
+from molflt.data.formats import read_ase
 from molflt.data.progress import track
 from molflt.errors import InputError
 from molflt.simulate.ase import MolFLTCalculator

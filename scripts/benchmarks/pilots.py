@@ -41,13 +41,13 @@ from scipy.special import erf
 
 from molflt.attention.far.coulomb import COULOMB
 from molflt.data.labels import LabelSpec
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
 from molflt.data.progress import track
-from molflt.data.screening import Screening, labels
-from molflt.data.sources import open_dataset
+from molflt.data.quality.screen import Screening, labels
 from molflt.model.model_file import load_model
 from molflt.prediction.metrics import energy_metrics
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 from scripts import results

@@ -30,7 +30,7 @@ from typing import Any
 import ase.io
 import torch
 
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase import to_atoms
 from scripts import results
 from scripts.benchmarks import layers, models, structures
 from scripts.benchmarks.layer_worker import DENSE, Spec

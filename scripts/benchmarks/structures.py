@@ -7,11 +7,11 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 from torch_geometric.data import Batch, Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import StructureCollater, collate
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater, collate
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.reading import Reading
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.reading import ReadOptions
 from molflt.model.energy_model import EnergyModel
 from scripts.benchmarks.measuring import ROOT
 
@@ -31,7 +31,7 @@ def _with_elements(positions: np.ndarray, rng: np.random.Generator, cell: float 
     numbers = rng.choice([1, 6, 7, 8], size=len(positions), p=[0.5, 0.3, 0.05, 0.15])
     box = None if cell is None else [cell] * 3
     atoms = Atoms(numbers, positions, cell=box, pbc=cell is not None)
-    return from_atoms(atoms, f"{len(positions)} atoms", tags="oc20", how=Reading(allow_charged=True))
+    return from_atoms(atoms, f"{len(positions)} atoms", ReadOptions(allow_charged=True, tags="oc20"))
 
 
 def cube(n: int, seed: int = 0) -> Data:
@@ -78,7 +78,7 @@ def slab(wanted: float, rng: np.random.Generator) -> Data:
     tags = np.full(len(atoms), 2)
     tags[: len(layer_of)] = layer_of == 1
     atoms.set_tags(tags)
-    return from_atoms(atoms, f"{atoms.symbols}", tags="oc20", how=Reading(allow_charged=True))
+    return from_atoms(atoms, f"{atoms.symbols}", ReadOptions(allow_charged=True, tags="oc20"))
 
 
 def large_slabs(n_structures: int) -> list[Data]:

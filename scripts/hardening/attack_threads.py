@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 
 from rdkit import Chem
 
-from molflt.data.rdkit_io import from_smiles
+from molflt.data.rdkit import from_smiles
 from molflt.errors import InputError
 from scripts.results import ROOT
 

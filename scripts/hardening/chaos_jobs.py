@@ -17,8 +17,8 @@ import torch
 from ase.build import molecule
 from safetensors import safe_open
 
-from molflt.data.lmdb_dataset import close_readonly, open_readonly
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.lmdb import close_readonly, open_readonly
+from molflt.data.oc20.writer import write_lmdb
 from scripts.hardening.chaos_strike import run_to_the_end
 
 MOLECULES = ("H2O", "NH3", "CH4", "CO2", "CO", "CH3OH", "HCN", "C2H4")

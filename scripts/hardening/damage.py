@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.reading import Reading
-from molflt.data.sources import open_dataset
+from molflt.data.ase import to_atoms
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 from scripts.hardening.damage_files import WRITERS, File, summary
 from scripts.hardening.damage_ways import DAMAGES
 
-_HOW = Reading(allow_charged=True, conformers=1)
+_HOW = ReadOptions(allow_charged=True, conformers=1)
 _PLACE = re.compile(r"\bline \d+|\blines \d+|#\d+")
 """What an error must name: a line, or the record where the format has no lines."""
 _TOLERANCE = 1e-5
@@ -121,7 +121,7 @@ def _read(path: Path, raw: bytes) -> tuple[list[Data] | None, Exception | None, 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            dataset = open_dataset(path, how=_HOW)
+            dataset = open_dataset(path, options=_HOW)
             structures = [dataset[k] for k in range(len(dataset))]
         except Exception as error:
             return None, error, ""

@@ -8,7 +8,6 @@ import json
 import pickle
 import shutil
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,25 +22,23 @@ from ase.build import molecule
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.data.ase_files import read_ase
-from molflt.data.datasets import ListDataset
+from molflt.data.dataset import ListDataset
 from molflt.data.fetch.catalogue import OC20_IS2RE
-from molflt.data.fetch.unpack import unpack
-from molflt.data.lmdb_dataset import LmdbDataset, close_readonly
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.fetch.obtain import unpack
+from molflt.data.formats import read_ase
 from molflt.data.molfiles import read_sdf
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.rdkit_io import from_smiles
-from molflt.data.records import to_data, to_record
-from molflt.data.safe_pickle import load_record
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.lmdb import LmdbDataset, close_readonly
+from molflt.data.oc20.unpickle import load_record
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.rdkit import from_smiles
+from molflt.data.record import to_data, to_record
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
-from molflt.prediction.outputs import write_predictions
-from molflt.prediction.prediction import Prediction
-from molflt.prediction.shard_file import ShardHeader
-from molflt.prediction.shards import merge
+from molflt.prediction.output import Prediction, write_predictions
+from molflt.prediction.shards import ShardHeader, merge
 from molflt.training.config_file import load_config, to_yaml
 from molflt.training.presets import preset_config
 from scripts.hardening import fuzz_inputs as inputs
@@ -203,25 +200,23 @@ def _config(folder: Path) -> Target:
 
 def _shards(folder: Path) -> Target:
     header = ShardHeader(
-        shard=1, first=0, end=3, n_shards=1, model="m", inputs="i", n_structures=3, max_atoms=9, frequencies=None,
-        target="energy",
-    ).model_dump()  # fmt: skip
+        shard=1, n_structures=3, n_shards=1, model="m", inputs="i", max_atoms=9, frequencies=None, target="energy"
+    ).model_dump()
     part = {
-        "names": ["a", "b", "c"], "ids": ["1", "2", "3"], "energies": [1.0, None, 3.0], "std": [0.1, None, 0.2],
-        "failures": {"1": "no"}, "elements": [1, 29], "contractions": {"lattice": 3},
+        "names": ["a", "b", "c"], "ids": ["1", "2", "3"], "energies": [1.0, 2.0, 3.0], "std": [0.1, 0.2, 0.2],
+        "failures": {"1": "no"}, "elements": [1, 29], "contractions": {"lattice": 3}, "info": [{}, {}, {}],
+        "conformers": {}, "warnings": {},
     }  # fmt: skip
 
     def line(value: Any) -> bytes:
-        text = json.dumps(value).encode()
-        return b"%08x %s\n" % (zlib.crc32(text), text)
+        return json.dumps(value).encode() + b"\n"
 
     def make(random: Random) -> bytes:
         if random.random() < 0.2:
             whole = line(header) + line(part)
             return mutated(random, whole, [whole], inputs.HEADER)
         if random.random() < 0.1:
-            deep = b"[" * random.choice((100, 10_000)) + b"]"
-            return b"%08x %s\n" % (zlib.crc32(deep), deep)
+            return b"[" * random.choice((100, 10_000)) + b"]\n"
         if random.random() < 0.5:
             return line(mutated_json(random, header)) + line(part)
         return line(header) + line(mutated_json(random, part))

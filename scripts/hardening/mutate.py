@@ -57,14 +57,13 @@ IMPORTED = (
     "hypothesis",
     "lightning.pytorch",
     "matplotlib.figure",
-    "omegaconf",
-    "plotly.graph_objects",
     "pydantic",
     "rdkit.Chem.AllChem",
     "safetensors.torch",
     "scipy.spatial",
     "torch_geometric.data",
     "typer.testing",
+    "yaml",
 )
 """Libraries that mutants find imported. None of them imports molflt."""
 ADDRESS_SPACE = 12 << 30

@@ -28,8 +28,8 @@ import numpy as np
 from ase.build import molecule
 
 import molflt
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.prediction.evaluation import evaluate
+from molflt.data.oc20.writer import write_lmdb
+from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members
 from molflt.training.config import TrainConfig
 from molflt.training.run import train

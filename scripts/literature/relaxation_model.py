@@ -48,7 +48,7 @@ class Scalars(nn.Module):
 
     def masks(self, r: Tensor) -> Tensor:
         """b_t of pairs, (n_pairs, T), tapered to their reach."""
-        return self.mask().values(r**2) * envelope(r)[:, None]
+        return self.mask().on_pairs(r**2).movedim(0, -1) * envelope(r)[:, None]
 
     def forward(self, structures: Structures, history: History, masks: Tensor) -> Tensor:
         """(B·n, N_SCALARS), without unit."""

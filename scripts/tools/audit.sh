@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Known vulnerabilities of the locked packages, by pip-audit in an environment of its own. Where its database cannot be
-# reached this says so and ends with 0; a vulnerability ends with 1. First, without a network: does the lock file fit?
+# reached this says so and ends with 0; a vulnerability ends with 1.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . scripts/environment.sh dev literature torch-sim
-python -m scripts.tools.lock --check
 
 environment=.venv-audit
 if [ ! -x "$environment/bin/pip-audit" ]; then

@@ -2,8 +2,8 @@
 
     MOLFLT_DATA=FOLDER python -m scripts.tools.domains
 
-After a change of the rule (molflt/data/domain.py) this brings molflt/pretrained/*.safetensors up to date. Weights and
-all other metadata stay as they are, which is checked.
+After a change of the rule (molflt/data/quality/domain.py) this brings molflt/pretrained/*.safetensors up to date.
+Weights and all other metadata stay as they are, which is checked.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ase.io import read as read_frames
 from safetensors.torch import load_file
 from torch_geometric.data import Data
 
-from molflt.bundled import resolve_path
-from molflt.data.ase_io import from_atoms
-from molflt.data.sources import open_dataset
+from molflt.data.ase import from_atoms
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
+from molflt.files import resolve_path
 from molflt.model.model_file import load_models, save_models
 from molflt.prediction.members import pretrained_models
 from scripts.benchmarks.accuracy_data import DATA_SETS, divide, read, shared

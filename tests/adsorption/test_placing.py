@@ -8,13 +8,12 @@ from ase.geometry import get_distances
 from ase.neighborlist import neighbor_list
 
 from molflt.adsorption import placing
-from molflt.adsorption.molecules import molecule
-from molflt.adsorption.placing import CONTACT, ELEVATION, HIGHEST, IMAGES_APART, LEVELS, ROLL, guesses
-from molflt.adsorption.surfaces import surface
-from molflt.bundled import resolve_path
-from molflt.data.ase_io import to_atoms
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.adsorption.adsorb import molecule
+from molflt.adsorption.placing import CONTACT, ELEVATION, HIGHEST, IMAGES_APART, LEVELS, ROLL, guesses, surface
+from molflt.data.ase import to_atoms
+from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.errors import InputError
+from molflt.files import resolve_path
 
 LONG = "OC[C@H](N)CC(=O)OC"
 """Two functional groups, chiral, many conformers."""

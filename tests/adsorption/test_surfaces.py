@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from ase.geometry import get_distances
 
-from molflt.adsorption.surfaces import METALS, Surface, surface
-from molflt.bundled import resolve_path
-from molflt.data.ase_io import to_atoms
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.adsorption.placing import METALS, Surface, surface
+from molflt.data.ase import to_atoms
+from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.errors import InputError
+from molflt.files import resolve_path
 
 
 def around(one: Surface, place: np.ndarray, layer: int) -> np.ndarray:

@@ -54,7 +54,13 @@ class Layer:
         return self.shared(geometry, local_neighbourhood(geometry, self.radial, CUTOFF))
 
     def apply(self, x: torch.Tensor, geometry) -> torch.Tensor:
-        return self.layer(x, geometry, self.layer.prepare(geometry, self.context(geometry)))
+        """Of (n, dim + 9 C), with vectors if there are: what is added to scalars, and to components."""
+        prepared = self.layer.prepare(geometry, self.context(geometry))
+        if not self.layer.vector_channels:
+            return self.layer(x, geometry, prepared)
+        vectors = x[:, DIM:].view(len(x), COMPONENTS, -1)
+        change, turned = self.layer(x[:, :DIM], geometry, prepared, vectors)
+        return torch.cat([change, (turned - vectors).flatten(1)], dim=1)
 
     def __call__(self, atoms: list[Atoms], way: str = "auto") -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Output and gradients with respect to positions and the parameters of layer and shared part."""

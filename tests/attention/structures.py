@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from molflt.attention.geometry import Geometry, geometry_of_batch
 from molflt.attention.layout import Plan
-from molflt.data.batching import StructureCollater
+from molflt.data.batch import StructureCollater
 
 
 def slab() -> Atoms:

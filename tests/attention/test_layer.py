@@ -51,7 +51,7 @@ def test_the_layer_is_its_formula(name, far_rank):
             weight = near[:, None].expand_as(v[j])
             if far_rank is not None:
                 delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + shifts
-                f = shared.rpe().values((delta**2).sum(-1)).sum(0) @ layer.rpe_weights
+                f = shared.rpe().on_pairs((delta**2).sum(-1)).sum(1) @ layer.rpe_weights
                 content = torch.ones(HEADS, dtype=torch.float64)
                 if far_rank == 1:
                     gates = layer.query_gate.linear(x[i]), layer.key_gate.linear(x[j])

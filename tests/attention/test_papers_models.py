@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from molflt.attention.registry import attention_config
-from molflt.data.datasets import StructureDataset
+from molflt.data.dataset import StructureDataset
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model, save_model, set_frequencies

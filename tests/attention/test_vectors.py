@@ -82,7 +82,7 @@ def attention_weights(atoms, layer, shared, radial, x):
             near[i, j] = local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z)
             if shared.rpe is not None:
                 delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + shifts
-                far[i, j] = shared.rpe().values((delta**2).sum(-1)).sum(0) @ layer.rpe_weights
+                far[i, j] = shared.rpe().on_pairs((delta**2).sum(-1)).sum(1) @ layer.rpe_weights
     return near / near.sum(dim=1, keepdim=True), far / near.sum(dim=1, keepdim=True)
 
 

@@ -16,10 +16,10 @@ import lmdb
 import numpy as np
 import pytest
 
-from molflt.data.datasets import StructureDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.dataset import StructureDataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.record import to_record
 from molflt.training.config_file import to_yaml
 from tests.conftest import REPOSITORY, ascii_python
 

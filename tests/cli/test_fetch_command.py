@@ -57,7 +57,7 @@ def test_one_split_only(server: Server, molflt: Run, tmp_path: Path) -> None:
     assert again.out.startswith("oc20-is2re is complete in ")
     other = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "test_id")
     assert other.status == 2
-    assert "exists, but has no data for all/test_id" in other.err
+    assert "is there, but has no data for all/test_id" in other.err
     wrong = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "20k")
     assert "no split '20k'; choose among 10k/train, all/train, all/val_id" in wrong.err
 

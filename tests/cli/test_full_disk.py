@@ -19,8 +19,8 @@ import pytest
 
 from molflt.cli.terminal import system_error
 from molflt.data.fetch import catalogue
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.prediction.shard_file import read_shard
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.prediction.shards import read_shard
 from molflt.training.config import TrainConfig
 from tests.data.fetch_server import archive_of, good_tar
 from tests.training.runs import QUICK, assert_same_run, written
@@ -128,7 +128,7 @@ def test_predict_a_shard(molflt: Run, room: Room, model_path: Path, tiny_data: P
 def test_report(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     report.write_text("old", encoding="utf-8")
-    with room(1_000_000):
+    with room(500_000):
         result = molflt("evaluate", model_path, tiny_data / "other.lmdb", "--report", report, "--overwrite")
         assert_refused(result, str(report))
     assert report.read_text(encoding="utf-8") == "old"
@@ -142,7 +142,7 @@ def test_fetch(molflt: Run, room: Room, tmp_path: Path, monkeypatch: pytest.Monk
     command = ("fetch", "oc20-is2re", "--to", tmp_path / "to", "--archive", tmp_path / "a.tar.gz")
     with room(5000):
         result = molflt(*command)
-        assert_refused(result, "data.lmdb")
+        assert_refused(result, "is2res")
     assert "repeat the command" in result.err
     assert (tmp_path / "a.tar.gz").read_bytes() == content
     assert not list((tmp_path / "to").glob("*"))

@@ -18,9 +18,9 @@ from ase.build import molecule
 
 from molflt.cli import terminal
 from molflt.cli.terminal import Verbosity
-from molflt.data.datasets import StructureDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
+from molflt.data.dataset import StructureDataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.record import to_record
 
 Run = Callable[..., Any]
 MOLFLT = [sys.executable, "-m", "molflt.cli.main"]

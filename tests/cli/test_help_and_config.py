@@ -17,6 +17,8 @@ from molflt.training.config_file import MOST_CHARACTERS, load_config
 from molflt.training.presets import PRESETS, preset_config
 
 Run = Callable[..., Any]
+MOST_FILES = 76
+"""Of molflt, that are imported to compute one energy."""
 COMMANDS = (
     "train", "evaluate", "predict", "merge", "adsorb", "explain", "plot", "check-invariance", "info", "convert",
     "average", "export", "config", "fetch",
@@ -40,7 +42,7 @@ def test_help_lists_every_command(molflt: Run) -> None:
 
 
 def test_help_comes_before_the_heavy_imports() -> None:
-    heavy = "torch lightning ase rdkit torch_geometric omegaconf plotly matplotlib scipy jinja2"
+    heavy = "torch lightning ase rdkit torch_geometric yaml matplotlib scipy jinja2"
     script = (
         "import sys\nfrom molflt.cli.main import app\n"
         f"for arguments in [[], ['--version'], *([command] for command in {COMMANDS!r})]:\n"
@@ -49,6 +51,18 @@ def test_help_comes_before_the_heavy_imports() -> None:
         f"heavy = set({heavy!r}.split()) & set(sys.modules)\nassert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def test_one_energy_takes_few_files() -> None:
+    script = (
+        "import sys\nfrom molflt.cli.main import main\nsys.argv = ['molflt', 'predict', 'pretrained:fg', 'CCO']\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "print(*(name for name in sys.modules if name.partition('.')[0] == 'molflt'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True, text=True)
+    files = done.stdout.splitlines()[-1].split()
+    assert "molflt.prediction.model" in files
+    assert len(files) <= MOST_FILES, sorted(files)
 
 
 def test_unknown_command_and_missing_arguments(molflt: Run) -> None:

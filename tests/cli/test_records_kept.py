@@ -15,11 +15,12 @@ from ase.build import add_adsorbate, bulk, fcc111
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian, Hookean
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.sources import open_dataset
-from molflt.prediction.evaluation import evaluate
-from molflt.report.model_report import evaluation_report
+from molflt.data.ase import to_atoms
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
+from molflt.prediction.evaluate import evaluate
+from molflt.report.model import evaluation_report
 from tests.conftest import rows_of
 from tests.training.runs import written
 
@@ -160,7 +161,7 @@ def layers(tmp_path: Path) -> Path:
 def test_layers_in_every_command_that_reads_data(
     molflt: Run, model_path: Path, layers: Path, make_config: Any, tmp_path: Path
 ) -> None:
-    assert open_dataset(layers, "layers")[0].tags.tolist() == [0, 0, 1, 2]
+    assert open_dataset(layers, ReadOptions(tags="layers"))[0].tags.tolist() == [0, 0, 1, 2]
     commands = [
         ("predict", model_path, layers),
         ("evaluate", model_path, layers, "--no-report"),
@@ -243,4 +244,4 @@ def test_records_are_refused_with_what_takes_them(
         assert option in refused.err
         assert molflt(*command, model_path, source, *option.split()).status == 0
     if "tags" in change:
-        assert open_dataset(source, "layers")[1].tags.tolist() == [0, 0, 1, 2]
+        assert open_dataset(source, ReadOptions(tags="layers"))[1].tags.tolist() == [0, 0, 1, 2]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from molflt.cli import config, terminal
+from molflt.cli import train
 from molflt.cli.terminal import open_streams
 
 Run = Callable[..., Any]
@@ -77,9 +77,8 @@ def test_a_reader_that_has_enough_whatever_prints(
                 raise SystemExit(1)  # noqa: B904 (as rich does)
             raise
 
-    monkeypatch.setattr(terminal, "forget_output", lambda: None)
     monkeypatch.setattr("molflt.cli.main.forget_output", lambda: None)
-    monkeypatch.setattr(config.typer, "echo", broken)
+    monkeypatch.setattr(train.typer, "echo", broken)
     result = molflt("config", "tiny")
     assert (result.status, result.err) == (0, "")
 
@@ -88,12 +87,12 @@ def test_what_nobody_thought_of(molflt: Run, monkeypatch: pytest.MonkeyPatch) ->
     def wrong(*_: object, **__: object) -> None:
         raise KeyError("a\x1b[2Jb\nc")
 
-    monkeypatch.setattr(config.typer, "echo", wrong)
+    monkeypatch.setattr(train.typer, "echo", wrong)
     result = molflt("config", "tiny")
     assert result.status == 3, result
     (line,) = result.err.splitlines()
     assert line.startswith("Error: KeyError: ")
-    for part in ("config.py:", "defect of molflt", "report", "MOLFLT_DEBUG=1"):
+    for part in ("train.py:", "defect of molflt", "report", "MOLFLT_DEBUG=1"):
         assert part in line
     assert "\x1b" not in line
     monkeypatch.setenv("MOLFLT_DEBUG", "1")

@@ -15,7 +15,7 @@ from ase import Atoms
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from molflt.data.plausibility import free_atoms
+from molflt.data.quality.labels import free_atoms
 from tests.training.runs import QUICK, written
 
 Run = Callable[..., Any]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from molflt.files import sole_writer
-from molflt.prediction.outputs import write_predictions
-from molflt.prediction.prediction import Prediction
+from molflt.prediction.output import Prediction, write_predictions
 
 pytest.importorskip("fcntl")
 
@@ -63,7 +62,7 @@ def test_a_file_that_the_first_has_finished_in_between(
         out.write_text("of the first", encoding="utf-8")
         return sole_writer(*arguments)
 
-    monkeypatch.setattr("molflt.cli.options.sole_writer", first_ends)
+    monkeypatch.setattr("molflt.cli.terminal.sole_writer", first_ends)
     result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", out)
     assert result.status == 2
     assert "exists already" in result.err

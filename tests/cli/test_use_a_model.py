@@ -15,13 +15,13 @@ import ase.io
 import numpy as np
 import pytest
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.datasets import StructureDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.ase import to_atoms
+from molflt.data.dataset import StructureDataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.record import to_record
 from molflt.model.model_file import LoadedModel, save_models
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from tests.model.files import altered
 
 Run = Callable[..., Any]

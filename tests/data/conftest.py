@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch_geometric.data import Data
 
-from molflt.data.records import to_data
+from molflt.data.record import to_data
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ import pytest
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from molflt.data import compression
-from molflt.data.ase_files import ase_format, read_ase
+from molflt.data import text as compression
+from molflt.data.formats import ase_format, read_ase
 from molflt.errors import InputError
 from tests.data.pickles import Call
 from tests.data.test_ase_io import slab

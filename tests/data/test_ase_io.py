@@ -37,12 +37,12 @@ from ase.constraints import (
     MirrorTorque,
 )
 
-from molflt.data.ase_io import from_atoms, refuse_charges, to_atoms
+from molflt.data.ase import from_atoms, refuse_charges, to_atoms
 from molflt.data.extxyz_output import write_extxyz
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.reading import KNOWN_VALUES
-from molflt.data.records import to_data, to_record
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.reading import KNOWN_VALUES, ReadOptions
+from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 
 
@@ -91,7 +91,7 @@ def test_layer_numbers_are_not_taken_for_oc20_tags(layers: int, with_adsorbate: 
     if len(set(atoms.get_tags())) > 1:
         with pytest.raises(InputError, match="tags='layers'"):
             from_atoms(atoms, "slab")
-    data = from_atoms(atoms, "slab", tags="layers")
+    data = from_atoms(atoms, "slab", ReadOptions(tags="layers"))
     assert data.tags.tolist() == [2 if t == 0 else 1 if t == 1 else 0 for t in atoms.get_tags()]
 
 
@@ -99,7 +99,7 @@ def test_oc20_tags_pass_and_can_be_forced() -> None:
     atoms = slab()
     assert from_atoms(atoms, "x").tags.tolist() == atoms.get_tags().tolist()
     upside_down = fcc111("Cu", (2, 2, 2), vacuum=8.0)
-    assert from_atoms(upside_down, "x", tags="oc20").tags.tolist() == upside_down.get_tags().tolist()
+    assert from_atoms(upside_down, "x", ReadOptions(tags="oc20")).tags.tolist() == upside_down.get_tags().tolist()
     # tags of a structure that is no slab say nothing about layers
     atoms = molecule("CO2")
     atoms.set_tags([0, 2, 1])

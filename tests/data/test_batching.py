@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from molflt.data.batching import AtomBudgetSampler, StructureCollater, collate
+from molflt.data.batch import AtomBudgetSampler, StructureCollater, collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.errors import InputError
 

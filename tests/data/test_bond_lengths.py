@@ -10,8 +10,8 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import rdDistGeom
 
-from molflt.data.rdkit_io import from_smiles
-from molflt.data.reading import Reading
+from molflt.data.rdkit import from_smiles
+from molflt.data.reading import ReadOptions
 
 MEASURED = """
 N#N N-N 1.098
@@ -77,7 +77,7 @@ CC(=O)O C-C 1.505 C-O 1.210 1.360
 
 def _bonds(smiles: str) -> tuple[dict[str, list[float]], str]:
     """Lengths by pair of elements, and what is remarked on."""
-    data = from_smiles(smiles, how=Reading(conformers=1))
+    data = from_smiles(smiles, options=ReadOptions(conformers=1))
     positions, found = data.positions.numpy(), defaultdict(list)
     for bond in Chem.AddHs(Chem.MolFromSmiles(smiles)).GetBonds():
         ends = bond.GetBeginAtom(), bond.GetEndAtom()
@@ -113,7 +113,7 @@ def test_bonds_are_those_measured(line: str) -> None:
     ],
 )
 def test_guesses_are_remarked_on(smiles: str, remark: str) -> None:
-    data = from_smiles(smiles, how=Reading(allow_charged=True, conformers=1))
+    data = from_smiles(smiles, options=ReadOptions(allow_charged=True, conformers=1))
     assert re.fullmatch(remark, data.remark)
 
 
@@ -124,4 +124,4 @@ def test_an_embedding_that_fails_is_tried_in_other_ways(smiles: str) -> None:
     parameters.maxIterations = 20
     if rdDistGeom.EmbedMolecule(mol, parameters) >= 0:
         pytest.skip("this RDKit embeds it at once")
-    assert from_smiles(smiles, how=Reading(conformers=1)).num_nodes == mol.GetNumAtoms()
+    assert from_smiles(smiles, options=ReadOptions(conformers=1)).num_nodes == mol.GetNumAtoms()

@@ -8,6 +8,7 @@ import pickle
 import re
 import sqlite3
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,19 @@ from ase.build import add_adsorbate, fcc111, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
 
-from molflt.bundled import resolve_path
-from molflt.data import calculations
-from molflt.data.ase_io import from_atoms, to_atoms
+from molflt.data import runs as calculations
+from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.labels import LabelSpec
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.reading import Reading
-from molflt.data.records import to_data
-from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.open import open_dataset, resolve_inputs
+from molflt.data.reading import ReadOptions
+from molflt.data.record import to_data
 from molflt.errors import InputError, InputWarning
+from molflt.files import resolve_path
 from tests.data.pickles import Call
 from tests.data.vasp_files import outcar, vasprun
 
-RELAXED, PAIRS = LabelSpec(target="y_relaxed"), Reading(pairs=True)
+RELAXED, PAIRS = LabelSpec(target="y_relaxed"), ReadOptions(pairs=True)
 TAGS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
 
 
@@ -72,7 +73,7 @@ def test_vasp_runs_with_a_table(tmp_path: Path) -> None:
         ase.io.write(tmp_path / name / "POSCAR", atoms, format="vasp", direct=True)
         ase.io.write(tmp_path / name / "CONTCAR", _relaxed(atoms), format="vasp", direct=True)
     (tmp_path / "energies.csv").write_text("Folder;E_ads;site\nPt/top;-1.5;top\npt/far/;-0.5;far\n", encoding="utf-8")
-    far, top = open_dataset(tmp_path, "layers", LabelSpec(target="y_relaxed", label="E_ads"))
+    far, top = open_dataset(tmp_path, ReadOptions(tags="layers", labels=LabelSpec(target="y_relaxed", label="E_ads")))
     _check(top, slabs["Pt/top"])
     _check(far, slabs["Pt/far"])
     assert [float(top.y_relaxed), float(far.y_relaxed)] == [-1.5, -0.5]
@@ -84,16 +85,16 @@ def test_vasp_runs_with_a_table(tmp_path: Path) -> None:
     table = "name,E_ads\nPt/top,-1.5\nPt/far,-0.5\nPt/gone,-1\n"
     (tmp_path / "energies.csv").write_text(table, encoding="utf-8")
     with pytest.warns(InputWarning, match=r"energies\.csv: rows of no calculation that is in the folder: pt/gone"):
-        assert len(open_dataset(tmp_path, "layers")) == 2
+        assert len(open_dataset(tmp_path, ReadOptions(tags="layers"))) == 2
     (tmp_path / "energies.csv").write_text("name,E_ads,e_ads,Energy,energy\nPt/top,-1.5,0,0,0\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"two columns are named 'energy' \(and 'Energy'.*columns 4 and 5"):
-        open_dataset(tmp_path, "layers")
+        open_dataset(tmp_path, ReadOptions(tags="layers"))
     (tmp_path / "energies.csv").write_text("name,E_ads\nPt/top,-1.5\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"Pt/far: .*energies\.csv has no row named 'Pt/far'"):
-        open_dataset(tmp_path, "layers")
+        open_dataset(tmp_path, ReadOptions(tags="layers"))
     (tmp_path / "energies.csv").write_text("name,E_ads\nPt/top,-1.5\nPt/top,-1\n", encoding="utf-8")
     with pytest.raises(InputError, match="two rows are named 'pt/top'"):
-        open_dataset(tmp_path, "layers")
+        open_dataset(tmp_path, ReadOptions(tags="layers"))
 
 
 def _run(folder: Path, name: str, force: float = 0.019, **settings: Any) -> Path:
@@ -112,13 +113,13 @@ def _run(folder: Path, name: str, force: float = 0.019, **settings: Any) -> Path
 @pytest.mark.parametrize("name", ["OUTCAR", "vasprun.xml"])
 def test_a_run_gives_the_relaxed_geometry_and_both_energies(name: str, tmp_path: Path) -> None:
     _run(tmp_path / "run", name)
-    (data,) = open_dataset(tmp_path, "layers")
+    (data,) = open_dataset(tmp_path, ReadOptions(tags="layers"))
     _check(data, _slab())
     assert (float(data.y_init), float(data.y_relaxed)) == (-10.0, -12.0)
     # What does not move has one energy.
     _run(tmp_path / "static", name, NSW=0 if name == "OUTCAR" else 2, IBRION=-1)
     if name == "OUTCAR":
-        (static,) = open_dataset(tmp_path / "static", "layers")
+        (static,) = open_dataset(tmp_path / "static", ReadOptions(tags="layers"))
         assert (float(static.energy), "y_relaxed" in static) == (-12.0, False)
 
 
@@ -149,18 +150,18 @@ def test_runs_that_are_cut_or_not_converged_are_no_labels(tmp_path: Path) -> Non
     cut.write_text(text[: text.index("</calculation>")], encoding="utf-8")
     bad = [name for name, reason in reasons.items() if reason]
     with pytest.warns(InputWarning, match=f"{len(bad)} of {len(reasons)} calculations skipped") as warned:
-        read = open_dataset(tmp_path, "layers")
+        read = open_dataset(tmp_path, ReadOptions(tags="layers"))
     assert [data.name for data in read] == [f"{tmp_path}/{name}" for name, reason in reasons.items() if not reason]
     text = "".join(str(warning.message) for warning in warned)
     named = {name for name in bad if re.search(rf"{name}[:/]", text)}
     assert len(named) == 10
     assert f"and {len(bad) - 10} more" in text
-    accepted = Reading(accept_unconverged=True)
+    accepted = ReadOptions(accept_unconverged=True)
     for name in bad:
         with pytest.raises(InputError, match=rf"(?s)1 of 1 calculations skipped.*{re.escape(reasons[name])}"):
-            open_dataset(tmp_path / name, "layers")
+            open_dataset(tmp_path / name, ReadOptions(tags="layers"))
         if "first step is complete" not in reasons[name]:
-            assert float(open_dataset(tmp_path / name, "layers", how=accepted)[0].y_relaxed) == -12.0
+            assert float(open_dataset(tmp_path / name, replace(accepted, tags="layers"))[0].y_relaxed) == -12.0
 
 
 def test_the_initial_structure_is_that_of_the_run(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_the_initial_structure_is_that_of_the_run(tmp_path: Path) -> None:
     moved.positions[9, 2] += 0.2
     ase.io.write(_run(tmp_path / "run", "OUTCAR") / "POSCAR", moved, format="vasp")
     with pytest.raises(InputError, match=r"POSCAR is not the structure that the run begins with.* 0\.2 Å away"):
-        open_dataset(tmp_path, "layers")
+        open_dataset(tmp_path, ReadOptions(tags="layers"))
 
 
 def test_frames_with_a_flag_that_they_are_not_converged(tmp_path: Path) -> None:
@@ -182,9 +183,9 @@ def test_frames_with_a_flag_that_they_are_not_converged(tmp_path: Path) -> None:
                 for frame in frames:
                     database.write(frame, converged=frame.info.get("converged", True))
         with pytest.warns(InputWarning, match=rf"1 of 3 structures skipped[^#]*{name}#1: converged is (False|0)"):
-            read = open_dataset(tmp_path / name, "layers")
+            read = open_dataset(tmp_path / name, ReadOptions(tags="layers"))
         assert [data.name for data in read] == [f"{tmp_path / name}#{k}" for k in (0, 2)]
-        assert len(open_dataset(tmp_path / name, "layers", how=Reading(accept_unconverged=True))) == 3
+        assert len(open_dataset(tmp_path / name, ReadOptions(accept_unconverged=True, tags="layers"))) == 3
 
 
 @pytest.mark.parametrize("layout", ["two folders", "two files", "one folder"])
@@ -201,33 +202,33 @@ def test_pairs(layout: str, tmp_path: Path) -> None:
         else:
             for k, atoms in enumerate(frames):
                 ase.io.write(tmp_path / f"{k}_{end}.traj", atoms)
-    for asked in ({"labels": RELAXED}, {"how": PAIRS}):
-        found = list(open_dataset(tmp_path, "layers", **asked))
+    for asked in (ReadOptions(tags="layers", labels=RELAXED), replace(PAIRS, tags="layers")):
+        found = list(open_dataset(tmp_path, asked))
         for data, atoms in zip(found, slabs, strict=True):
             _check(data, atoms)
         assert [float(data.y_relaxed) for data in found] == [-1.0, -2.0]
     given = sorted(map(str, tmp_path.iterdir()), reverse=True)
     for inputs in (given, [str(tmp_path / "*")]):
-        both = resolve_inputs(inputs, "layers", RELAXED)
+        both = resolve_inputs(inputs, ReadOptions(tags="layers", labels=RELAXED))
         assert sorted(float(data.y_relaxed) for data in both) == [-2.0, -1.0]
         # Nobody said that they belong together.
         with pytest.warns(InputWarning, match=r"initial\S* and \S*relaxed.* are read as two .*--pairs"):
-            assert len(resolve_inputs(inputs, "layers")) == 4
+            assert len(resolve_inputs(inputs, ReadOptions(tags="layers"))) == 4
     if layout == "two folders":
         with pytest.raises(InputError, match=r"no structure file .*--pairs"):
-            open_dataset(tmp_path, "layers")
+            open_dataset(tmp_path, ReadOptions(tags="layers"))
         (tmp_path / "relaxed" / "1.extxyz").rename(tmp_path / "relaxed" / "2.extxyz")
         with pytest.raises(InputError, match="2 names are in one of them only: 1, 2"):
-            open_dataset(tmp_path, "layers", RELAXED)
+            open_dataset(tmp_path, ReadOptions(tags="layers", labels=RELAXED))
         ase.io.write(tmp_path / "relaxed" / "2.xyz", slabs[0])
         with pytest.raises(InputError, match=r"2\.extxyz: there is another file of this name"):
-            open_dataset(tmp_path, "layers", RELAXED)
+            open_dataset(tmp_path, ReadOptions(tags="layers", labels=RELAXED))
     else:
         with pytest.warns(InputWarning, match="are read as two structures; give --pairs"):
-            assert len(open_dataset(tmp_path, "layers")) == 4
+            assert len(open_dataset(tmp_path, ReadOptions(tags="layers"))) == 4
         ase.io.write(tmp_path / given[0].replace(".traj", ".cif"), slabs[0])
         with pytest.raises(InputError, match="which of them are a pair"):
-            open_dataset(tmp_path, "layers", RELAXED)
+            open_dataset(tmp_path, ReadOptions(tags="layers", labels=RELAXED))
 
 
 def test_pairs_among_other_files(tmp_path: Path) -> None:
@@ -236,16 +237,16 @@ def test_pairs_among_other_files(tmp_path: Path) -> None:
         ase.io.write(tmp_path / f"{name}.xyz", molecule("CH3OH"))
     ase.io.write(tmp_path / "water.xyz", molecule("H2O"))
     inputs = [str(tmp_path / name) for name in ("water.xyz", "a_final.xyz", "a_init.xyz")]
-    for found in (open_dataset(tmp_path, how=PAIRS), resolve_inputs(["CCO", *inputs], how=PAIRS)):
+    for found in (open_dataset(tmp_path, options=PAIRS), resolve_inputs(["CCO", *inputs], options=PAIRS)):
         assert ["positions_relaxed" in data for data in found] == [True] + [False] * (len(found) - 1)
         assert str(found[0].name) == str(tmp_path / "a")
     assert len(found) == 3
     for nothing in ([inputs[0]], ["CCO", *inputs[:2]]):
         with pytest.raises(InputError, match="no two are named alike"):
-            resolve_inputs(nothing, how=PAIRS)
+            resolve_inputs(nothing, options=PAIRS)
     ase.io.write(tmp_path / "b_final.xyz", molecule("H2O"))
     with pytest.raises(InputError, match=r"b_final\.xyz: has no initial counterpart"):
-        open_dataset(tmp_path, how=PAIRS)
+        open_dataset(tmp_path, options=PAIRS)
 
 
 def test_two_values_of_a_label_at_the_ends_of_a_pair(tmp_path: Path) -> None:
@@ -255,12 +256,15 @@ def test_two_values_of_a_label_at_the_ends_of_a_pair(tmp_path: Path) -> None:
         ase.io.write(tmp_path / f"{end}.extxyz", atoms)
     spec = LabelSpec(target="y_relaxed", label="E")
     with pytest.raises(InputError, match=r"two values are stored under 'E', -1\.0 in .*initial.* and -2\.0 in "):
-        open_dataset(tmp_path, labels=spec)
+        open_dataset(tmp_path, ReadOptions(labels=spec))
     with pytest.warns(InputWarning, match="two structures"):
-        assert [float(data.energy) for data in open_dataset(tmp_path, labels=LabelSpec(label="E"))] == [-1, -2]
+        assert [float(data.energy) for data in open_dataset(tmp_path, ReadOptions(labels=LabelSpec(label="E")))] == [
+            -1,
+            -2,
+        ]
     (tmp_path / "t.csv").write_text(f"name,E\n{tmp_path.name},-3\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"-3\.0 in the table and -1\.0 in "):
-        open_dataset(tmp_path, labels=spec)
+        open_dataset(tmp_path, ReadOptions(labels=spec))
 
 
 def test_catalysis_hub(tmp_path: Path) -> None:
@@ -271,7 +275,7 @@ def test_catalysis_hub(tmp_path: Path) -> None:
         for atoms, pairs in ((slab, {"species": "CO", "state": "star"}), (bare, {"species": "", "state": "star"})):
             database.write(atoms, epot=-20.0, facet="fcc111", **pairs)
         ids = [row.unique_id for row in database.select()]
-    assert [data.info["state"] for data in open_dataset(path, "layers")] == ["star", "star"]
+    assert [data.info["state"] for data in open_dataset(path, ReadOptions(tags="layers"))] == ["star", "star"]
     with sqlite3.connect(path) as connection:
         connection.execute(
             "CREATE TABLE reaction (id integer, reactants text, products text, reaction_energy real, "
@@ -285,7 +289,9 @@ def test_catalysis_hub(tmp_path: Path) -> None:
         for name, ase_id in (("COstar", ids[0]), ("star", ids[1])):
             connection.execute("INSERT INTO reaction_system VALUES (?,0,?,1)", (name, ase_id))
     connection.close()
-    (data,) = open_dataset(path, "layers", LabelSpec(target="y_relaxed", label="reaction_energy"))
+    (data,) = open_dataset(
+        path, ReadOptions(tags="layers", labels=LabelSpec(target="y_relaxed", label="reaction_energy"))
+    )
     assert (float(data.y_relaxed), data.adsorbate, data.info["facet"]) == (-1.7, "CO", "111")
     assert data.tags.tolist() == TAGS
 
@@ -382,7 +388,7 @@ def test_files_of_many_frames_are_read_once(tmp_path: Path, monkeypatch: pytest.
         ase.io.write(tmp_path / f"{end}.traj", [_relaxed(_slab(), -1.0 * k) for k in range(12)])
     read, asked = calculations.read_frames, []
     monkeypatch.setattr(calculations, "read_frames", lambda file: asked.append(file) or read(file))
-    found = open_dataset(tmp_path, "layers", RELAXED)
+    found = open_dataset(tmp_path, ReadOptions(tags="layers", labels=RELAXED))
     assert [float(data.y_relaxed) for data in found] == [-1.0 * k for k in range(12)]
     # To count them, and to read them.
     assert len(asked) == 4
@@ -393,7 +399,7 @@ def test_a_table_of_energies_without_names(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "0_relaxed.traj", _relaxed(_slab()))
     (tmp_path / "t.csv").write_text("y_relaxed\n-1.0\n-2.0\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"t\.csv: no column says which calculation a row is of"):
-        open_dataset(tmp_path, "layers", RELAXED)
+        open_dataset(tmp_path, ReadOptions(tags="layers", labels=RELAXED))
 
 
 def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
@@ -403,7 +409,7 @@ def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
         ase.io.write(tmp_path / "initial.traj", atoms)
         ase.io.write(tmp_path / "relaxed.traj", relaxed)
         with pytest.raises(InputError, match=message):
-            open_dataset(tmp_path, "layers", RELAXED)
+            open_dataset(tmp_path, ReadOptions(tags="layers", labels=RELAXED))
 
     refused(_relaxed(atoms)[::-1], "elements in another order")
     refused(_relaxed(atoms)[:-1], r"not of the same atoms \(10 and 9\)")
@@ -424,7 +430,7 @@ def test_tags_of_real_slabs_are_found_again() -> None:
         atoms, found = to_atoms(data), data.tags.tolist()
         atoms.set_tags(0)
         atoms.set_constraint(FixAtoms(mask=data.fixed.numpy()))
-        assert from_atoms(atoms, "x", "layers").tags.tolist() == found
+        assert from_atoms(atoms, "x", ReadOptions(tags="layers")).tags.tolist() == found
 
 
 def test_slabs_without_tags() -> None:
@@ -432,25 +438,25 @@ def test_slabs_without_tags() -> None:
     atoms.info["y_relaxed"] = -1.0
     with pytest.raises(InputError, match=r"x: has a relaxation but no tags.*--tags layers"):
         from_atoms(atoms, "x")
-    assert from_atoms(atoms, "x", "oc20").tags.tolist() == [0] * 10
-    assert from_atoms(atoms, "x", "layers").tags.tolist() == TAGS
+    assert from_atoms(atoms, "x", ReadOptions(tags="oc20")).tags.tolist() == [0] * 10
+    assert from_atoms(atoms, "x", ReadOptions(tags="layers")).tags.tolist() == TAGS
     # Of what is free, as in OC20; without that, the highest layer.
     atoms.set_constraint(FixAtoms(indices=[0, 1]))
-    assert from_atoms(atoms, "x", "layers").tags.tolist() == [0, 0, 1, 1, *TAGS[4:]]
+    assert from_atoms(atoms, "x", ReadOptions(tags="layers")).tags.tolist() == [0, 0, 1, 1, *TAGS[4:]]
     atoms.set_constraint(None)
-    assert from_atoms(atoms, "x", "layers").tags.tolist() == TAGS
+    assert from_atoms(atoms, "x", ReadOptions(tags="layers")).tags.tolist() == TAGS
     # through the side of the cell that is called its bottom, and turned upside down with it
     shifted = atoms.copy()
     shifted.positions += 0.55 * np.asarray(atoms.cell)[2]
     shifted.wrap()
-    assert from_atoms(shifted, "x", "layers").tags.tolist() == TAGS
+    assert from_atoms(shifted, "x", ReadOptions(tags="layers")).tags.tolist() == TAGS
     for other, message in (
         (Atoms("CO", [[0, 0, 0], [0, 0, 1.1]]), "has no surface"),
         (fcc111("Pt", (2, 2, 3), vacuum=0.9, periodic=True), "no vacuum"),
     ):
         other.set_tags(0)
         with pytest.raises(InputError, match=message):
-            from_atoms(other, "x", "layers")
+            from_atoms(other, "x", ReadOptions(tags="layers"))
     atoms.set_cell([[3, 0, 0], [3, 0, 0], [0, 0, 20]])
     with pytest.raises(InputError, match=r"x: .*dependent"):
-        from_atoms(atoms, "x", "layers")
+        from_atoms(atoms, "x", ReadOptions(tags="layers"))

@@ -19,9 +19,9 @@ from ase.io.trajectory import Trajectory
 from ase.io.xsf import write_xsf
 from ase.units import Bohr
 
-from molflt.data.ase_files import read_ase, read_frames
-from molflt.data.ase_io import results_at_hand
-from molflt.data.reading import Reading
+from molflt.data.ase import results_at_hand
+from molflt.data.formats import read_ase, read_frames
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 from tests.data.vasp_files import outcar, vasprun
 
@@ -152,9 +152,9 @@ def test_damaged_files(name: str, damage: str, files: dict[str, tuple[str, list[
 
 def _labelled(path: Path) -> list[Atoms]:
     """What ``read_ase`` makes of a file, as ``Atoms``."""
-    from molflt.data.ase_io import to_atoms
+    from molflt.data.ase import to_atoms
 
-    return [to_atoms(data) for data in read_ase(path, "oc20", how=Reading(allow_charged=True))]
+    return [to_atoms(data) for data in read_ase(path, ReadOptions(allow_charged=True, tags="oc20"))]
 
 
 def test_pymatgen_agrees(files: dict[str, tuple[str, list[Atoms]]], tmp_path: Path) -> None:
@@ -236,9 +236,9 @@ def test_steps_that_are_no_labels(name: str, write: Callable[..., str], tmp_path
     unconverged = {"converged": [True, False, True]} if name == "OUTCAR" else {"electrons": [9, 60, 59]}
     path.write_text(write(steps, **unconverged), encoding="utf-8")
     with pytest.warns(InputWarning, match=r"1 of 3 structures skipped(?s:.*)#1: electrons .* after 60 .*NELM=60"):
-        read = read_ase(path, "oc20")
+        read = read_ase(path, ReadOptions(tags="oc20"))
     assert [float(data.energy) for data in read] == [-10.0, -12.0]
-    accepted = read_ase(path, "oc20", how=Reading(accept_unconverged=True))
+    accepted = read_ase(path, ReadOptions(accept_unconverged=True, tags="oc20"))
     assert [float(data.energy) for data in accepted] == [-10.0, -11.0, -12.0]
     text = write(steps)
     marks = [k for k in range(len(text)) if text.startswith(("<calculation>", "- Iteration"), k)]
@@ -246,13 +246,13 @@ def test_steps_that_are_no_labels(name: str, write: Callable[..., str], tmp_path
     for end in (third, third + 200):
         path.write_text(text[:end], encoding="utf-8")
         with pytest.warns(InputWarning, match="was cut short; the steps that are complete are read"):
-            assert [float(data.energy) for data in read_ase(path, "oc20")] == [-10.0, -11.0]
+            assert [float(data.energy) for data in read_ase(path, ReadOptions(tags="oc20"))] == [-10.0, -11.0]
     path.write_text(write(steps, **{key: [60 * (key == "electrons")] * 3 for key in unconverged}), encoding="utf-8")
     with pytest.raises(InputError, match=f"{name}: 3 of 3 structures skipped"):
-        read_ase(path, "oc20")
+        read_ase(path, ReadOptions(tags="oc20"))
     path.write_text(text + text, encoding="utf-8")
     with pytest.raises(InputError, match=rf"{name}: line \d+: "):
-        read_ase(path, "oc20")
+        read_ase(path, ReadOptions(tags="oc20"))
 
 
 def test_outcars_of_other_elements_and_of_other_steps(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_outcars_of_other_elements_and_of_other_steps(tmp_path: Path) -> None:
     ):
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
         with pytest.raises(InputError, match=message):
-            read_ase(path, "oc20")
+            read_ase(path, ReadOptions(tags="oc20"))
 
 
 def test_a_cube_is_a_molecule_in_bohr_or_in_angstrom(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_rows_of_json(tmp_path: Path) -> None:
         for k in range(3):
             database.write(_crystal(k), y_relaxed=-1.0 * k)
     text = path.read_text(encoding="utf-8")
-    assert [float(data.y_relaxed) for data in read_ase(path, "oc20")] == [0.0, -1.0, -2.0]
+    assert [float(data.y_relaxed) for data in read_ase(path, ReadOptions(tags="oc20"))] == [0.0, -1.0, -2.0]
     for old, new, message in (
         ('"ids": [1, 2, 3]', '"ids": [1, 3]', "holds 3 rows, and ASE reads 2"),
         ('\n"2": {', '\n"1": {', "two entries of one record are named '1'"),

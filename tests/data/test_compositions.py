@@ -7,8 +7,8 @@ from ase.build import molecule
 from ase.calculators.lj import LennardJones
 from ase.geometry import get_distances
 
-from molflt.data.ase_io import from_atoms, to_atoms
-from molflt.data.compositions import apart, in_cell
+from molflt.data.ase import from_atoms, to_atoms
+from molflt.data.images import in_cell, separate_fragments
 
 
 def labelled(name, cutoff=2.5):
@@ -34,7 +34,7 @@ def test_labels_are_those_of_a_short_ranged_potential(kind):
     ethanol, water, benzene = map(labelled, ("CH3CH2OH", "H2O", "C6H6"))
     members = {"two": [ethanol, benzene], "three": [ethanol, benzene, water]}.get(kind, [ethanol])
     if kind in ("two", "three"):
-        data = apart(members, gaps[1 : len(members)].tolist(), random)
+        data = separate_fragments(members, gaps[1 : len(members)].tolist(), random)
     else:
         data = in_cell(ethanol, gaps, random)
     energy, forces = energy_and_forces(data)

@@ -12,9 +12,10 @@ from ase import Atoms
 from ase.build import bulk
 from ase.cell import Cell
 
-from molflt.data.ase_files import read_ase
 from molflt.data.crystals import cif_frames
-from molflt.data.notes import Notes
+from molflt.data.formats import read_ase
+from molflt.data.reading import ReadOptions
+from molflt.data.text import Notes
 from molflt.errors import InputError, InputWarning
 
 pytest.importorskip("pymatgen")
@@ -269,7 +270,7 @@ def test_blocks_are_structures_each_for_itself(tmp_path: Path) -> None:
     good, bad = cif(SALT, named("P 1")), cif("Na1 Na 0 0 0 0.5\n", named("P 1"), extra="occupancy")
     path.write_text(note + good + bad + cif(SALT), encoding="latin-1")
     with pytest.warns(InputWarning, match=r"no symmetry is given: P 1 is taken \(.*a\.cif#2\)"):
-        found = read_ase(path, on_bad="skip").items
+        found = read_ase(path, ReadOptions(on_bad="skip")).items
     assert [isinstance(item, InputError) for item in found] == [False, True, False]
     with pytest.warns(InputWarning), pytest.raises(InputError, match=r"a\.cif#1: data_x: site Na1 "):
         read_ase(path)

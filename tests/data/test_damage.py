@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from molflt.data.datasets import ListDataset
+from molflt.data.dataset import ListDataset
 
 pytest.importorskip("pymatgen")
 from scripts.hardening import damage

@@ -13,8 +13,8 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.domain import Domain, DomainFit
+from molflt.data.ase import from_atoms
+from molflt.data.quality.domain import Domain, DomainFit
 
 NAMES = ("CH4", "C2H6", "CH3OH", "H2O", "C2H4", "CH3CH2OH")
 

@@ -16,11 +16,11 @@ from ase.build import bulk, molecule
 from rdkit import Chem
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.neighbours import neighbour_list
-from molflt.data.rdkit_io import from_mol
-from molflt.data.records import to_data
-from molflt.data.sources import structures_of
+from molflt.data.open import structures_of
+from molflt.data.rdkit import from_mol
+from molflt.data.record import to_data
 from molflt.errors import InputError
 
 CHILD = """

@@ -12,7 +12,7 @@ import requests
 
 from molflt.data.fetch import download as module
 from molflt.data.fetch.catalogue import ARCHIVES, Archive, find_archive
-from molflt.data.fetch.download import check_url, download, make_session, refuse_redirect
+from molflt.data.fetch.download import check_url, download, stay_encrypted
 from molflt.data.progress import ByteMeter
 from molflt.errors import InputError
 from tests.data.fetch_server import Handler, Reply, Server, archive_of, good_tar, serving
@@ -106,7 +106,7 @@ WEB_PAGE = fixed(200, {"Content-Type": "Text/HTML; charset=utf-8"}, b"Log in" * 
 ENCODED = fixed(200, {"Content-Encoding": "gzip", "Content-Length": str(N)}, CONTENT)
 BAD: dict[str, tuple[int, list[Reply], type[Exception], str, int, int]] = {
     "no progress": (0, [cut(3000), *[cut(0)] * 50], OSError, "after 7 tries without progress.*same command", 7, 3000),
-    "redirects": (0, [fixed(302, {"Location": f"/{k}"}) for k in range(30)], InputError, "too many redirects", 6, 0),
+    "redirects": (0, [fixed(302, {"Location": f"/{k}"}) for k in range(30)], InputError, "redirects too often", 6, 0),
     "too short": (500, [wrong_length(N // 2)], InputError, "by what the server says", 1, 500),
     "too long": (500, [wrong_length(2 * N)], InputError, "by what the server says", 1, 500),
     "not found": (0, [cut(2000), *[fixed(404)] * 20], InputError, "answered 404 .*--url.*--archive", 2, 2000),
@@ -159,21 +159,17 @@ def test_redirects_to_other_schemes(server: Server, part: Path, scheme: str, tmp
     secret = tmp_path / "secret"
     secret.write_bytes(CONTENT)
     server.replies = [fixed(302, {"Location": f"{scheme}{secret}"})]
-    with pytest.raises(InputError, match=r"redirects to .* which is not an http or https address"):
+    with pytest.raises(InputError, match="redirects too often, or elsewhere than to http and https"):
         fetch(server, part)
     assert not part.exists()
-    # and a second guard below the first
-    with pytest.raises(requests.exceptions.InvalidSchema):
-        make_session().get(f"{scheme}{secret}")
 
 
 def test_no_redirect_from_https_to_http() -> None:
     def check(source: str, target: str) -> None:
         response = requests.Response()
         response.url, response.status_code, response.headers["Location"] = source, 302, target
-        refuse_redirect(response)
+        stay_encrypted(response)
 
-    assert refuse_redirect in make_session().hooks["response"]
     with pytest.raises(InputError, match="not encrypted"):
         check("https://example.org/a", "http://example.org/a")
     check("https://example.org/a", "//example.org/b")
@@ -189,7 +185,6 @@ def test_no_redirect_from_https_to_http() -> None:
         "http://",
         "http://a:b/",
         "http://me@a.org/b",
-        "http://a.org/ b",
     ],
 )
 def test_addresses_that_are_refused(url: str, part: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from molflt.data.fetch import unpack as module
-from molflt.data.fetch.unpack import unpack
+from molflt.data.fetch import obtain as module
+from molflt.data.fetch.obtain import unpack
 from molflt.errors import InputError
 from tests.data.fetch_server import archive_of, good_tar, tar_of
 
@@ -72,7 +72,7 @@ def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
         ([(".", b"x")], "no name"),
         ([(f"is2res/{k}", bytes(7000)) for k in range(10)], "unpacks to more than"),
         ([(f"is2res/{k}", b"") for k in range(21)], "more than 20 files"),
-        ([("is2res/" + "a/" * (1 << 20), b"x")], "too long"),
+        ([("is2res/" + "a/" * (1 << 20), b"x")], "is no name for a file"),
         ([("is2res/" + "a" * 300, b"x")], "is no name for a file"),
         ([("is2res/" + "a/" * 40, b"x")], "is no name for a file"),
         ([("is2res/\x1b[31m\n", b"x")], "is no name for a file"),
@@ -152,12 +152,12 @@ def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path: Path, monkey
     left.mkdir()
     (left / "half").write_bytes(b"x")
 
-    def stop(handle: int) -> None:
+    def stop() -> None:
         assert not (left / "half").exists()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", stop)
+        patch.setattr(module.os, "sync", stop)
         with pytest.raises(KeyboardInterrupt):
             unpack(archive_of(content, URL), file, tmp_path / "is2res")
     assert list(tmp_path.iterdir()) == [file]

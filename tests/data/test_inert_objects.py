@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from molflt.data.inert_objects import (
+from molflt.data.oc20.inert import (
     InertArray,
     InertBufferArray,
     InertDtype,
@@ -22,7 +22,7 @@ from molflt.data.inert_objects import (
     natural,
     sizes_of,
 )
-from molflt.data.pickle_limits import allowance
+from molflt.data.oc20.limits import allowance
 
 FLOAT = InertDtype("f8")
 RAW = np.arange(6.0).tobytes()

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rdkit import Chem
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.labels import CANDIDATES, ENERGY_UNITS, FORCE_UNITS, STORED, LabelSpec
-from molflt.data.lmdb_writer import convert
-from molflt.data.records import to_data
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.writer import convert
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
+from molflt.data.record import to_data
 from molflt.errors import InputError
 
 # CODATA 2018, written out: ASE's are those of 2014, which agree to 1e-8.
@@ -50,7 +51,7 @@ def test_units_are_those_of_the_tables() -> None:
 @given(st.sampled_from(sorted(IN_EV)), st.sampled_from(["structure", "atom"]), st.floats(-1e4, 1e4))
 def test_energy_in_any_unit(unit: Any, per: Any, value: float) -> None:
     spec = LabelSpec(label="U0", unit=unit, per=per)
-    data = from_atoms(water(U0=value), "x", labels=spec)
+    data = from_atoms(water(U0=value), "x", ReadOptions(labels=spec))
     expected = value * IN_EV[unit] * (3 if per == "atom" else 1)
     assert float(data.energy) == pytest.approx(expected, rel=1e-7)
 
@@ -62,7 +63,9 @@ def test_forces_in_any_unit(unit: Any) -> None:
     atoms.set_array("dft_forces", forces)
     spec = LabelSpec(label="E", unit="kcal/mol", force_label="dft_forces", force_unit=unit)
     factor = {None: IN_EV["kcal/mol"], "Hartree/bohr": 51.42206747, "meV/Ang": 1e-3}[unit]
-    np.testing.assert_allclose(from_atoms(atoms, "x", labels=spec).forces.numpy(), forces * factor, rtol=1e-7)
+    np.testing.assert_allclose(
+        from_atoms(atoms, "x", ReadOptions(labels=spec)).forces.numpy(), forces * factor, rtol=1e-7
+    )
 
 
 @pytest.mark.parametrize("spec", [LabelSpec(), LabelSpec(label="energy", force_label="forces")])
@@ -72,37 +75,37 @@ def test_the_default_is_the_label_of_its_own_name_and_two_values_of_it_are_refus
     atoms = water(energy=-2.0 + 1e-7)
     atoms.calc = SinglePointCalculator(atoms, energy=-2.0, free_energy=-2.5, forces=forces)
     atoms.set_array("forces", forces.copy())
-    found = from_atoms(atoms, "x", labels=spec)
+    found = from_atoms(atoms, "x", ReadOptions(labels=spec))
     assert (float(found.energy), found.forces.tolist()) == (-2.0, forces.tolist())
     atoms.info["energy"] = -1.0
     with pytest.raises(InputError, match=r"x: two values are stored under 'energy', -2\.0 by a .* and -1\.0 in info"):
-        from_atoms(atoms, "x", labels=spec)
+        from_atoms(atoms, "x", ReadOptions(labels=spec))
     atoms.info["energy"] = "-2"
-    assert float(from_atoms(atoms, "x", labels=spec).energy) == -2.0
+    assert float(from_atoms(atoms, "x", ReadOptions(labels=spec)).energy) == -2.0
     atoms.arrays["forces"][1, 2] += 1e-3
     with pytest.raises(InputError, match="x: two values are stored under 'forces'"):
-        from_atoms(atoms, "x", labels=spec)
+        from_atoms(atoms, "x", ReadOptions(labels=spec))
     record = {"pos": atoms.positions, "atomic_numbers": atoms.numbers, "forces": forces, "force": forces}
-    assert to_data(record, "x", LabelSpec()).forces.tolist() == forces.tolist()
+    assert to_data(record, "x", ReadOptions(labels=LabelSpec())).forces.tolist() == forces.tolist()
     with pytest.raises(InputError, match="x: two values are stored under 'forces'"):
-        to_data(record | {"force": forces + 1}, "x", LabelSpec())
+        to_data(record | {"force": forces + 1}, "x", ReadOptions(labels=LabelSpec()))
 
 
 def test_a_free_energy_alone_is_no_energy_but_may_be_meant() -> None:
     atoms = water(step=3.0)
     atoms.calc = SinglePointCalculator(atoms, free_energy=-2.5)
-    data = from_atoms(atoms, "x", labels=LabelSpec())
+    data = from_atoms(atoms, "x", ReadOptions(labels=LabelSpec()))
     assert "energy" not in data
     assert data[CANDIDATES] == "step; free_energy"
-    assert float(from_atoms(atoms, "x", labels=LabelSpec(label="free_energy")).energy) == -2.5
+    assert float(from_atoms(atoms, "x", ReadOptions(labels=LabelSpec(label="free_energy"))).energy) == -2.5
 
 
 def test_the_named_label_takes_the_place_of_the_target() -> None:
     atoms = water(U0=5.0, energy=1.0)
-    assert float(from_atoms(atoms, "x", labels=LabelSpec(label="U0")).energy) == 5.0
+    assert float(from_atoms(atoms, "x", ReadOptions(labels=LabelSpec(label="U0"))).energy) == 5.0
     assert float(from_atoms(atoms, "x").energy) == 1.0
     # Not there: no label, rather than another one.
-    missing = from_atoms(atoms, "x", labels=LabelSpec(label="U298"))
+    missing = from_atoms(atoms, "x", ReadOptions(labels=LabelSpec(label="U298")))
     assert "energy" not in missing
     assert "U0" in missing[STORED]
 
@@ -124,22 +127,24 @@ def test_one_spec_reads_extxyz_db_csv_sdf_and_lmdb(tmp_path: Path) -> None:
     files = sorted(tmp_path.iterdir())
     assert len(files) == 4
     for file in files:
-        assert float(open_dataset(file, labels=spec)[0].energy) == pytest.approx(expected, rel=1e-7), file
+        assert float(open_dataset(file, ReadOptions(labels=spec))[0].energy) == pytest.approx(expected, rel=1e-7), (
+            file
+        )
     # Once converted, the label stands in eV under its target's name.
-    convert([str(tmp_path / "a.extxyz")], tmp_path / "e.lmdb", labels=spec)
+    convert([str(tmp_path / "a.extxyz")], tmp_path / "e.lmdb", options=ReadOptions(labels=spec))
     assert float(open_dataset(tmp_path / "e.lmdb")[0].energy) == pytest.approx(expected, rel=1e-7)
 
 
 @pytest.mark.parametrize("value", ["minus one", [1.0, 2.0], None])
 def test_a_label_that_is_no_number(value: Any) -> None:
     if value is None:
-        assert "energy" not in from_atoms(water(U0=None), "x", labels=LabelSpec(label="U0"))
+        assert "energy" not in from_atoms(water(U0=None), "x", ReadOptions(labels=LabelSpec(label="U0")))
         return
     with pytest.raises(InputError, match=r"'U0' is .*, expected one number"):
-        from_atoms(water(U0=value), "frame 7", labels=LabelSpec(label="U0"))
+        from_atoms(water(U0=value), "frame 7", ReadOptions(labels=LabelSpec(label="U0")))
 
 
 def test_forces_of_the_wrong_shape() -> None:
     atoms = water(F=np.zeros((2, 3)))
     with pytest.raises(InputError, match=r"'F' has shape \(2, 3\), expected \(3, 3\)"):
-        from_atoms(atoms, "x", labels=LabelSpec(force_label="F"))
+        from_atoms(atoms, "x", ReadOptions(labels=LabelSpec(force_label="F")))

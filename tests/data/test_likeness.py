@@ -7,9 +7,9 @@ import pytest
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.datasets import ListDataset
-from molflt.data.likeness import TOLERANCE, alike, sketch
+from molflt.data.ase import from_atoms
+from molflt.data.dataset import ListDataset
+from molflt.data.quality.leaks import TOLERANCE, alike, sketch
 
 
 def found(known: list[Atoms], asked: list[Atoms]) -> list[tuple[int, int]]:

@@ -16,10 +16,10 @@ from ase import Atoms
 from ase.build import fcc111, molecule
 from ase.io import write
 
-from molflt.data import lmdb_writer
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import convert, write_lmdb
-from molflt.data.reading import Reading
+from molflt.data.oc20 import writer as lmdb_writer
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.writer import convert, write_lmdb
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 
 
@@ -235,8 +235,8 @@ def test_converted_ions_keep_their_charge(tmp_path: Path) -> None:
     slab.set_tags(1)
     write(tmp_path / "ions.extxyz", [ion, slab])
     target = tmp_path / "ions.lmdb"
-    convert([str(tmp_path / "ions.extxyz")], target, allow_charged=True)
-    kept = LmdbDataset(target, how=Reading(charges=True, slabs=True))
+    convert([str(tmp_path / "ions.extxyz")], target, options=ReadOptions(allow_charged=True))
+    kept = LmdbDataset(target, options=ReadOptions(charges=True, slabs=True))
     assert [float(structure.charge) for structure in kept] == [-1, 1]
     with pytest.raises(InputError, match="'charge' is -1"):
         LmdbDataset(target)[0]

@@ -11,9 +11,9 @@ import pytest
 from ase import Atoms
 from ase.spacegroup import crystal
 
-from molflt.data.ase_files import read_ase
+from molflt.data.formats import read_ase
 from molflt.data.macromolecules import pdb_frames
-from molflt.data.notes import Notes
+from molflt.data.text import Notes
 from molflt.errors import InputError, InputWarning
 
 WATER = [("O", 0.0, 0.0), ("H1", 0.96, 0.0), ("H2", -0.24, 0.93)]

@@ -10,8 +10,8 @@ import pytest
 from rdkit import Chem, rdBase
 from rdkit.Chem import rdDistGeom
 
-from molflt.data.reading import Reading
-from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.data.open import open_dataset, resolve_inputs
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 
 INCHI = "InChI=1S/C2H6O/c1-2-3/h3H,2H2,1H3"
@@ -157,7 +157,7 @@ def test_atom_types_of_mol2(tmp_path: Path) -> None:
         lines = f"@<TRIPOS>MOLECULE\nx\n1 0\nSMALL\nNO_CHARGES\n\n@<TRIPOS>ATOM\n1 X 0 0 0 {kind}\n"
         path.write_text(lines, encoding="utf-8")
         with pytest.warns(InputWarning), rdBase.BlockLogs():
-            assert open_dataset(path, how=Reading(allow_charged=True))[0].atomic_numbers.tolist() == [number]
+            assert open_dataset(path, options=ReadOptions(allow_charged=True))[0].atomic_numbers.tolist() == [number]
     path.write_text(WATER.replace("0.48 H 1 HOH", "0.48 D 1 HOH"), encoding="utf-8")
     with pytest.warns(InputWarning, match="D is read as hydrogen"):
         assert open_dataset(path)[0].atomic_numbers.tolist() == [8, 1, 1]

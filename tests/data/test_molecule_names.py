@@ -11,10 +11,10 @@ from ase.collections import g2
 from ase.formula import Formula
 from rdkit import Chem
 
-from molflt.data.molecule_names import described, formula_and_name
-from molflt.data.rdkit_io import from_text, read_smiles_file
-from molflt.data.reading import Reading
-from molflt.data.sources import resolve_inputs
+from molflt.data.open import resolve_inputs
+from molflt.data.rdkit import from_text, read_smiles_file
+from molflt.data.reading import ReadOptions
+from molflt.data.tables import described, formula_and_name
 from molflt.errors import InputError
 
 
@@ -23,7 +23,7 @@ def test_every_bare_formula_of_the_g2_set_is_that_molecule_or_refused() -> None:
     others = []
     for name in g2.names:
         with suppress(InputError):
-            data = from_text(name, Reading(allow_charged=True, conformers=1))
+            data = from_text(name, ReadOptions(allow_charged=True, conformers=1))
             if sorted(data.atomic_numbers.tolist()) != sorted(molecule(name).numbers.tolist()):
                 others.append(name)
     assert sorted(others) == ["B", "C", "Cl", "F", "N", "NCCN", "O", "P", "S"]
@@ -52,7 +52,7 @@ def test_formulas_get_both_readings(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("text", ["CCO", "OC", "CF", "CCl", "NCCN", "OO", "FF", "O", "C", "smiles:CO", "molecule:CO"])
 def test_what_is_meant_is_taken(text: str) -> None:
-    data = resolve_inputs([text], how=Reading(conformers=1))[0]
+    data = resolve_inputs([text], options=ReadOptions(conformers=1))[0]
     assert data.num_nodes == {"smiles:CO": 6, "molecule:CO": 2}.get(text, data.num_nodes)
     assert data.name == text.removeprefix("smiles:")
     assert Formula(data.about.split(",")[0]) == Formula(Formula.from_list(_symbols(data)).format("hill"))

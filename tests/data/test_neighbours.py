@@ -13,13 +13,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from molflt.data import neighbours
-from molflt.data.neighbours import (
-    _are_shortest,
-    _order,
-    attach_neighbours,
-    nearest_image,
-    neighbour_list,
-)
+from molflt.data.images import _are_shortest, nearest_image
+from molflt.data.neighbours import _order, attach_neighbours, neighbour_list
 from molflt.errors import InputError
 
 Pair = tuple[int, int, int, int, int]

@@ -10,11 +10,10 @@ from ase.build import add_adsorbate, bulk, fcc111, molecule
 from pydantic import ValidationError
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.domain import Domain, DomainFit, outside
-from molflt.data.occurrence import Occurrence
-from molflt.data.reading import Reading
-from molflt.data.stoichiometry import Span
+from molflt.data.ase import from_atoms
+from molflt.data.quality.domain import Domain, DomainFit, outside
+from molflt.data.quality.occurrence import Occurrence, Span
+from molflt.data.reading import ReadOptions
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 
@@ -34,7 +33,7 @@ def _of(formula: str, **given) -> Data:
     atoms = Atoms(formula)
     atoms.positions[:, 0] = 1.2 * np.arange(len(atoms))
     atoms.info |= given
-    return from_atoms(atoms, formula, how=Reading(allow_charged=True, charges="charge" in given))
+    return from_atoms(atoms, formula, options=ReadOptions(allow_charged=True, charges="charge" in given))
 
 
 def _slab(tags: dict[str, list[int]], adsorbate: str = "CO", n: int = 2, pbc: object = True) -> Data:
@@ -44,7 +43,7 @@ def _slab(tags: dict[str, list[int]], adsorbate: str = "CO", n: int = 2, pbc: ob
     add_adsorbate(atoms, Atoms(adsorbate, 1.2 * np.arange(len(Atoms(adsorbate)))[:, None] * [0, 0, 1]), 2.0)
     atoms.set_tags(numbers + tags["C"] * (len(atoms) - len(numbers)))
     atoms.pbc = pbc
-    return from_atoms(atoms, "slab", "oc20")
+    return from_atoms(atoms, "slab", ReadOptions(tags="oc20"))
 
 
 def test_compositions_that_combine_by_exact_arithmetic():

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from ase import Atoms
 
-from molflt.bundled import resolve_path
-from molflt.data.outliers import energies_out_of_line, forces_out_of_line
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
+from molflt.data.quality.labels import energies_out_of_line, forces_out_of_line
+from molflt.data.reading import ReadOptions
+from molflt.files import resolve_path
 
 ELEMENTS = (-13.6, -1029.5, -2042.0)
 """eV: of hydrogen, carbon and oxygen."""
@@ -93,7 +94,7 @@ def test_forces() -> None:
 
 def _no_false_alarm(path: Path) -> None:
     """In a whole set, and in small ones drawn from it."""
-    found = [*open_dataset(path, "oc20")]
+    found = [*open_dataset(path, ReadOptions(tags="oc20"))]
     target = "energy" if "energy" in found[0] else "y_relaxed"
     energies = np.array([float(data[target]) for data in found])
     compositions = np.stack([np.bincount(data.atomic_numbers.numpy(), minlength=119) for data in found])

@@ -15,11 +15,10 @@ from ase.data import covalent_radii
 from ase.io import write
 from torch_geometric.data import Data
 
-from molflt.data import overlaps
-from molflt.data.extents import check_extents
-from molflt.data.overlaps import check_contacts
-from molflt.data.records import to_data
-from molflt.data.sources import open_dataset, structures_of
+from molflt.data import neighbours as overlaps
+from molflt.data.neighbours import check_contacts
+from molflt.data.open import open_dataset, structures_of
+from molflt.data.record import to_data
 from molflt.errors import InputError
 
 IMAGES = np.array(list(product(range(-4, 5), repeat=3)))
@@ -59,7 +58,7 @@ def test_the_verdict_of_all_images(few: int, monkeypatch: pytest.MonkeyPatch) ->
         expected = worst(atoms)
         given = (atoms.positions, atoms.cell[:], atoms.pbc)
         try:
-            check_contacts(*given, atoms.numbers, check_extents(*given))
+            check_contacts(*given, atoms.numbers)
             assert expected >= 1
         except InputError as error:
             stated = re.search(r"are ([\d.e-]+) Å apart, and less than ([\d.]+) Å", str(error))

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molflt.data.pickle_limits import refuse_opcodes
+from molflt.data.oc20.limits import refuse_opcodes
 
 VALUES: list[Any] = [
     {"pos": np.arange(600.0).reshape(200, 3), "natoms": 200, "name": "Öl", "big": 1 << 100, "none": None},

@@ -15,11 +15,13 @@ from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from scipy.spatial.transform import Rotation
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
 from molflt.data.labels import ENERGY_UNITS, FORCE_UNITS, LabelSpec
-from molflt.data.plausibility import ForceCheck, doubts, free_atoms
-from molflt.data.screening import Screening
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
+from molflt.data.quality.forces import ForceCheck
+from molflt.data.quality.labels import doubts, free_atoms
+from molflt.data.quality.screen import Screening
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 
 HARTREE_FOCK = {2: -2.8617, 6: -37.6886, 8: -74.8094, 16: -397.5049, 18: -526.8175, 36: -2752.0550}
@@ -185,15 +187,15 @@ def test_a_wrong_name_leads_to_the_right_one(
     path = _file(tmp_path / "a.extxyz", **info)
     labels = LabelSpec(**spec)
     with pytest.raises(InputError) as error:
-        Screening(open_dataset(path, labels=labels), labels, path).each(lambda *_: 0)
+        Screening(open_dataset(path, ReadOptions(labels=labels)), labels, path).each(lambda *_: 0)
     assert f"Name what is there: {remedy} (evaluate: --label" in str(error.value)
     # What it says works.
     given = dict(word.removeprefix("data.").split("=") for word in remedy.split(" or ")[0].split())
     better = LabelSpec(**{**spec, **{k: None if v == "null" else v for k, v in given.items()}})
-    assert len(Screening(open_dataset(path, labels=better), better, path).each(lambda *_: 0)) == 3
+    assert len(Screening(open_dataset(path, ReadOptions(labels=better)), better, path).each(lambda *_: 0)) == 3
 
 
 def test_no_number_at_all(tmp_path: Path) -> None:
     path = _file(tmp_path / "a.extxyz", comment="x")
     with pytest.raises(InputError, match="None of it is an energy"):
-        Screening(open_dataset(path, labels=LabelSpec()), LabelSpec(), path).each(lambda *_: 0)
+        Screening(open_dataset(path, ReadOptions(labels=LabelSpec())), LabelSpec(), path).each(lambda *_: 0)

@@ -14,8 +14,8 @@ from scipy.spatial.distance import pdist
 
 from molflt.data.labels import LabelSpec
 from molflt.data.molfiles import read_sdf
-from molflt.data.rdkit_io import from_any_mol, from_mol, from_smiles, read_smiles_file
-from molflt.data.reading import Reading
+from molflt.data.rdkit import from_any_mol, from_mol, from_smiles, read_smiles_file
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 
 
@@ -41,7 +41,7 @@ def test_the_seed_fixes_the_conformer() -> None:
 
 @pytest.mark.parametrize("smiles", ["[H][H]", "[Fe]", "OB(O)c1ccccc1", "C12C3C4C1C5C2C3C45", "[C-]#[O+]", "C" * 40])
 def test_unusual_molecules(smiles: str) -> None:
-    data = from_smiles(smiles, how=Reading(conformers=2))
+    data = from_smiles(smiles, options=ReadOptions(conformers=2))
     assert torch.isfinite(data.positions).all()
     if data.num_nodes > 1:
         assert torch.pdist(data.positions).min() > 0.7
@@ -217,7 +217,7 @@ def test_every_line_of_a_table_is_a_row_or_part_of_one(tmp_path: Path) -> None:
     for end in ("\n", "\r\n", "\r"):
         file.write_bytes(b"\xef\xbb\xbf" + end.join(rows).replace("O,5", "\ufeffO,5").encode())
         with pytest.warns(InputWarning, match="begin with # are passed over: 1$"):
-            found = list(read_smiles_file(file, LabelSpec(label="E"), how=Reading(conformers=1)))
+            found = list(read_smiles_file(file, ReadOptions(conformers=1, labels=LabelSpec(label="E"))))
         assert [float(data.energy) for data in found] == [2, 4, 6]
         assert found[1].info["note"] == "of two, or\nthree lines"
 
@@ -236,7 +236,7 @@ def test_names_that_rdkit_keeps_for_itself(tmp_path: Path) -> None:
     assert float(read_smiles_file(table)[0].energy) == 2.5
     block = Chem.MolToMolBlock(_embedded("C"))
     molecules.write_text(f"{block}> <__computedProps>\nx\n\n$$$$\n{block}$$$$\n", encoding="utf-8")
-    spoilt, _ = read_sdf(molecules, on_bad="skip").items
+    spoilt, _ = read_sdf(molecules, ReadOptions(on_bad="skip")).items
     assert "a.sdf#0: a property has a name" in str(spoilt)
 
 
@@ -281,7 +281,7 @@ def test_all_conformers_of_a_molecule_are_kept() -> None:
     expected = np.array([conformer.GetPositions() for conformer in mol.GetConformers()])
     np.testing.assert_array_equal(data.conformers.numpy(), expected)
     np.testing.assert_array_equal(data.positions.numpy(), expected[0])
-    assert "conformers" not in from_smiles("CCCC", how=Reading(conformers=1))
+    assert "conformers" not in from_smiles("CCCC", options=ReadOptions(conformers=1))
 
 
 def test_a_long_chain_takes_the_short_way() -> None:
@@ -289,7 +289,7 @@ def test_a_long_chain_takes_the_short_way() -> None:
     assert "one rough geometry" in data.remark
     assert 0.9 < float(torch.pdist(data.positions).min()) < 1.2
     with pytest.raises(InputError, match="give one or more"):
-        Reading(conformers=0)
+        ReadOptions(conformers=0)
 
 
 @pytest.mark.parametrize("smiles", ["C[NH3+]", "C[O-]", "[CH3]", "[O][O]", "C[N+](C)(C)C.O", "CC[CH2]"])
@@ -303,17 +303,17 @@ def test_ions_and_radicals_are_refused(smiles: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.sdf#0: has "):
         read_sdf(tmp_path / "a.sdf")
     (tmp_path / "a.smi").write_text(f"C\n{smiles}\n", encoding="utf-8")
-    found = read_smiles_file(tmp_path / "a.smi", on_bad="skip").items
+    found = read_smiles_file(tmp_path / "a.smi", ReadOptions(on_bad="skip")).items
     assert [isinstance(item, InputError) for item in found] == [False, True]
-    allowed = Reading(allow_charged=True, conformers=1)
-    assert from_smiles(smiles, how=allowed).num_nodes == mol.GetNumAtoms()
-    assert len(read_sdf(tmp_path / "a.sdf", how=allowed)) == 1
+    allowed = ReadOptions(allow_charged=True, conformers=1)
+    assert from_smiles(smiles, options=allowed).num_nodes == mol.GetNumAtoms()
+    assert len(read_sdf(tmp_path / "a.sdf", options=allowed)) == 1
 
 
 def test_states_that_columns_and_properties_state(tmp_path: Path) -> None:
     table = "smiles,Charge,multiplicity\nC,0,1\nC,,\nC,1,1\nC,0,3\nC,plus,\n"
     (tmp_path / "a.csv").write_text(table, encoding="utf-8")
-    found = read_smiles_file(tmp_path / "a.csv", on_bad="skip").items
+    found = read_smiles_file(tmp_path / "a.csv", ReadOptions(on_bad="skip")).items
     assert [isinstance(item, InputError) for item in found] == [False, False, True, True, True]
     assert "column 'Charge' is '1' (neutral and closed-shell: 0)" in str(found[2])
     mol = _embedded("C")
@@ -321,7 +321,7 @@ def test_states_that_columns_and_properties_state(tmp_path: Path) -> None:
     _write_sdf(tmp_path / "a.sdf", [mol])
     with pytest.raises(InputError, match=r"property 'charge' is -1 .*--allow-charged"):
         read_sdf(tmp_path / "a.sdf")
-    assert len(read_sdf(tmp_path / "a.sdf", how=Reading(allow_charged=True))) == 1
+    assert len(read_sdf(tmp_path / "a.sdf", options=ReadOptions(allow_charged=True))) == 1
 
 
 @pytest.mark.parametrize("smiles", ["[NH3+]CC(=O)[O-]", "C[N+](=O)[O-]", "[Na+].[Cl-]", "[C-]#[O+]"])

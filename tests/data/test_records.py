@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from molflt import vocabulary
-from molflt.data.ase_io import to_atoms
+from molflt.data.ase import to_atoms
 from molflt.data.labels import CANDIDATES, STORED, LabelSpec
-from molflt.data.records import to_data, to_record
+from molflt.data.reading import ReadOptions
+from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
-from molflt.printable import printable
+from molflt.terminal_text import printable
 
 
 def test_fields_follow_the_vocabulary(make_record: Any) -> None:
@@ -148,7 +149,7 @@ def test_values_that_numpy_or_python_refuse(key: str, make_record: Callable[...,
     for value in ([[1, 2], [3]], 10**5000, [10**5000])[1 if key == "name" else 0 :]:
         for spec in (None, labels):
             with pytest.raises(InputError, match=r"bad\.lmdb#1"):
-                to_data({**make_record(), key: value}, "bad.lmdb#1", spec)
+                to_data({**make_record(), key: value}, "bad.lmdb#1", ReadOptions(labels=spec))
 
 
 def test_conformers_and_what_is_carried_along(make_record: Any) -> None:
@@ -162,8 +163,10 @@ def test_conformers_and_what_is_carried_along(make_record: Any) -> None:
     assert torch.equal(back.conformers, data.conformers)
     assert (back.remark, back.info) == ("rough", {"charge": 0, "E/kcal": "-3.5", "id": "17"})
     labels = LabelSpec(target="energy", label="E/kcal", unit="kcal/mol")
-    assert float(to_data(to_record(data), "y", labels).energy) == pytest.approx(-3.5 * 0.0433641, rel=1e-5)
-    missing = to_data(to_record(data), "y", LabelSpec(target="energy", label="none"))
+    assert float(to_data(to_record(data), "y", ReadOptions(labels=labels)).energy) == pytest.approx(
+        -3.5 * 0.0433641, rel=1e-5
+    )
+    missing = to_data(to_record(data), "y", ReadOptions(labels=LabelSpec(target="energy", label="none")))
     assert "json" not in missing[STORED]
     assert "E/kcal" in missing[CANDIDATES]
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch_geometric.data import Data
 
-from molflt.data.records import to_data
-from molflt.data.safe_pickle import load_record
+from molflt.data.oc20.unpickle import load_record
+from molflt.data.record import to_data
 from molflt.errors import InputError
 from tests.data.pickles import as_tensor
 

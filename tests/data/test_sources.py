@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from ase.build import bulk, molecule
 
-from molflt.data import sources
-from molflt.data.datasets import ConcatDataset, ListDataset, StructureDataset, SubsetDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.sources import fingerprint, open_dataset, resolve_inputs
+from molflt.data import dataset
+from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset, SubsetDataset, fingerprint
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset, resolve_inputs
 from molflt.errors import InputError, InputWarning
 from tests.conftest import ascii_python
 
@@ -60,7 +60,7 @@ def test_what_a_folder_leaves_out_is_said(folder: Path) -> None:
         f"{folder}: left out: notes.txt, shards/; give what holds structures by its own path"
     ]
     shards = folder / "shards"
-    for name in ("0.lmdb-lock", "0.lmdb.natoms.npz", "2.lmdb.partial"):
+    for name in ("0.lmdb-lock", "0.lmdb.natoms", "2.lmdb.partial"):
         (shards / name).write_text("x", encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -103,7 +103,7 @@ def test_text_is_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("smiles,Länge\nO,1\n", encoding="utf-8")
     code = """
 import io, sys
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
 assert io.text_encoding(None) == "locale" and io.open(sys.argv[1] + "/b.smi").encoding.lower() != "utf-8"
 print(*open_dataset(sys.argv[1]).n_atoms, *open_dataset("-").n_atoms)
 """
@@ -182,7 +182,7 @@ def test_fingerprint_tells_contents_apart(folder: Path, tmp_path: Path) -> None:
     # not of the place, nor of files that come and go
     moved = tmp_path / "elsewhere"
     shards.rename(moved)
-    (moved / "0.lmdb.natoms.npz").write_bytes(b"kept")
+    (moved / "0.lmdb.natoms").write_bytes(b"kept")
     (moved / "0.lmdb-lock").write_bytes(b"lock")
     assert fingerprint(moved) == first
     content = bytearray((moved / "1.lmdb").read_bytes())
@@ -197,8 +197,8 @@ def test_fingerprint_tells_contents_apart(folder: Path, tmp_path: Path) -> None:
 
 
 def test_fingerprint_of_a_long_file_reads_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_WHOLE", 1000)
-    monkeypatch.setattr(sources, "_END", 100)
+    monkeypatch.setattr(dataset, "_WHOLE", 1000)
+    monkeypatch.setattr(dataset, "_END", 100)
     path = tmp_path / "a.lmdb"
     prints = set()
     for position in (0, 99, 500, 1950, 1999, None):

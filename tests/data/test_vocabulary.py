@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.data.sources import structures_of
+from molflt.data.open import structures_of
 from molflt.errors import InputError
 
 Change = Callable[[dict[str, Any]], object]

@@ -18,11 +18,11 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
 from ase.units import Hartree
 
-from molflt.data.ase_files import read_ase
+from molflt.data.formats import read_ase
 from molflt.data.labels import LabelSpec
-from molflt.data.notes import Notes
-from molflt.data.sources import open_dataset
-from molflt.data.symbols import element
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
+from molflt.data.text import Notes, element
 from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, InputWarning
 
@@ -57,7 +57,7 @@ def remarks(text: str, path: Path, **options: Any) -> list[str]:
     path.write_text(text, encoding="utf-8")
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        read_ase(path, **options)
+        read_ase(path, ReadOptions(**options))
     return [str(one.message) for one in found if one.category is InputWarning]
 
 
@@ -175,14 +175,16 @@ def test_keys_in_any_case(tmp_path: Path) -> None:
     for text in (NEP, NEP.replace("lattice", "LATTICE").replace("energy", "Energy").replace("force", "Forces")):
         (tmp_path / "nep.xyz").write_text(text, encoding="utf-8")
         assert ("forces" in read_ase(tmp_path / "nep.xyz")[0]) == (text != NEP)
-        (data,) = read_ase(tmp_path / "nep.xyz", labels=LabelSpec(force_label="force" if text == NEP else "FORCES"))
+        (data,) = read_ase(
+            tmp_path / "nep.xyz", ReadOptions(labels=LabelSpec(force_label="force" if text == NEP else "FORCES"))
+        )
         assert data.pbc.all()
         assert data.cell[0].diagonal().tolist() == [3.6] * 3
         assert float(data.energy) == -7.1
         assert data.forces.tolist() == [[0.1, 0, 0], [-0.1, 0, 0]]
     # A name that the user gives is found in other letters, too.
     (tmp_path / "a.xyz").write_text(COPPER.replace("energy", "DFT_Energy"), encoding="utf-8")
-    (data,) = read_ase(tmp_path / "a.xyz", labels=LabelSpec(label="dft_energy"))
+    (data,) = read_ase(tmp_path / "a.xyz", ReadOptions(labels=LabelSpec(label="dft_energy")))
     assert float(data.energy) == -1.0
 
 
@@ -210,7 +212,7 @@ def test_raw_qm9(tmp_path: Path) -> None:
     assert (found.info["Cv"], found.info["smiles"]) == (6.0, "O")
     (tmp_path / "a.xyz").write_text(text, encoding="utf-8")
     with pytest.warns(InputWarning, match="raw QM9.*U0.* Hartree"):
-        read = read_ase(tmp_path / "a.xyz", labels=LabelSpec(label="U0", unit="Hartree"))
+        read = read_ase(tmp_path / "a.xyz", ReadOptions(labels=LabelSpec(label="U0", unit="Hartree")))
     assert float(read[0].energy) == pytest.approx(-76.4 * Hartree)
     with pytest.raises(InputError, match="line 6: expected three lines of QM9"):
         frames(QM9.rpartition("InChI=1S/H2O/h1H2\t")[0])
@@ -272,14 +274,14 @@ def test_a_frame_that_cannot_be_read_has_its_place(tmp_path: Path) -> None:
     path.write_text(WATER + wrong + COPPER + COPPER.replace("3.6 0 0 0", "3.6 0 0"), encoding="utf-8")
     with pytest.raises(InputError, match=r"(?s)2 of 4 structures .*#1, line 8: 'Q'.*#3, line 16: Lattice is"):
         read_ase(path)
-    read = read_ase(path, on_bad="skip")
+    read = read_ase(path, ReadOptions(on_bad="skip"))
     assert [isinstance(item, InputError) for item in read.items] == [False, True, False, True]
     # Where it may have lost a line to the next frame, or the next one begins in its middle, no frame can be trusted.
     short, long = WATER.replace("H 0.96 0 0\n", ""), wrong.replace("H -", "H 0 0 0\nH -")
     for damaged, line in ((short, 10), (long, 8)):
         path.write_text(WATER + damaged + "2\n1\nO 0 0 0\nH 0 0 1\n", encoding="utf-8")
         with pytest.raises(InputError, match=rf"^{re.escape(str(path))}#1, line {line}"):
-            read_ase(path, on_bad="skip")
+            read_ase(path, ReadOptions(on_bad="skip"))
 
 
 def test_nothing_is_swallowed_by_what_is_empty_or_free() -> None:
@@ -330,7 +332,7 @@ def test_lists_that_are_no_arrays(tmp_path: Path) -> None:
 def test_a_label_of_a_free_comment(tmp_path: Path) -> None:
     """CREST writes nothing but the energy there."""
     (tmp_path / "a.xyz").write_text(WATER.replace("water", "  -5.07054"), encoding="utf-8")
-    (data,) = read_ase(tmp_path / "a.xyz", labels=LabelSpec(label="comment", unit="Hartree"))
+    (data,) = read_ase(tmp_path / "a.xyz", ReadOptions(labels=LabelSpec(label="comment", unit="Hartree")))
     assert float(data.energy) == pytest.approx(-5.07054 * Hartree)
 
 

@@ -16,9 +16,9 @@ from ase import units
 
 from molflt.attention.kernels.base import kernelised_attention
 from molflt.attention.registry import MECHANISMS
-from molflt.data.batching import StructureCollater
-from molflt.data.datasets import StructureDataset
-from molflt.data.sources import open_dataset
+from molflt.data.batch import StructureCollater
+from molflt.data.dataset import StructureDataset
+from molflt.data.open import open_dataset
 from molflt.invariance.harness import CHECKS
 
 REPOSITORY = Path(__file__).resolve().parents[2]

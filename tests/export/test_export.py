@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from molflt.data.batching import collate
+from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.data.open import open_dataset, resolve_inputs
 from molflt.export.export import DESCRIPTION, export
 from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel, load_model

@@ -22,9 +22,10 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.attention.config import MethodKeys
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import StructureCollater
-from molflt.data.sources import open_dataset
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_models, set_frequencies
 from molflt.prediction.members import pretrained_models
@@ -91,7 +92,7 @@ def preset_energies(name: str) -> list[float]:
 
 
 def _data(atoms: Atoms) -> Any:
-    return from_atoms(atoms, str(atoms.symbols), tags="oc20")
+    return from_atoms(atoms, str(atoms.symbols), ReadOptions(tags="oc20"))
 
 
 if __name__ == "__main__":

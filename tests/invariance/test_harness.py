@@ -14,18 +14,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from molflt.attention.registry import attention_config
-from molflt.data.ase_io import from_atoms
-from molflt.data.rdkit_io import from_smiles
-from molflt.data.sources import open_dataset
+from molflt.data.ase import from_atoms
+from molflt.data.open import open_dataset
+from molflt.data.rdkit import from_smiles
+from molflt.data.reading import ReadOptions
 from molflt.invariance import structures as make
-from molflt.invariance.energies import SHARE, additivity, energies, far_share, has_far_field, scaled_until_it_matters
 from molflt.invariance.harness import CHECKS, Result, run_suite
-from molflt.invariance.structures import builtin_structures
+from molflt.invariance.structures import (
+    SHARE,
+    additivity,
+    builtin_structures,
+    energies,
+    far_share,
+    has_far_field,
+    scaled_until_it_matters,
+)
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.model.standardiser import Statistics
-from molflt.prediction.predictor import unlabelled
+from molflt.prediction.predict import unlabelled
 from molflt.training.presets import preset_config
 from tests.attention.structures import STRUCTURES, slab
 from tests.model.files import metadata_of
@@ -65,7 +73,7 @@ def small(attention: dict[str, Any]) -> LoadedModel:
 
 
 def structures(*names: str) -> list[Any]:
-    return [from_atoms(STRUCTURES[name](), name, tags="oc20") for name in names or STRUCTURES]
+    return [from_atoms(STRUCTURES[name](), name, ReadOptions(tags="oc20")) for name in names or STRUCTURES]
 
 
 def verdicts(results: list[Result], name: str) -> set[str]:
@@ -264,7 +272,9 @@ def test_slabs(layers, pbc, seed, change, attention):
     atoms: Atoms = slab()[: 4 * layers]
     atoms.rattle(0.1, seed=seed)
     atoms.pbc = pbc
-    _same(_MODELS[attention], from_atoms(atoms, "slab", tags="oc20"), change, np.random.default_rng(seed))
+    _same(
+        _MODELS[attention], from_atoms(atoms, "slab", ReadOptions(tags="oc20")), change, np.random.default_rng(seed)
+    )
 
 
 def _same(loaded: LoadedModel, data: Any, change: str, random: np.random.Generator) -> None:

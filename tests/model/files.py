@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from molflt.data.datasets import StructureDataset
+from molflt.data.dataset import StructureDataset
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import (
@@ -23,7 +23,7 @@ from molflt.model.model_file import (
     load_model,
     save_model,
 )
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]
 """Something done to the tensors and to the metadata of a file."""

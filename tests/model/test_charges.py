@@ -11,13 +11,13 @@ from ase import Atoms
 from ase.build import bulk, molecule
 
 from molflt import load
-from molflt.cli.info import info_command
-from molflt.data.ase_io import from_atoms, to_atoms
-from molflt.data.batching import collate
-from molflt.data.compositions import apart
-from molflt.data.rdkit_io import from_smiles
-from molflt.data.reading import Reading
-from molflt.data.records import to_data, to_record
+from molflt.cli.inspect import info_command
+from molflt.data.ase import from_atoms, to_atoms
+from molflt.data.batch import collate
+from molflt.data.images import separate_fragments
+from molflt.data.rdkit import from_smiles
+from molflt.data.reading import ReadOptions
+from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.invariance.structures import doubled
@@ -28,7 +28,7 @@ from tests.attention.structures import batch_of, rotated
 from tests.model.files import metadata_of
 from tests.model.models import batch_for, check_forces, check_stress, energies, make_model
 
-IONS = Reading(charges=True)
+IONS = ReadOptions(charges=True)
 
 
 @pytest.fixture(scope="module")
@@ -90,20 +90,20 @@ def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
     hydroxide = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
     with pytest.raises(InputError, match=r"ion: .*know no charge.*--allow-charged.*model\.charges=1"):
         from_atoms(hydroxide, "ion")
-    data = from_atoms(hydroxide, "ion", how=IONS)
+    data = from_atoms(hydroxide, "ion", options=IONS)
     assert data.charge.tolist() == [-1.0]
     assert to_atoms(data).info["charge"] == -1.0
-    assert to_data(to_record(data), "again", how=IONS).charge.tolist() == [-1.0]
-    assert from_smiles("[NH4+]", how=Reading(charges=True, conformers=1)).charge.tolist() == [1.0]
+    assert to_data(to_record(data), "again", options=IONS).charge.tolist() == [-1.0]
+    assert from_smiles("[NH4+]", options=ReadOptions(charges=True, conformers=1)).charge.tolist() == [1.0]
     hydroxide.info["charge"] = 0
     with pytest.raises(InputError, match=r"odd number of electrons.*know no spin"):
-        from_atoms(hydroxide, "radical", how=IONS)
-    neutral = from_atoms(molecule("H2O"), "water", how=IONS)
+        from_atoms(hydroxide, "radical", options=IONS)
+    neutral = from_atoms(molecule("H2O"), "water", options=IONS)
     assert "charge" not in neutral
     assert collate([data, neutral]).charge.tolist() == [-1.0, 0.0]
-    assert apart([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
+    assert separate_fragments([data, data, neutral], [6.0, 6.0], np.random.default_rng(0)).charge.tolist() == [-2.0]
     crystal = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], cell=[4, 4, 4], pbc=True, info={"charge": -1})
-    assert doubled(from_atoms(crystal, "crystal", how=IONS), np.random.default_rng(0)).charge.tolist() == [-2.0]
+    assert doubled(from_atoms(crystal, "crystal", options=IONS), np.random.default_rng(0)).charge.tolist() == [-2.0]
 
 
 @pytest.mark.parametrize("charge", [float("nan"), 0.4, 101, float("inf"), "much", [1, 2]])
@@ -111,7 +111,7 @@ def test_a_charge_that_is_none_is_refused_in_one_line(charge: object) -> None:
     atoms = molecule("H2O")
     atoms.info["charge"] = charge
     with pytest.raises(InputError, match=r"^a\.xyz#3: atoms\.info\['charge'\] is .*correct it or leave it out$"):
-        from_atoms(atoms, "a.xyz#3", how=IONS)
+        from_atoms(atoms, "a.xyz#3", options=IONS)
 
 
 def test_a_file_a_prediction_a_calculator_and_info(
@@ -141,9 +141,9 @@ def test_what_repeats_along_two_axes_is_refused_where_it_is_read():
     slab = Atoms("Cu", cell=[3, 3, 12], pbc=(True, True, False))
     remedy = r"slab#3: periodic along 2 of three axes.*all three, with vacuum"
     with pytest.raises(InputError, match=remedy):
-        from_atoms(slab, "slab#3", how=IONS)
+        from_atoms(slab, "slab#3", options=IONS)
     with pytest.raises(InputError, match=remedy):
-        to_data(to_record(from_atoms(slab, "slab#3")), "slab#3", how=IONS)
+        to_data(to_record(from_atoms(slab, "slab#3")), "slab#3", options=IONS)
     assert "charge" not in from_atoms(slab, "slab#3")
 
 

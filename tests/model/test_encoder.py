@@ -9,10 +9,11 @@ from torch import nn
 
 from molflt.attention import layer, near
 from molflt.attention.far import field
-from molflt.attention.layer import FourierAttention, unit_vectors
+from molflt.attention.layer import FourierAttention
 from molflt.attention.near import GaussianDistanceBasis
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import StructureCollater
+from molflt.attention.smooth import NOTHING, shortened
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater
 from molflt.model.config import ModelConfig
 from molflt.model.encoder import normalised
 from molflt.model.energy_model import EnergyModel
@@ -112,18 +113,30 @@ def test_edges_in_any_order_give_the_same():
     torch.testing.assert_close(one(structures).energy, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_normalisation_and_unit_vectors_are_those_of_pytorch_with_derivatives_of_two_orders():
+def test_normalisation_and_shortened_vectors_have_their_derivatives_of_two_orders():
     norm = nn.LayerNorm(5).double()
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
-    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    torch.testing.assert_close(normalised(norm, x), norm(x))
-    torch.testing.assert_close(unit_vectors(x), nn.functional.normalize(x, dim=-1))
-    assert not unit_vectors(torch.zeros(2, 3)).any()
+    x = torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(normalised(norm, x[0]), norm(x[0]))
+    torch.testing.assert_close(shortened(x, NOTHING), nn.functional.normalize(x, dim=-1))
+    assert not shortened(torch.zeros(2, 3), NOTHING).any()
+    groups = torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, 1, 1]]).double()
 
-    def function(x, weight, bias):
-        return normalised(SimpleNamespace(weight=weight, bias=bias, eps=norm.eps), x)
+    def function(weight, x):
+        # Parameters have a first derivative only.
+        return normalised(SimpleNamespace(weight=weight, bias=norm.bias.detach(), eps=norm.eps), x)
 
-    for of, inputs in ((function, (x, norm.weight, norm.bias)), (unit_vectors, (x,))):
-        assert torch.autograd.gradcheck(of, inputs)
-        assert torch.autograd.gradgradcheck(of, inputs)
+    flat = x[0].detach().requires_grad_()
+    assert torch.autograd.gradcheck(function, (norm.weight, flat))
+    torch.testing.assert_close(*(by_norm(one, norm, flat) for one in (normalised, lambda norm, x: norm(x))))
+    for of in (lambda x: shortened(x, NOTHING), lambda x: shortened(x, 2.0, groups)):
+        assert torch.autograd.gradcheck(of, (x,))
+        assert torch.autograd.gradgradcheck(of, (x,))
+
+
+def by_norm(function, norm, x):
+    """Of a loss on the derivative by x, the derivatives by x, gradient and weight."""
+    gradient = torch.linspace(-1, 2, x.numel(), dtype=x.dtype).view(x.shape).requires_grad_()
+    (slope,) = torch.autograd.grad(function(norm, x), x, gradient, create_graph=True)
+    return torch.autograd.grad(slope.square().sum(), (x, gradient, norm.weight))

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from molflt.data.datasets import StructureDataset
+from molflt.data.dataset import StructureDataset
 from molflt.errors import InputError
 from molflt.model import model_file
 from molflt.model.energy_model import EnergyModel
@@ -32,7 +32,7 @@ from molflt.model.model_file import (
     save_models,
     set_frequencies,
 )
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from tests.model.files import Change, altered, check_round_trip, content_of, metadata_of, tiny
 
 Alter = Callable[[Change], Path]

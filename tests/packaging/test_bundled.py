@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from molflt import bundled
-from molflt.bundled import resolve_path
+from molflt import files
 from molflt.errors import InputError
+from molflt.files import resolve_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -22,6 +22,6 @@ def test_a_name_that_does_not_exist() -> None:
 
 
 def test_an_installation_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bundled, "_FOLDERS", (tmp_path / "data_sets", tmp_path / "data"))
+    monkeypatch.setattr(files, "_FOLDERS", (tmp_path / "data_sets", tmp_path / "data"))
     with pytest.raises(InputError, match=r"bundled:fg/val\.lmdb: .*no bundled data.*install molflt again"):
         resolve_path("bundled:fg/val.lmdb")

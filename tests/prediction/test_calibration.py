@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from molflt.errors import InputError
 from molflt.model.uncertainty import LEVELS
-from molflt.prediction.calibration import calibrate
+from molflt.prediction.uncertainty import calibrate
 
 N = 20_000
 

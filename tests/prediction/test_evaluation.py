@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from molflt.data.datasets import ListDataset, StructureDataset
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
+from molflt.data.dataset import ListDataset, StructureDataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.reading import ReadOptions
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.evaluation import Evaluation, StructureTable, evaluate
-from molflt.prediction.group_errors import by_adsorbate, by_element, by_size, size_edges
-from molflt.prediction.prediction import Prediction
-from molflt.prediction.predictor import predict
+from molflt.prediction.evaluate import Evaluation, StructureTable, evaluate
+from molflt.prediction.metrics import by_adsorbate, by_element, by_size, size_edges
+from molflt.prediction.output import Prediction
+from molflt.prediction.predict import predict
 
 
 def invented(elements: list[set[int]], error: list[float], sizes: list[int], adsorbates: list[str]) -> Evaluation:
@@ -109,16 +110,17 @@ def test_bad_structures_stop_it_or_are_left_out(
 
     def fails_for_one(function: Callable[..., Any]) -> Callable[..., Any]:
         def computed(models: Any, structures: Any, *arguments: Any) -> Any:
-            energies, *rest = function(models, structures, *arguments)
-            energies[:, [data.name == val_set[5].name for data in structures]] = np.nan
-            return energies, *rest
+            results = function(models, structures, *arguments)
+            for data, (energies, *_) in zip(structures, results, strict=True):
+                energies[:] = np.nan if data.name == val_set[5].name else energies
+            return results
 
         return computed
 
-    from molflt.prediction import predictor
+    from molflt.prediction import predict as predictor
 
     monkeypatch.setattr(predictor, "_compute", fails_for_one(predictor._compute))
-    found = evaluate(loaded, str(tmp_path / "six.lmdb"), on_bad="skip")
+    found = evaluate(loaded, str(tmp_path / "six.lmdb"), options=ReadOptions(on_bad="skip"))
     assert found.table.names == found.prediction.names == [val_set[k].name for k in (0, 2, 4)]
     assert [data.name for data in found.structures] == found.table.names
     np.testing.assert_array_equal(found.expected, [float(val_set[k].y_relaxed) for k in (0, 2, 4)])
@@ -127,4 +129,4 @@ def test_bad_structures_stop_it_or_are_left_out(
         assert word in reason
     write_lmdb(tmp_path / "one.lmdb", records[5:], progress=False)
     with pytest.raises(InputError, match=r"one.lmdb: no structure has both.*is not finite"):
-        evaluate(loaded, str(tmp_path / "one.lmdb"), on_bad="skip")
+        evaluate(loaded, str(tmp_path / "one.lmdb"), options=ReadOptions(on_bad="skip"))

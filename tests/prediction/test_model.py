@@ -14,11 +14,12 @@ from ase.build import fcc111, molecule
 from rdkit import Chem
 
 import molflt
-from molflt.data.datasets import ConcatDataset, ListDataset
-from molflt.data.sources import structures_of
+from molflt.data.dataset import ConcatDataset, ListDataset
+from molflt.data.open import structures_of
 from molflt.errors import InputError
 from molflt.prediction.members import load_members
-from molflt.prediction.predictor import conformers_of, predict
+from molflt.prediction.output import conformers_of
+from molflt.prediction.predict import predict
 from tests.conftest import rows_of
 
 

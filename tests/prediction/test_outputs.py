@@ -10,13 +10,12 @@ import ase.io
 import numpy as np
 import pytest
 
-from molflt.choices import OC20Split
-from molflt.data.datasets import ListDataset
+from molflt.data.dataset import ListDataset
 from molflt.errors import InputError
-from molflt.prediction import outputs
-from molflt.prediction.outputs import check_output, write_predictions
-from molflt.prediction.prediction import Prediction
-from molflt.prediction.predictor import predict
+from molflt.prediction import output as outputs
+from molflt.prediction.output import Prediction, check_output, write_predictions
+from molflt.prediction.predict import predict
+from molflt.vocabulary import OC20Split
 from tests.conftest import rows_of
 
 

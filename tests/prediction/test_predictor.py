@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.data.datasets import ConcatDataset, ListDataset, SubsetDataset
-from molflt.data.sources import open_dataset
+from molflt.data.dataset import ConcatDataset, ListDataset, SubsetDataset
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.prediction.metrics import energy_metrics
-from molflt.prediction.predictor import choose_device, predict, unknown_elements
+from molflt.prediction.predict import choose_device, predict, unknown_elements
 
 
 @pytest.fixture

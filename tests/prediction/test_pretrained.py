@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 import molflt
 from molflt import MolFLTCalculator
-from molflt.bundled import resolve_path
 from molflt.cli.main import app
-from molflt.data.ase_io import from_atoms, to_atoms
-from molflt.data.domain import GEOMETRIC
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.invariance.energies import ADDITIVE
+from molflt.data.ase import from_atoms, to_atoms
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.quality.domain import GEOMETRIC
+from molflt.files import resolve_path
+from molflt.invariance.structures import ADDITIVE
 from molflt.model.model_file import load_models, read_metadata
 from molflt.prediction.members import pretrained_models
-from molflt.prediction.predictor import outside
+from molflt.prediction.predict import outside
 from scripts.benchmarks.additivity import excess
 
 MODELS = pretrained_models()

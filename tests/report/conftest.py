@@ -12,13 +12,13 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 from torch_geometric.data import Data
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.datasets import ListDataset
+from molflt.data.ase import from_atoms
+from molflt.data.dataset import ListDataset
 from molflt.invariance.harness import Result
 from molflt.model.model_file import load_model
-from molflt.prediction.evaluation import Evaluation, StructureTable
-from molflt.prediction.prediction import Prediction
-from molflt.report.model_report import write_report
+from molflt.prediction.evaluate import Evaluation, StructureTable
+from molflt.prediction.output import Prediction
+from molflt.report.model import write_report
 from molflt.training.run_directory import read_records
 from tests.report.test_rpe_curves import make_model
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from molflt.attention.registry import ATTENTIONS, KERNELS
-from molflt.report.attention_rows import LayerCall, attention_row, recorded_forward
+from molflt.report.explain import LayerCall, attention_row, recorded_forward
 from tests.attention.layers import CUTOFF, HEADS, local_sum, prepare
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.model.models import make_model
@@ -119,7 +119,7 @@ def test_molflt_is_its_formula(name: str) -> None:
         near = torch.stack([local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z) for j in range(n)], dim=1)
         for j in range(n):
             delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + (shifts if atoms.pbc.any() else 0)
-            f = shared.rpe().values((delta.reshape(-1, 3) ** 2).sum(-1)).sum(0) @ layer.rpe_weights
+            f = shared.rpe().on_pairs((delta.reshape(-1, 3) ** 2).sum(-1)).sum(1) @ layer.rpe_weights
             expected[:, i, j] = (near[:, j] + f) / near.sum(dim=1)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
 

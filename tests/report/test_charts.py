@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from molflt.prediction.group_errors import by_element
-from molflt.report.charts import MOST_POINTS, forces_panel, groups_panel, limits, parity_panels, shown
-from molflt.report.learning_curves import best_epoch, best_point, learning_curves, log_ticks
-from molflt.report.page_figures import page_figure
-from molflt.report.pictures import picture
+from molflt.prediction.metrics import by_element
+from molflt.report.curves import Curve, best_epoch, best_point, learning_curves
+from molflt.report.figures import (
+    MOST_POINTS,
+    draw_forces,
+    draw_groups,
+    draw_learning,
+    draw_parity,
+    draw_residuals,
+    figure,
+    limits,
+    shown,
+)
+from molflt.report.page import svg
 from tests.report.conftest import evaluated_set, evaluation_of
 
 
@@ -30,7 +40,6 @@ def test_learning_curves() -> None:
     assert best_epoch([*records, {"epoch": 7, "best_epoch": 5}]) == 5
     assert best_point(curves, 5) == (5, 2.0)
     assert learning_curves(records, "force_mae") == []
-    assert len(log_ticks(curves)) >= 3
 
 
 def test_parity_shows_a_sample_of_a_large_set() -> None:
@@ -49,7 +58,6 @@ def test_parity_shows_a_sample_of_a_large_set() -> None:
 
 def test_forces_of_free_atoms_are_compared_on_one_scale() -> None:
     whole = evaluated_set(n=2)
-    assert forces_panel([whole]) is None
     random = np.random.default_rng(0)
     expected = [random.normal(size=(n, 3)) for n in whole.table.sizes]
     predicted = [f + 0.3 * random.normal(size=f.shape) for f in expected]
@@ -65,34 +73,53 @@ def test_forces_of_free_atoms_are_compared_on_one_scale() -> None:
     assert metrics is not None
     assert metrics.force_mae == pytest.approx(np.abs(error).mean())
     assert metrics.force_rmse == pytest.approx((error**2).mean() ** 0.5)
-    panel = forces_panel([found])
-    assert panel is not None
-    assert panel.square
-    assert panel.x_range == panel.y_range
-    assert panel.x_range[1] < 10
-    np.testing.assert_allclose(panel.series[1].y - panel.series[1].x, error)
+    (axes,) = figure(draw_forces, [found]).axes
+    assert axes.get_xlim() == axes.get_ylim()
+    assert axes.get_xlim()[1] < 10
+    x, y = axes.lines[0].get_data()
+    np.testing.assert_allclose(y - x, error)
 
 
-def test_both_drawings_show_the_same_numbers() -> None:
-    """The points and bars of one chart in plotly and in matplotlib, against the evaluation."""
+def test_points_and_bars_are_the_numbers() -> None:
     found = evaluated_set(n=8, std=True)
-    panels = parity_panels([found], "energy")
-    interactive = [page_figure([panel], 400) for panel in panels]
-    assert [panel.x.count("eV") + panel.y.count("eV") for panel in panels] == [1, 2]
-    assert [figure.layout.yaxis.scaleanchor for figure in interactive] == ["x", None]
-    for k, y in enumerate((found.predicted, found.error)):
-        (trace,) = [t for t in interactive[k].data if t.mode == "markers"]
-        (axes,) = picture([panels[k]]).axes
-        points = axes.lines[-1]
-        for x_drawn, y_drawn in ((trace.x, trace.y), points.get_data()):
-            np.testing.assert_array_equal(x_drawn, found.expected)
-            np.testing.assert_array_equal(y_drawn, y)
-        np.testing.assert_array_equal(trace.error_y.array, found.std)
-        assert len(axes.collections) == 1
-    assert f"MAE {np.abs(found.error).mean():.4f} eV" in panels[0].title
+    for draw, y, units in ((draw_parity, found.predicted, 1), (draw_residuals, found.error, 2)):
+        drawn = figure(draw, [found], "energy")
+        (axes,) = drawn.axes
+        points = next(line for line in axes.lines if line.get_marker() == "o")
+        np.testing.assert_array_equal(points.get_data(), [found.expected, y])
+        (bars,) = axes.collections
+        ends = np.array([part[:, 1] for part in bars.get_segments()])
+        np.testing.assert_allclose(ends, np.stack([y - found.std, y + found.std], axis=1))
+        assert axes.get_xlabel().count("eV") + axes.get_ylabel().count("eV") == units
+        square = draw is draw_parity
+        assert (axes.get_aspect() == 1) == (axes.get_xlim() == axes.get_ylim()) == square
+        assert (f"MAE {np.abs(found.error).mean():.4f} eV" in axes.get_title()) == square
     groups = by_element([found])
-    panel = groups_panel(groups, "element")
-    assert list(page_figure([panel], 330).data[0].y) == pytest.approx(groups.mae[0])
-    (axes,) = picture([panel]).axes
+    (axes,) = figure(draw_groups, groups, "element").axes
     assert [bar.get_height() for bar in axes.patches] == pytest.approx(groups.mae[0])
     assert [text.get_text() for text in axes.texts] == [str(n) for n in groups.n[0]]
+
+
+def test_on_a_page_each_point_tells_its_structure() -> None:
+    """A name may hold anything, and letters that matplotlib's font lacks."""
+    found = evaluated_set("值 $x$ \x1b", n=8)
+    place = svg(figure(draw_parity, [found], "energy"))
+    root = ElementTree.fromstring(place)
+    assert "值 $x$ \\x1b: 8 structures" in "".join(root.itertext())
+    dots = [element for element in root.iter() if element.tag.endswith("}use") and len(element)]
+    places = np.array([[float(element.attrib[key]) for key in ("x", "y")] for element in dots])
+    for drawn, y in zip(places.T, (found.expected, -found.predicted), strict=True):
+        np.testing.assert_allclose(np.corrcoef(drawn, y)[0, 1], 1)
+    texts = ["".join(element.itertext()) for element in dots]
+    for k, text in enumerate(texts):
+        name, formula = found.table.names[k], found.table.formulas[k]
+        assert text.startswith(f"{name}\n{formula}\nexpected {found.expected[k]:.4f} eV")
+
+
+def test_a_narrow_range_has_numbers_on_its_logarithmic_axis() -> None:
+    for values in ([0.62, 0.65, 0.68], [0.011, 0.4, 9.0]):
+        curve = Curve("val", np.arange(1, 4), np.array(values))
+        (axes,) = figure(draw_learning, [curve], "MAE / eV", None).axes
+        axes.figure.draw_without_rendering()
+        shown = [t for minor in (False, True) for t in axes.yaxis.get_ticklocs(minor=minor)]
+        assert 2 <= sum(values[0] <= t <= values[-1] for t in shown) <= 12

@@ -13,7 +13,7 @@ from ase.build import molecule
 from ase.io import write
 
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 
 Run = Callable[..., Any]
 

@@ -11,11 +11,12 @@ import torch
 from ase import Atoms
 from ase.build import fcc111, molecule
 
-from molflt.data.ase_io import from_atoms
+from molflt.data.ase import from_atoms
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
-from molflt.prediction.predictor import predict
-from molflt.report.explanation import Explanation, explain
+from molflt.prediction.predict import predict
+from molflt.report.explain import Explanation, explain
 from tests.attention.structures import STRUCTURES, rotated
 from tests.model.files import metadata_of
 from tests.model.models import make_model
@@ -27,7 +28,7 @@ def make_loaded(attention: Any = "molflt", **options: Any) -> LoadedModel:
 
 
 def explained(loaded: LoadedModel, atoms: Atoms, atom: int | None = None) -> Explanation:
-    return explain(loaded, from_atoms(atoms, "structure", tags="oc20"), atom)
+    return explain(loaded, from_atoms(atoms, "structure", ReadOptions(tags="oc20")), atom)
 
 
 @pytest.mark.parametrize(("name", "recycles"), [("molecule", 1), ("slab_open", 1), ("molecule", 3)])

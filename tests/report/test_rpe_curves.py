@@ -12,7 +12,7 @@ import torch
 from molflt.attention.far.members import REFERENCE_DENSITY
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.report.rpe_curves import far_curves, local_curves
+from molflt.report.curves import far_curves, local_curves
 from tests.attention.layers import small
 
 

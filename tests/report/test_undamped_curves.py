@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from molflt.data.batching import collate
+from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.rdkit_io import from_smiles
-from molflt.report.rpe_curves import far_curves
+from molflt.data.rdkit import from_smiles
+from molflt.report.curves import far_curves
 from tests.report.test_rpe_curves import make_model
 
 

@@ -17,15 +17,16 @@ from ase.io import read
 from matplotlib.colors import to_rgb
 from scipy.spatial.transform import Rotation
 
-from molflt.data.ase_io import from_atoms
-from molflt.report.html import Page
+from molflt.data.ase import from_atoms
+from molflt.data.reading import ReadOptions
+from molflt.report.page import Page
 from molflt.report.viewer import MOST_WITH_BONDS, structure_view
 
 
 def held(atoms: Atoms, **options: Any) -> tuple[dict[str, Any], str]:
     """What the script gets, and the place."""
     page = Page("report.html")
-    place = structure_view(page, from_atoms(atoms, name="m", tags="oc20"), **options)
+    place = structure_view(page, from_atoms(atoms, "m", ReadOptions(tags="oc20")), **options)
     (content,) = page._held.values()
     return json.loads(content), str(place)
 

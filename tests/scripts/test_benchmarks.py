@@ -19,13 +19,13 @@ from scipy.integrate import quad
 from torch_geometric.data import Batch
 from torch_geometric.nn.models import dimenet
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import collate as batch_of
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.ase import from_atoms
+from molflt.data.batch import collate as batch_of
 from molflt.data.neighbours import attach_neighbours
-from molflt.data.records import RECORD_KEYS, to_data
-from molflt.data.safe_pickle import load_record
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.unpickle import load_record
+from molflt.data.open import open_dataset
+from molflt.data.record import RECORD_KEYS, to_data
 from molflt.model.energy_model import EnergyModel
 from scripts import results
 from scripts.benchmarks import (

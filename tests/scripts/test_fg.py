@@ -14,13 +14,13 @@ from ase import Atoms
 from ase.io import read, write
 from typer.testing import CliRunner
 
-from molflt.bundled import resolve_path
-from molflt.data.lmdb_dataset import LmdbDataset
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.files import resolve_path
 from molflt.model.model_file import save_model
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
-from molflt.report.adsorption_page import GUESSED
+from molflt.report.adsorption import GUESSED
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 from scripts.benchmarks import adsorb_guesses

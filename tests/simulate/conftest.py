@@ -14,8 +14,8 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.cluster import Icosahedron
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.batching import StructureCollater
+from molflt.data.ase import from_atoms
+from molflt.data.batch import StructureCollater
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel

@@ -14,8 +14,8 @@ import ase.io
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.sources import open_dataset
+from molflt.data.ase import to_atoms
+from molflt.data.open import open_dataset
 from molflt.model.model_file import load_model
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml

@@ -88,6 +88,8 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("trainer.max_steps=0", "must be -1 (no limit) or at least 1"),
         ("trainer.precision=16", "'32-true', '64-true' or 'bf16-mixed', not 16"),
         ("trainer.accelerator=tpu", "'auto', 'cpu' or 'gpu', not 'tpu'"),
+        ("trainer=&a {b: *a}", "trainer.b: there is no such key"),
+        ("loss=&a {b: {c: *a}}", "loss.b: there is no such key"),
         ("trainer=3", "trainer: must be a mapping of keys to values, not 3"),
         ("optimiser.lr=-1", "optimiser.lr: must be greater than 0, not -1"),
         ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
@@ -113,7 +115,9 @@ def test_wrong_values(override: str, expected: str, tiny_yaml: Path) -> None:
     assert expected in message
 
 
-@pytest.mark.parametrize("override", ["trainer.max_epochs", "=3", "a..b=3", "[=3", "a.=1", "data.train={a", "x=${y}"])
+@pytest.mark.parametrize(
+    "override", ["trainer.max_epochs", "=3", "a..b=3", "[=3", "a.=1", "data.train={a", "seed=\udce9"]
+)
 def test_malformed_overrides_are_quoted(override: str, tiny_yaml: Path) -> None:
     message = _message(tiny_yaml, override)
     assert f"override '{override}'" in message
@@ -123,7 +127,7 @@ def test_malformed_overrides_are_quoted(override: str, tiny_yaml: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"a: [", b"\x00\x01", b"seed: 0\nseed: 1\n", b"\xff\xfe\x00", b"1: 2\n", b"data: 3",
-     b"seed: 1", b"data: {train: x}", b"x: !!python/object/apply:os.system [ls]"],
+     b"seed: 1", b"data: {train: x}", b"x: !!python/object/apply:os.system [ls]", b"seed: &s 1\nseed: *s"],
 )  # fmt: skip
 def test_other_files(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"

@@ -13,13 +13,13 @@ import torch
 from ase.build import molecule
 from ase.geometry import get_distances
 
-from molflt.data.ase_io import from_atoms
-from molflt.data.datasets import ListDataset
+from molflt.data.ase import from_atoms
+from molflt.data.dataset import ListDataset
 from molflt.data.labels import LabelSpec
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.screening import Crew, Screening, labels
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.quality.screen import Crew, Screening, labels
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import fit_statistics

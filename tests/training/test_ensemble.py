@@ -9,12 +9,12 @@ import pytest
 
 import molflt
 from molflt.data.labels import LabelSpec
-from molflt.data.screening import Screening, labels
+from molflt.data.quality.screen import Screening, labels
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
-from molflt.prediction.evaluation import evaluate
+from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import average_models, load_members, member_paths
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.ensemble import train_ensemble
 from tests.training.runs import QUICK, assert_same_run, go, quiet
 

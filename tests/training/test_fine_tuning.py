@@ -9,12 +9,12 @@ import pytest
 import torch
 from ase.build import molecule
 
-from molflt.data.ase_io import to_atoms
-from molflt.data.sources import open_dataset
+from molflt.data.ase import to_atoms
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.model.model_file import load_model, save_models
 from molflt.prediction.model import load
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import load_config
 from molflt.training.ensemble import train_ensemble

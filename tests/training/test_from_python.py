@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import molflt
-from molflt.data.ase_io import to_atoms
-from molflt.data.sources import open_dataset
+from molflt.data.ase import to_atoms
+from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.training.config_file import load_config, make_config
 from scripts.tools import notebooks
@@ -68,7 +68,7 @@ def test_configurations(values, tmp_path):
         make_config(values, {"trainer": {"max_epoch": 3}})
     with pytest.raises(InputError, match="data: is missing"):
         make_config({}, {})
-    with pytest.raises(InputError, match="seed: cannot stand in a configuration"):
+    with pytest.raises(InputError, match="seed: must be a valid integer"):
         make_config(values, {"seed": object()})
 
 

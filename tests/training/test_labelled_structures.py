@@ -12,10 +12,11 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.labels import LabelSpec
-from molflt.data.sources import open_dataset
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.config_file import load_config
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import Score
@@ -190,7 +191,7 @@ def test_given_references(crystal_config):
     assert statistics.given == pytest.approx({29: -1.0, 47: 2.0}, rel=1e-6)
     copper, silver = statistics.references[29], statistics.references[47]
     assert silver - copper == pytest.approx(3.0, rel=1e-6)
-    data = open_dataset(config.data.train, labels=config.data.labels())
+    data = open_dataset(config.data.train, ReadOptions(labels=config.data.labels()))
     left = [
         float(data[i].energy) - 4 * (copper if 29 in data[i].atomic_numbers else silver) for i in range(len(data))
     ]

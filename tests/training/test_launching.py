@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.training.config_file import to_yaml
 from molflt.training.processes import check_processes, cluster_plugins, is_first_process

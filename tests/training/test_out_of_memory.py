@@ -9,8 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.errors import InputError
-from molflt.memory import out_of_memory
+from molflt.errors import InputError, out_of_memory
 from molflt.model.energy_model import EnergyModel
 from molflt.training.run import train
 from molflt.training.run_directory import read_records

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
-from molflt.report.model_report import training_report
+from molflt.report.model import training_report
 from molflt.training import run as run_module
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train

@@ -11,10 +11,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.data.batching import AtomBudgetSampler
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset
+from molflt.data.batch import AtomBudgetSampler
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset
+from molflt.data.record import to_record
 from molflt.model.model_file import load_model
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.run_directory import read_records
@@ -167,7 +167,7 @@ def test_same_metrics(max_atoms, make_config, tiny_data, tmp_path):
 READING = """
 import json, sys
 from pathlib import Path
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.training import run
 from molflt.training.config_file import load_config
 from tests.training.runs import quiet

@@ -11,12 +11,13 @@ import pytest
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from molflt.data.lmdb_writer import write_lmdb
-from molflt.data.records import to_record
-from molflt.data.sources import open_dataset, resolve_inputs
+from molflt.data.oc20.writer import write_lmdb
+from molflt.data.open import open_dataset, resolve_inputs
+from molflt.data.reading import ReadOptions
+from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
-from molflt.prediction.predictor import predict
+from molflt.prediction.predict import predict
 from molflt.training.data_module import EnergyDataModule
 from tests.conftest import rows_of
 from tests.training.runs import QUICK, written
@@ -115,7 +116,7 @@ def test_refused_by_name_or_left_out(kind, configure, model_path, tmp_path):
     assert SPOILT[kind][1] in skipped.reason
     assert f"{path}#{PLACE}" in skipped.reason
     assert data.skipped["val"] == []
-    prediction = predict(load_model(model_path), resolve_inputs([path], on_bad="skip"), on_error="skip")
+    prediction = predict(load_model(model_path), resolve_inputs([path], ReadOptions(on_bad="skip")), on_error="skip")
     left_out = [] if kind == "no label" else [PLACE]
     assert np.flatnonzero(np.isnan(prediction.energies)).tolist() == list(prediction.failures) == left_out
     if left_out:
@@ -233,6 +234,8 @@ def test_an_sdf_block_that_cannot_be_read(model_path, tmp_path):
     path.write_text("".join(blocks), encoding="utf-8")
     with pytest.raises(InputError, match=r"some\.sdf#1\b"):
         predict(load_model(model_path), resolve_inputs([str(path)]))
-    prediction = predict(load_model(model_path), resolve_inputs([str(path)], on_bad="skip"), on_error="skip")
+    prediction = predict(
+        load_model(model_path), resolve_inputs([str(path)], ReadOptions(on_bad="skip")), on_error="skip"
+    )
     assert np.isfinite(prediction.energies).tolist() == [True, False, True]
     assert "some.sdf#1" in prediction.failures[1]

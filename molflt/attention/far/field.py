@@ -14,7 +14,7 @@ from molflt.attention.far.pairs import squared_norm, sum_over_pairs
 from molflt.attention.far.waves import on_waves
 from molflt.attention.far.ways import MARGIN, FarPlan, Group, Way
 from molflt.attention.geometry import Geometry
-from molflt.choices import MethodName
+from molflt.vocabulary import MethodName
 
 
 class FarField(Protocol):

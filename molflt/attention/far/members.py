@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from molflt.attention.config import MARGIN, SpectrumName
 from molflt.attention.far.pairs import members_on_pairs
-from molflt.attention.smooth import gaussian, sinc_of_square
 
 DAMPING = 2.5
 """c_ρ: by how many radians a wave with ε = 1 turns over its width, κ = c_ρ ε/ρ."""
@@ -157,17 +156,10 @@ class GaussianBasis:
         turned = None if self.turned is None else self.turned.double().cpu()
         return GaussianBasis(self.widths.double().cpu(), self.n_atoms, turned, self.n_waves)
 
-    def values(self, squared_distances: Tensor) -> Tensor:
-        """n_t sinc(κ_t r) exp(−r²/2ρ_t²): r² (...) Å² → (..., n_basis)."""
-        squared = squared_distances[..., None]
-        damped = self.amplitudes * gaussian(squared / (2 * self.widths**2))
-        return damped if self.kappa is None else damped * sinc_of_square(self.kappa**2 * squared)
-
     def on_pairs(self, squared_distances: Tensor) -> Tensor:
-        """The same as :meth:`values`, the members first: r² (...) Å² → (n_basis, ...)."""
-        turns = None if self.kappa is None else self.kappa**2
-        decays = 1 / (2 * self.widths**2)
-        return members_on_pairs(squared_distances, self.amplitudes, decays, turns, self.n_waves)
+        """n_t sinc(κ_t r) exp(−r²/2ρ_t²), the members first: r² (...) Å² → (n_basis, ...)."""
+        turns = None if self.turned is None else self.turned**2
+        return members_on_pairs(squared_distances, self.amplitudes, self.widths**-2, turns, self.n_waves)
 
     def spectra(self, xi: Tensor, members_first: bool = False) -> Tensor:
         """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³, nowhere negative.

@@ -6,17 +6,17 @@ through the memory again, which takes longer than exponentials.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.far.ways import Group
-from molflt.attention.smooth import GAUSSIAN_END, gaussian, sinc_of_square
+from molflt.attention.smooth import GAUSSIAN_END, sinc_family
 
 
 @dataclass
@@ -67,15 +67,11 @@ class OnPairs:
         return (weights.transpose(0, 1) @ strip.flatten(1)).view(-1, *strip.shape[1:])
 
 
-Displacements = tuple[Tensor, ...]
-"""Along x, y and z."""
-
-
 def sum_over_pairs(
     group: Group,
     positions: Tensor,
     cell: Tensor,
-    function: Callable[[Displacements], Tensor],
+    function: Callable[[Tensor], Tensor],
     n_weights: int,
 ) -> OnPairs:
     """Σ_n F(Δ_ij + n·A) over the images of a group, for n_weights functions F.
@@ -84,7 +80,7 @@ def sum_over_pairs(
         group: structures that are summed on pairs.
         positions: (n_structures, n_max, 3) Å, float64.
         cell: (n_structures, 3, 3) Å, float64.
-        function: maps displacements by axes, three tensors (...) Å, float64, to (n_weights, ...).
+        function: maps displacements (3, ...) Å, float64, to (n_weights, ...).
         n_weights: how many functions that are.
     """
     if group.images is None:
@@ -99,7 +95,7 @@ def sum_over_pairs(
         own = cell.index_select(0, receiver // n_max)
         delta = flat.index_select(0, receiver) - flat.index_select(0, sender)
         delta = delta - (offsets[:, :, None] * own).sum(dim=1)
-        values = function(delta.unbind(dim=1))
+        values = function(delta.t())
         pair = receiver * n_max + sender % n_max
         return values.new_zeros(len(values), n_structures * n_max**2).index_add(1, pair, values)
 
@@ -116,16 +112,15 @@ def sum_over_pairs(
     return OnPairs([total.view(-1, n_structures, n_max, n_max)])
 
 
-def _displacements(some: Tensor, others: Tensor) -> Displacements:
-    """r_i − r_j of (..., n, 3) and (..., m, 3), by axes, each (..., n, m)."""
-    axes = zip(some.unbind(dim=-1), others.unbind(dim=-1), strict=True)
-    return tuple(a[..., :, None] - b[..., None, :] for a, b in axes)
+def _displacements(some: Tensor, others: Tensor) -> Tensor:
+    """r_i − r_j of (..., n, 3) and (..., m, 3), axes first: (3, ..., n, m)."""
+    return some.movedim(-1, 0)[..., :, None] - others.movedim(-1, 0)[..., None, :]
 
 
-def squared_norm(delta: Displacements, dtype: torch.dtype) -> Tensor:
-    """|Δ|²; a sum over three neighbouring numbers is slow."""
-    x, y, z = (d.to(dtype) for d in delta)
-    return torch.addcmul(torch.addcmul(x * x, y, y), z, z)
+def squared_norm(delta: Tensor, dtype: torch.dtype) -> Tensor:
+    """|Δ|² of (3, ...); a sum over three neighbouring numbers is slow."""
+    delta = delta.to(dtype)
+    return (delta * delta).sum(dim=0)
 
 
 def squared_distances(positions: Tensor, dtype: torch.dtype) -> Tensor:
@@ -134,112 +129,122 @@ def squared_distances(positions: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def members_on_pairs(
-    squared: Tensor, amplitudes: Tensor, decays: Tensor, turns: Tensor | None, n_waves: int
+    squared: Tensor, amplitudes: Tensor, scales: Tensor, turns: Tensor | None, n_waves: int, decay: float = 0.5
 ) -> Tensor:
-    """a_t exp(−d_t r²) sinc(√(k_t r²)) of r² (...), with derivatives of any order: (n_members, ...).
+    """a_t φ_t(s_t r²) of r² (...), with φ_t(y) = exp(−δy) sinc(√(k_t y)): (n_members, ...), twice differentiable.
 
     Args:
         squared: r², Å².
         amplitudes: a_t, (n_members,).
-        decays: d_t, 1/Å².
-        turns: k_t, 1/Å², zero for a Gaussian; None where all are.
+        scales: s_t, 1/Å².
+        turns: k_t, constants, zero for a Gaussian; None where all are.
         n_waves: how many of the last members may be waves.
+        decay: δ.
     """
-    waves = slice(len(decays) - n_waves, len(decays))
-    found: Tensor = _OnPairs.apply(squared, amplitudes, decays, turns, waves)
+    waves = slice(len(scales) - n_waves, len(scales))
+    found: Tensor = _OnPairs.apply(squared, amplitudes, scales, turns, waves, decay)
     return found
 
 
 class _OnPairs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, squared: Tensor, amplitudes: Tensor, decays: Tensor, turns: Tensor | None, waves: slice
+        ctx: Any,
+        squared: Tensor,
+        amplitudes: Tensor,
+        scales: Tensor,
+        turns: Tensor | None,
+        waves: slice,
+        decay: float,
     ) -> Tensor:
-        ctx.save_for_backward(squared, amplitudes, decays, turns)
-        ctx.waves = waves
-        dtype = torch.promote_types(squared.dtype, decays.dtype)
-        out = squared.new_empty((len(decays), *squared.shape), dtype=dtype)
-        flat, values = squared.reshape(-1), out.view(len(decays), -1)
-        for few in _blocks(len(flat), len(decays), squared.device):
-            block = values[:, few]
-            torch.mul(flat[few], -decays[:, None], out=block)
-            block.clamp_(min=-GAUSSIAN_END).exp_().mul_(amplitudes[:, None])
-            if turns is not None:
-                block[waves].mul_(_sinc(turns[waves, None] * flat[few])[0])
+        ctx.save_for_backward(squared, amplitudes, scales, turns)
+        ctx.form = waves, decay
+        dtype = torch.promote_types(squared.dtype, scales.dtype)
+        out = squared.new_empty((len(scales), *squared.shape), dtype=dtype)
+        flat, values = squared.reshape(-1), out.view(len(scales), -1)
+        for few in _blocks(len(flat), len(scales), squared.device):
+            (shape,) = _shapes(scales[:, None] * flat[few], turns, waves, decay, 0)
+            torch.mul(shape, amplitudes[:, None], out=values[:, few])
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        squared, amplitudes, decays, turns = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            needs = ctx.needs_input_grad[:4]
-            return _differentiable((squared, amplitudes, decays, turns), needs, gradients[0])
-        flat, gradient, waves = squared.reshape(-1), gradients[0].reshape(len(decays), -1), ctx.waves
-        to_squared = torch.empty_like(flat) if ctx.needs_input_grad[0] else None
-        to_amplitudes, to_decays = torch.zeros_like(gradient[:, 0]), torch.zeros_like(gradient[:, 0])
-        to_turns = torch.zeros_like(to_decays)
-        for few in _blocks(len(flat), len(decays), squared.device):
-            r2 = flat[few].to(gradient.dtype)
-            block = torch.mul(r2, -decays[:, None]).clamp_(min=-GAUSSIAN_END).exp_().mul_(gradient[:, few])
-            slope: Tensor | None = None
-            if turns is not None:
-                x = turns[waves, None] * r2
-                sinc, z = _sinc(x)
-                slope = block[waves] * _slope_of_sinc(x, sinc, z)
-                block[waves].mul_(sinc)
-                to_turns[waves] += slope @ r2
-            to_amplitudes += block.sum(dim=1)
-            to_decays -= block @ r2
-            if to_squared is not None:
-                total = -(amplitudes * decays) @ block
-                if slope is not None:
-                    total += (amplitudes[waves] * turns[waves]) @ slope
-                to_squared[few] = total
+        found = _SlopeOnPairs.apply(*gradients, *ctx.saved_tensors, *ctx.form, torch.is_grad_enabled())
+        return (*found, None, None, None)
+
+
+class _SlopeOnPairs(torch.autograd.Function):
+    """The derivatives of :class:`_OnPairs` by r², a and s, of which only the first can be differentiated again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gradient: Tensor,
+        squared: Tensor,
+        amplitudes: Tensor,
+        scales: Tensor,
+        turns: Tensor | None,
+        waves: slice,
+        decay: float,
+        again: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        flat, gradients = squared.reshape(-1), gradient.reshape(len(scales), -1)
+        to_squared = torch.empty_like(flat)
+        to_amplitudes, to_scales, both = torch.zeros_like(scales), torch.zeros_like(scales), amplitudes * scales
+        kept = gradients.new_empty((2 * again, *gradients.shape))
+        for few in _blocks(len(flat), len(scales), squared.device):
+            shape, *slopes = _shapes(scales[:, None] * flat[few], turns, waves, decay, 1 + again)
+            for one, slope in zip(kept, slopes, strict=False):
+                one[:, few] = slope
+            to_amplitudes += shape.mul_(gradients[:, few]).sum(dim=1)
+            along = torch.mul(gradients[:, few], slopes[0], out=shape)
+            to_scales += along @ flat[few].to(along.dtype)
+            to_squared[few] = both @ along
+        ctx.save_for_backward(gradients, squared, amplitudes, scales, kept)
+        return to_squared.view_as(squared), to_amplitudes, to_scales.mul_(amplitudes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *to_slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradients, squared, amplitudes, scales, (slope, bend) = ctx.saved_tensors
+        to_squared, *of_parameters = to_slopes
+        assert of_parameters == [None, None], "parameters have a first derivative only"
+        assert to_squared is not None
+        flat, along = squared.reshape(-1), to_squared.reshape(-1)
+        weighted = gradients * along
+        bent, both = weighted * bend, amplitudes * scales
+        first, second = (weighted * slope).sum(dim=1), bent @ flat
         return (
-            None if to_squared is None else to_squared.view_as(squared),
-            to_amplitudes,
-            to_decays * amplitudes,
-            None if turns is None else to_turns * amplitudes,
-            None,
+            (slope * along * both[:, None]).view(-1, *squared.shape),
+            ((both * scales) @ bent).view_as(squared),
+            scales * first,
+            torch.addcmul(amplitudes * first, both, second),
+            *[None] * 4,
         )
 
 
-def _differentiable(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], needs: Sequence[bool], gradient: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The derivatives by the formula, to be differentiated again."""
-    squared, amplitudes, decays, turns = inputs
-    each = (..., *[None] * squared.dim())
-    values = amplitudes[each] * gaussian(decays[each] * squared)
+def _shapes(y: Tensor, turns: Tensor | None, waves: slice, decay: float, order: int) -> list[Tensor]:
+    """φ and its first ``order`` derivatives, of (n_members, n)."""
+    bell = (y * -decay).clamp_(min=-GAUSSIAN_END).exp_()
+    found = [bell, *(bell * (-decay) ** n for n in range(1, order + 1))]
     if turns is not None:
-        values = values * sinc_of_square(turns[each] * squared)
-    wanted = [tensor for tensor, needed in zip(inputs, needs, strict=True) if needed and tensor is not None]
-    found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True))
-    return (*(next(found) if needed else None for needed in needs), None)
-
-
-def _sinc(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """sin(z)/z and z of z²."""
-    # torch.sinc takes one number at a time on a CPU.
-    z = squared.sqrt().clamp_(min=1e-15)
-    return z.sin().div_(z), z
-
-
-def _slope_of_sinc(squared: Tensor, sinc: Tensor, z: Tensor) -> Tensor:
-    """The derivative of sin(z)/z by z²: (cos z − sin z/z)/2z², or its power series where that cancels."""
-    series = torch.zeros_like(squared)
-    for k in range(_TERMS, 0, -1):
-        series = series.mul_(squared).add_((-1) ** k * k / math.factorial(2 * k + 1))
-    return torch.where(squared < _SMALL, series, z.cos().sub_(sinc).div_(2 * squared.clamp(min=_SMALL)))
+        half, bell = turns[waves, None] / 2, bell[waves].clone()
+        u = sinc_family(y[waves] * turns[waves, None], order)
+        factors = [u[0]]
+        if order:
+            factors.append(-decay * u[0] - half * u[1])
+        if order > 1:
+            factors.append(half**2 * u[2] - decay * (factors[1] - half * u[1]))
+        for one, factor in zip(found, factors, strict=True):
+            torch.mul(bell, factor, out=one[waves])
+    return found
 
 
 def _blocks(n: int, n_members: int, device: torch.device) -> Iterator[slice]:
     step = max(1, (_VALUES_AT_ONCE if device.type == "cpu" else _VALUES_AT_ONCE_ON_GPU) // n_members)
     return (slice(first, first + step) for first in range(0, n, step))
 
-
-_SMALL, _TERMS = 0.5, 8
-"""z² below which the series is used, and its terms: good to the last digit of float64."""
 
 _VALUES_AT_ONCE, _VALUES_AT_ONCE_ON_GPU = 1 << 16, 1 << 26
 """Members times pairs of a block; 256 KiB in float32."""

@@ -18,7 +18,7 @@ from molflt.attention.build import Built, Sizes, build_rpe, with_far_field
 from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind, UndampedConfig
 from molflt.attention.far.field import FarField, FarMethod, of_groups
 from molflt.attention.far.members import GaussianBasis, GaussianRPE
-from molflt.attention.far.pairs import Displacements, members_on_pairs, squared_norm, sum_over_pairs
+from molflt.attention.far.pairs import members_on_pairs, squared_norm, sum_over_pairs
 from molflt.attention.far.waves import OnWaves
 from molflt.attention.far.ways import FarPlan
 from molflt.attention.geometry import Geometry
@@ -134,16 +134,15 @@ class UndampedMethod(FarMethod):
                 found.append(sum_over_pairs(group, positions, cell, estimate, n))
         return found
 
-    def _estimate(
-        self, xi: Tensor, coefficients: Tensor, repeats: bool, dtype: torch.dtype, delta: Displacements
-    ) -> Tensor:
+    def _estimate(self, xi: Tensor, coefficients: Tensor, repeats: bool, dtype: torch.dtype, delta: Tensor) -> Tensor:
         """(n_weights, ...) of displacements, under the envelope where structures repeat."""
         squared = squared_norm(delta, dtype)
         if self.directions == "averaged":
             turns = (2 * math.pi * safe_norm(xi)) ** 2
-            waves = members_on_pairs(squared, torch.ones_like(turns), torch.zeros_like(turns), turns, len(turns))
+            one = torch.ones_like(turns)
+            waves = members_on_pairs(squared, one, turns, one, len(turns), decay=0.0)
         else:
-            waves = torch.cos(2 * math.pi * torch.einsum("kx,x...->k...", xi.to(dtype), torch.stack(delta).to(dtype)))
+            waves = torch.cos(2 * math.pi * torch.einsum("kx,x...->k...", xi.to(dtype), delta.to(dtype)))
         found = (coefficients @ waves.flatten(1)).view(-1, *squared.shape)
         return found * envelope(squared.clamp(min=1e-24).sqrt(), self.periodic_radius) if repeats else found
 

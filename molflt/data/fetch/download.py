@@ -6,7 +6,6 @@ the file its bytes belong.
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from requests.exceptions import RequestException, TooManyRedirects
+from requests.exceptions import InvalidSchema, RequestException, SSLError, TooManyRedirects
 
 from molflt import __version__
 from molflt.data.fetch.catalogue import Archive
@@ -34,43 +33,30 @@ class _BrokenOffError(Exception):
     """Worth another try."""
 
 
-def make_session() -> requests.Session:
-    """A session that follows a few redirects, to http and https only, and never from https to http."""
-    session = requests.Session()
-    session.max_redirects = 5
-    session.headers.update({"User-Agent": f"molflt/{__version__}", "Accept-Encoding": "identity"})
-    session.hooks["response"].append(refuse_redirect)
-    return session
-
-
-def refuse_redirect(response: requests.Response, **_: Any) -> None:
-    """Refuse an answer that leads to an address that is not to be followed.
-
-    Raises:
-        InputError: another scheme than http and https, or http after https.
-    """
-    if not response.is_redirect:
-        return
-    target = urljoin(response.url, response.headers["Location"])
-    check_url(target, f"{response.url}: the server redirects to {target}, which")
-    if urlsplit(response.url).scheme == "https" and urlsplit(target).scheme != "https":
-        raise InputError(f"{response.url}: the server redirects to {target}, which is not encrypted")
-
-
-def check_url(url: str, subject: str | None = None) -> None:
+def check_url(url: str) -> None:
     """Refuse an address that is not plain http or https.
 
     Raises:
-        InputError: another scheme, or no host.
+        InputError: another scheme, no host, or a password.
     """
     try:
         parts = urlsplit(url)
-        plain = url.isascii() and url.isprintable() and " " not in url and "@" not in parts.netloc
-        good = plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
         good = False
     if not good:
-        raise InputError(f"{subject or url + ':'} is not an http or https address")
+        raise InputError(f"{url}: is not an http or https address")
+
+
+def stay_encrypted(response: requests.Response, **_: Any) -> None:
+    """Refuse a redirect from https to anything else.
+
+    Raises:
+        InputError: the answer is one.
+    """
+    target = urljoin(response.url, response.headers.get("Location", ""))
+    if response.is_redirect and response.url.startswith("https:") and not target.startswith("https:"):
+        raise InputError(f"{response.url}: the server redirects to {target}, which is not encrypted")
 
 
 def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], None]) -> None:
@@ -82,45 +68,52 @@ def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], No
     """
     check_url(url)
     failures, longest = 0, _length(part)
-    with ByteMeter("downloading", archive.size) as meter, make_session() as session:
+    with ByteMeter("downloading", archive.size) as meter, requests.Session() as session:
+        session.max_redirects = 5
+        session.headers.update({"User-Agent": f"molflt/{__version__}", "Accept-Encoding": "identity"})
+        session.hooks["response"].append(stay_encrypted)
         while True:
             try:
-                _transfer(session, archive, url, part, meter)
-                return
-            except _BrokenOffError as error:
+                return _transfer(session, archive, url, part, meter)
+            except (_BrokenOffError, RequestException) as error:
                 reached = _length(part)
                 # Only what was never reached before is progress: a server that starts over each time makes none.
                 if reached > longest:
                     failures, longest = 0, reached
+                reason = error if isinstance(error, _BrokenOffError) else f"{url}: {_root(error)}"
                 if failures == len(_PAUSES):
                     raise OSError(
-                        f"{error}; gave up after {failures + 1} tries without progress. {size_text(reached)} are in "
+                        f"{reason}; gave up after {failures + 1} tries without progress. {size_text(reached)} are in "
                         f"{part}: run the same command again to go on, or {_OTHER_WAYS}"
                     ) from error
-                pause = _PAUSES[failures]
+                meter.note(f"{reason}; trying again in {_PAUSES[failures]:.0f} s")
+                sleep(_PAUSES[failures])
                 failures += 1
-                meter.note(f"{error}; trying again in {pause:.0f} s")
-                sleep(pause)
 
 
 def _transfer(session: requests.Session, archive: Archive, url: str, part: Path, meter: ByteMeter) -> None:
     """One connection."""
     offset = _length(part)
     try:
-        response = session.get(
-            url, headers={"Range": f"bytes={offset}-"} if offset else {}, stream=True, timeout=_TIMEOUT
-        )
-    except TooManyRedirects as error:
-        raise InputError(f"{url}: too many redirects") from error
-    except RequestException as error:
-        reason = _root(error)
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            raise OSError(f"{url}: the server's certificate cannot be verified ({reason})") from error
-        raise _BrokenOffError(f"{url}: {reason or type(reason).__name__}") from error
+        asked = {"Range": f"bytes={offset}-"} if offset else {}
+        response = session.get(url, headers=asked, stream=True, timeout=_TIMEOUT)
+    except (TooManyRedirects, InvalidSchema) as error:
+        raise InputError(f"{url}: the server redirects too often, or elsewhere than to http and https") from error
+    except SSLError as error:
+        if not isinstance(_root(error), ssl.SSLCertVerificationError):
+            raise
+        raise OSError(f"{url}: the server's certificate cannot be verified ({_root(error)})") from error
     with response:
-        start, total = _position(response, offset, url, part)
-        if start == total:
+        _check_answer(response, url)
+        place = response.headers.get("Content-Range", "")
+        if response.status_code == 416 and place == f"bytes */{offset}":
             return
+        if response.status_code == 416 or (response.status_code == 206 and not place.startswith(f"bytes {offset}-")):
+            part.unlink()
+            raise _BrokenOffError(f"{url}: the server has other bytes than those asked for; starting over")
+        start = offset if response.status_code == 206 else 0
+        size = response.headers.get("Content-Length", "")
+        total = start + int(size) if size.isdecimal() else None
         if total is not None and not archive.smallest <= total <= archive.largest:
             raise InputError(
                 f"{url}: is {size_text(total)} long by what the server says, but {archive.file} has about "
@@ -128,78 +121,35 @@ def _transfer(session: requests.Session, archive: Archive, url: str, part: Path,
             )
         if start < offset:
             meter.note(f"{url}: the server sends the file from its beginning; starting over")
-        _copy(response, archive, url, part, start, total, meter)
-
-
-def _position(response: requests.Response, offset: int, url: str, part: Path) -> tuple[int, int | None]:
-    """Where the body begins in the file, and the length of the whole file if the server says it."""
-    code, headers = response.status_code, response.headers
-    first, total = _content_range(headers.get("Content-Range", ""))
-    if code == 416 and offset:
-        if total != offset:
-            _start_over(part, f"{url}: the server has nothing after byte {offset}")
-        return offset, offset
-    if code >= 500 or code in (408, 425, 429):
-        raise _BrokenOffError(f"{url}: the server answered {code} {response.reason}")
-    if code >= 300:
-        raise InputError(f"{url}: the server answered {code} {response.reason}; {_OTHER_WAYS}")
-    if headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise InputError(f"{url}: the server changes the encoding of the file; {_OTHER_WAYS}")
-    if headers.get("Content-Type", "").lower().startswith("text/html"):
-        # what a network that wants a log-in answers, whatever is asked
-        raise InputError(f"{url}: the server answers with a web page instead of the file; {_OTHER_WAYS}")
-    if code == 206:
-        if first != offset:
-            _start_over(part, f"{url}: the server sent other bytes than those asked for")
-        return offset, total
-    if code != 200:
-        raise _BrokenOffError(f"{url}: the server answered {code} {response.reason}")
-    length = headers.get("Content-Length", "")
-    return 0, int(length) if length.isascii() and length.isdigit() else None
-
-
-def _copy(
-    response: requests.Response,
-    archive: Archive,
-    url: str,
-    part: Path,
-    start: int,
-    total: int | None,
-    meter: ByteMeter,
-) -> None:
-    """Append the body to the file up to ``total``, else up to the largest size that can be right."""
-    length, most = start, archive.largest + 1 if total is None else total
-    blocks = response.iter_content(_BLOCK)
-    with open(part, "ab") as handle:
-        handle.truncate(start)
-        while length < most:
-            try:
-                block = next(blocks, b"")[: most - length]
-            except RequestException as error:
-                raise _BrokenOffError(f"{url}: broke off after {size_text(length)} ({_root(error)})") from error
-            if not block:
-                break
-            with naming(part):
-                handle.write(block)
-            length += len(block)
-            meter.reach(length, total)
-    if total is None and length > archive.largest:
-        part.unlink()
-        raise InputError(f"{url}: sends more than {size_text(archive.largest)}, so it is not {archive.file}")
+        with open(part, "ab") as handle:
+            handle.truncate(start)
+            length = start
+            for block in response.iter_content(_BLOCK):
+                with naming(part):
+                    handle.write(block)
+                length += len(block)
+                if length > archive.largest:
+                    part.unlink()
+                    raise InputError(
+                        f"{url}: sends more than {size_text(archive.largest)}, so it is not {archive.file}"
+                    )
+                meter.reach(length, total)
     if length < (archive.smallest if total is None else total):
         raise _BrokenOffError(f"{url}: broke off after {size_text(length)}")
 
 
-def _start_over(part: Path, reason: str) -> None:
-    part.unlink()
-    raise _BrokenOffError(f"{reason}; starting over")
-
-
-def _content_range(value: str) -> tuple[int | None, int | None]:
-    """First byte and length of the whole file, of ``bytes 5-9/10``, ``bytes 5-9/*`` or ``bytes */10``."""
-    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", value.strip())
-    first, total = match.groups() if match else (None, None)
-    return (int(first) if first else None), (int(total) if total else None)
+def _check_answer(response: requests.Response, url: str) -> None:
+    """Raise unless the body is the file, or a part of it."""
+    code, headers = response.status_code, response.headers
+    if code >= 500 or code in (408, 425, 429) or code in range(201, 206):
+        raise _BrokenOffError(f"{url}: the server answered {code} {response.reason}")
+    if code not in (200, 206, 416):
+        raise InputError(f"{url}: the server answered {code} {response.reason}; {_OTHER_WAYS}")
+    if headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise InputError(f"{url}: the server changes the encoding of the file; {_OTHER_WAYS}")
+    if code == 200 and headers.get("Content-Type", "").lower().startswith("text/html"):
+        # What a network that wants a log-in answers, whatever is asked.
+        raise InputError(f"{url}: the server answers with a web page instead of the file; {_OTHER_WAYS}")
 
 
 def _root(error: BaseException) -> BaseException:

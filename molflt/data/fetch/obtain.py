@@ -1,21 +1,24 @@
-"""A data set in one step: plan, download, check, unpack."""
+"""A data set in one step: plan, download, check, unpack; nothing in the archive is trusted."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import shutil
+import tarfile
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from molflt.data.fetch.catalogue import Archive, Splits, find_splits, missing_splits
 from molflt.data.fetch.download import check_url, download
-from molflt.data.fetch.unpack import unpack
 from molflt.data.progress import ByteMeter, MeteredFile, size_text
-from molflt.errors import InputError, ordinary_file
+from molflt.errors import InputError, naming, ordinary_file
 from molflt.files import alone
+from molflt.terminal_text import printable
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,10 @@ class Plan:
         return self.folder / self.archive.folder
 
     @property
-    def to_download(self) -> int:
-        """Bytes, about."""
-        return 0 if self.local else max(0, self.archive.size - self.present)
-
-    @property
     def needed(self) -> int:
         """Bytes that must be free: archive and content lie side by side until all is unpacked."""
-        return self.to_download + self.archive.to_unpack
+        to_download = 0 if self.local else max(0, self.archive.size - self.present)
+        return to_download + self.archive.to_unpack
 
     @property
     def fits(self) -> bool:
@@ -118,7 +117,7 @@ def present_splits(plan: Plan) -> Splits | None:
     missing = missing_splits(splits, plan.archive.wanted)
     if missing:
         raise InputError(
-            f"{plan.target}: exists, but has no data for {', '.join(missing)}; remove or rename it, or give "
+            f"{plan.target}: is there, but has no data for {', '.join(missing)}; remove or rename it, or give "
             "another folder"
         )
     return splits
@@ -159,10 +158,8 @@ def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None
             os.replace(plan.part, plan.folder / archive.file)
         elif plan.local is None:
             plan.part.unlink()
-    splits = find_splits(plan.target)
-    missing = missing_splits(splits, archive.wanted)
-    if missing:
-        raise InputError(f"{plan.target}: the archive held no data for {', '.join(missing)}")
+    splits = present_splits(plan)
+    assert splits is not None
     return splits
 
 
@@ -174,14 +171,95 @@ def _checksum(file: Path) -> str:
 
 def _damaged(plan: Plan, file: Path, checksum: str) -> InputError:
     wrong = f"MD5 checksum {checksum}, expected {plan.archive.md5}"
-    if plan.local is None:
-        # Which of its bytes are wrong cannot be known, so none is worth going on from.
-        file.unlink()
+    if plan.local:
         return InputError(
-            f"{plan.url}: what came is damaged or another file ({wrong}); it was removed. Run the command again, and "
-            "if the same happens, give a mirror by --url"
+            f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
+            f"{plan.part} and run the command without --archive: it goes on from there"
         )
+    # Which of its bytes are wrong cannot be known, so none is worth going on from.
+    file.unlink()
     return InputError(
-        f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
-        f"{plan.part} and run the command without --archive: it goes on from there"
+        f"{plan.url}: what came is damaged or another file ({wrong}); it was removed. Run the command again, and "
+        "if the same happens, give a mirror by --url"
     )
+
+
+def unpack(archive: Archive, file: Path, target: Path) -> None:
+    """Unpack regular files and folders of a ``.tar.gz`` or ``.tar`` file into a new folder.
+
+    It appears complete or not at all. Owners, permissions and times are not taken over. An interrupted unpacking is
+    to be done again; what it left behind is removed.
+
+    Raises:
+        InputError: the file is damaged, or something in it is refused: an absolute path, one that leads outside,
+            a link, a device, a name that comes twice or is none, too many members or too many bytes.
+    """
+    temporary = target.with_name(f".{target.name}.unpacking")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        with naming(target), open(file, "rb") as handle, ByteMeter("unpacking", file.stat().st_size) as meter:
+            metered = MeteredFile(handle, meter)
+            stream = metered if archive.file.endswith(".tar") else gzip.GzipFile(fileobj=metered)
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
+                tar.extractall(temporary, filter=_Filter(archive, file))  # noqa: S202
+            # gzip's checksum of the content stands at the very end, behind the end of the tar.
+            while stream.read(1 << 20):
+                pass
+        content = list(temporary.iterdir())
+        if not content:
+            raise InputError(f"{file}: the archive is empty")
+        os.sync()
+        # Usually everything lies in one folder, which then is the one that is wanted.
+        single = len(content) == 1 and content[0].is_dir()
+        os.replace(content[0] if single else temporary, target)
+    except InputError:
+        raise
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"{file}: refused, something in it lies below a file ({error.filename})") from error
+    except tarfile.FilterError as error:
+        raise InputError(f"{file}: refused, {error}") from error
+    # ValueError, OverflowError: numbers in headers that are none; RecursionError: a header for a header, and so on.
+    except (
+        tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
+        raise InputError(f"{file}: the archive is damaged ({error}); fetch it again") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _Filter:
+    """tarfile's own filter of data, which lets nothing out of the folder, and the limits of one archive."""
+
+    def __init__(self, archive: Archive, file: Path) -> None:
+        self._archive, self._file = archive, file
+        self._n_members = self._n_bytes = 0
+
+    def __call__(self, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+        archive, name = self._archive, PurePosixPath(member.name)
+        self._n_members += 1
+        self._n_bytes += max(0, member.size)
+        if self._n_members > archive.max_members:
+            raise self._refused(f"it holds more than {archive.max_members} files")
+        if self._n_bytes > archive.most_unpacked:
+            raise self._refused(f"it unpacks to more than {size_text(archive.most_unpacked)}")
+        if not (member.isreg() or member.isdir()):
+            raise self._refused(f"{member.name!r} is neither a file nor a folder (a link or a device)")
+        # A backslash or a colon separates on other systems.
+        if name.is_absolute() or ".." in name.parts or set("\\:") & set(member.name):
+            raise self._refused(f"the path {member.name[:200]!r} leads outside the folder")
+        # What most file systems have: 255 bytes a name.
+        too_long = len(name.parts) > 32 or any(len(os.fsencode(part)) > 255 for part in name.parts)
+        if too_long or printable(member.name) != member.name:
+            raise self._refused(
+                f"{member.name[:200]!r} is no name for a file: it is too long or has control characters"
+            )
+        there = Path(folder, name)
+        if there.is_file() or (member.isreg() and there.exists()):
+            raise self._refused(f"{member.name!r} comes twice or has no name")
+        if not archive.wants(member.name):
+            return None
+        return tarfile.data_filter(member, folder).replace(mode=None, mtime=None, deep=False)  # type: ignore[arg-type]
+
+    def _refused(self, reason: str) -> InputError:
+        return InputError(f"{self._file}: refused, {reason}")

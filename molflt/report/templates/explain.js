@@ -1,6 +1,5 @@
 "use strict";
 const page = JSON.parse(document.getElementById("explanation").textContent);
-const config = {displaylogo: false, responsive: true, showSendToCloud: false};
 
 function floats(text) {
   const bytes = Uint8Array.from(atob(text), character => character.charCodeAt(0));
@@ -27,43 +26,80 @@ function chosen(layer, head) {
   return mean;
 }
 
-function plotDistances(layer, values, name) {
-  const log = logBox.checked;
-  const size = w => log ? Math.abs(w) : w;
-  const open = w => log && w < 0 ? "circle-open" : "circle";
-  const text = values.map((w, j) => `${page.symbols[j]}, atom ${j}`);
-  const traces = [];
-  if (page.all_heads && page.n_heads > 1) {
-    const all = Array.from(attention.subarray(layer * page.n_heads * n, (layer + 1) * page.n_heads * n));
-    traces.push({
-      x: all.map((w, k) => distance[k % n]), y: all.map(size), type: "scatter", mode: "markers",
-      name: "each head", cliponaxis: false, marker: {color: "#b4bcc8", size: 5, symbol: all.map(open)},
-      text: all.map((w, k) => `${page.symbols[k % n]}, atom ${k % n}, head ${Math.floor(k / n)}`),
-      customdata: all, hovertemplate: "%{text}<br>%{x:.3f} Å<br>weight %{customdata:.4g}<extra></extra>",
-    });
+// Places of ticks between two values: powers of ten, or some six round numbers.
+function ticks(low, high, log) {
+  if (log) {
+    const first = Math.ceil(Math.log10(low)), n = Math.floor(Math.log10(high)) - first + 1, every = Math.ceil(n / 8);
+    return Array.from({length: n}, (_, k) => first + k).filter(k => k % every === 0).map(k => 10 ** k);
   }
-  traces.push({
-    x: distance, y: values.map(size), type: "scatter", mode: "markers", name: name, cliponaxis: false,
-    marker: {color: "#b2182b", size: 7, symbol: values.map(open)}, text: text, customdata: values,
-    hovertemplate: "%{text}<br>%{x:.3f} Å<br>weight %{customdata:.4g}<extra></extra>",
-  });
-  const layout = {
-    margin: {l: 76, r: 16, t: 40, b: 52}, showlegend: true,
-    legend: {orientation: "h", x: 0, y: 1.02, yanchor: "bottom"},
-    xaxis: {title: {text: `distance from atom ${page.atom} / Å`}, rangemode: "tozero"},
-    yaxis: log
-      ? {title: {text: "|weight|, open where negative"}, type: "log", dtick: 1, exponentformat: "power"}
-      : {title: {text: "weight"}, type: "linear"},
-  };
-  return Plotly.react("distance-plot", traces, layout, config);
+  const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map(m => m * power).find(size => size >= rough);
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({length: Math.floor(high / step + 1e-9) - first + 1}, (_, k) => (first + k) * step);
 }
 
-async function show() {
+function element(name, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
+  return made;
+}
+
+function plotDistances(layer, values, name) {
+  const log = logBox.checked, width = 720, height = 380, [left, right, top, bottom] = [80, 14, 40, 52];
+  const clouds = [{kind: "chosen", name, colour: "#b2182b", radius: 3.5, weights: values}];
+  if (page.all_heads && page.n_heads > 1) {
+    const all = Array.from(attention.subarray(layer * page.n_heads * n, (layer + 1) * page.n_heads * n));
+    clouds.unshift({kind: "each", name: "each head", colour: "#b4bcc8", radius: 2.5, weights: all});
+  }
+  const size = w => log ? Math.abs(w) : w;
+  const sizes = clouds.flatMap(cloud => cloud.weights.map(size)).filter(w => !log || w > 0);
+  let low = sizes.reduce((a, b) => Math.min(a, b), log ? Infinity : 0);
+  let high = sizes.reduce((a, b) => Math.max(a, b), log ? 0 : low);
+  if (log && !sizes.length) [low, high] = [0.1, 1];
+  // Some room, and ticks also where all weights are alike.
+  const room = log ? 1.3 : 0.05 * (high - low) || 1;
+  [low, high] = log ? [Math.min(low / room, 10 ** Math.floor(Math.log10(high))), high * room]
+    : [low < 0 ? low - room : 0, high + room];
+  const far = 1.03 * distance.reduce((a, b) => Math.max(a, b)) || 1, scale = log ? Math.log10 : w => w;
+  const x = r => left + r / far * (width - left - right);
+  const y = w => height - bottom - (scale(w) - scale(low)) / (scale(high) - scale(low)) * (height - top - bottom);
+  const told = v => Number(v.toPrecision(4)).toString().replace("-", "−");
+  const drawn = element("svg", {viewBox: `0 0 ${width} ${height}`, "font-size": 13, fill: "#1f2933"});
+  const middle = {"text-anchor": "middle"}, grid = {stroke: "#e6e9ee"};
+  for (const r of ticks(0, far, false)) drawn.append(
+    element("path", {d: `M${x(r)} ${top}V${height - bottom}`, ...grid}),
+    element("text", {x: x(r), y: height - bottom + 18, ...middle}, told(r)));
+  for (const w of ticks(low, high, log)) drawn.append(
+    element("path", {d: `M${left} ${y(w)}H${width - right}`, ...grid}),
+    element("text", {x: left - 8, y: y(w) + 4, "text-anchor": "end", "class": "tick"}, told(w)));
+  drawn.append(
+    element("text", {x: (left + width - right) / 2, y: height - 10, ...middle}, `distance from atom ${page.atom} / Å`),
+    element("text", {transform: `translate(16 ${(top + height - bottom) / 2}) rotate(-90)`, ...middle},
+      log ? "|weight|, open where negative" : "weight"));
+  clouds.forEach((cloud, k) => {
+    const dot = {r: cloud.radius, stroke: cloud.colour};
+    drawn.append(element("circle", {...dot, fill: cloud.colour, cx: left + 8 + 130 * k, cy: 18}),
+      element("text", {x: left + 18 + 130 * k, y: 22}, cloud.name));
+    cloud.weights.forEach((w, j) => {
+      if (log && !w) return;
+      const at = {cx: x(distance[j % n]), cy: y(size(w)), fill: log && w < 0 ? "none" : cloud.colour};
+      const head = cloud.kind === "each" ? `, head ${Math.floor(j / n)}` : "";
+      const made = element("circle", {...dot, ...at, "class": `point ${cloud.kind}`});
+      const where = `${page.symbols[j % n]}, atom ${j % n}${head}\n${distance[j % n].toFixed(3)} Å`;
+      made.append(element("title", {}, `${where}\nweight ${told(w)}`));
+      drawn.append(made);
+    });
+  });
+  document.getElementById("distance-plot").replaceChildren(drawn);
+}
+
+function show() {
   const layer = Number(layerMenu.value), head = Number(headMenu.value);
   const values = chosen(layer, head);
   const name = head < 0 ? "mean of the heads" : `head ${head}`;
   Structures.draw(document.getElementById("attention-view")).colour(values);
-  await plotDistances(layer, values, name);
+  plotDistances(layer, values, name);
   document.body.dataset.shown = `${layer} ${head} ${logBox.checked}`;
 }
 

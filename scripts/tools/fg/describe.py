@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.bundled import resolve_path
-from molflt.data.lmdb_dataset import LmdbDataset
+from molflt.data.oc20.lmdb import LmdbDataset
+from molflt.files import resolve_path
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 

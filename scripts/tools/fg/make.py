@@ -16,7 +16,7 @@ import numpy as np
 import typer
 from ase import Atoms
 
-from molflt.data.lmdb_writer import write_lmdb
+from molflt.data.oc20.writer import write_lmdb
 
 SPLITS = {"train": (2, 3, 4), "val": (1,)}
 """Slices of every file."""

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from molflt.adsorption.adsorb import Adsorption, adsorb
-from molflt.data.ase_io import to_atoms
-from molflt.prediction.evaluation import Evaluation, evaluate
+from molflt.data.ase import to_atoms
+from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members
 from molflt.prediction.model import Model
 from molflt.vocabulary import TAG_ADSORBATE

@@ -9,9 +9,10 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk
+from ase.neighborlist import neighbor_list
 from torch import Tensor
 
-from molflt.attention.far.coulomb import COULOMB, PLAN, potentials, potentials_of_neighbours
+from molflt.attention.far.coulomb import COULOMB, FINEST, PLAN, WEIGHT, potentials, potentials_of_neighbours
 from molflt.attention.far.ways import Way
 from molflt.attention.geometry import Geometry
 from molflt.attention.layout import Plan
@@ -76,6 +77,24 @@ def test_madelung_constants(crystal: str, lattice: float, per_distance: float, c
     sheared = ions.copy()
     sheared.set_cell(np.array([[1, 1, 0], [0, 1, 2], [0, 0, 1]]) @ ions.cell.array, scale_atoms=False)
     assert energy(sheared, charges) == pytest.approx(energy(ions, charges), rel=1e-9)
+
+
+def test_potentials_of_a_crystal_are_those_of_ewald_s_sum() -> None:
+    """By torch-pme; at distances below 8 Å less what the ladder lacks of 1/r, which is known in closed form."""
+    torchpme = pytest.importorskip("torchpme", reason="torch-pme is not installed: pip install torch-pme")
+    crystal, charges = cloud(12, 6.0)
+    crystal.set_cell([[7, 0, 0], [1, 6, 0], [0, -2, 8]])
+    crystal.pbc = True
+    i, j, r = neighbor_list("ijd", crystal, 8.0)
+    pairs, distances = torch.from_numpy(np.stack([i, j], axis=1)), torch.from_numpy(r)
+    cell, positions = (torch.from_numpy(x) for x in (crystal.cell.array, crystal.positions))
+    ewald = torchpme.EwaldCalculator(torchpme.CoulombPotential(1.0), lr_wavelength=0.4, full_neighbor_list=True)
+    expected = 2 * ewald.to(torch.float64)(charges, cell, positions, pairs, distances)
+    widths = FINEST * 2 ** (0.5 * torch.arange(80, dtype=torch.float64))
+    ladder = (WEIGHT / widths * torch.exp(-(distances[:, None] ** 2) / (2 * widths**2))).sum(dim=1)
+    expected.index_add_(0, pairs[:, 0], (ladder - 1 / distances)[:, None] * charges[pairs[:, 1]])
+    found = potentials(geometry(crystal), charges) / COULOMB
+    assert float((found - expected).abs().max()) < 2e-5 * float(expected.abs().max())
 
 
 def test_all_methods_agree() -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.special import hyp0f1
 
 from molflt.attention.far.members import GaussianRPE
 
@@ -16,7 +17,7 @@ def test_spectrum_is_the_fourier_transform_of_f():
     for distance in (0.0, 0.7, 3.0, 8.0):
         kernel = torch.from_numpy(np.sinc(2 * xi.numpy() * distance))
         integral = torch.trapezoid((4 * math.pi * xi**2 * kernel)[:, None] * rpe().spectra(xi), xi, dim=0)
-        expected = rpe().values(torch.tensor(distance**2, dtype=torch.float64))
+        expected = rpe().on_pairs(torch.tensor(distance**2, dtype=torch.float64))
         torch.testing.assert_close(integral, expected, rtol=1e-8, atol=1e-12)
 
 
@@ -53,24 +54,52 @@ def test_amplitude_of_an_isolated_structure_counts_the_atoms_there_are():
     assert rpe().some(torch.tensor([5])).amplitudes == rpe().amplitudes[5]
 
 
+class Sinc(torch.autograd.Function):
+    """sin(z)/z of z² = x as 0F1(3/2, −x/4), whose derivatives are 0F1 again."""
+
+    @staticmethod
+    def forward(ctx, x, b):
+        ctx.save_for_backward(x)
+        ctx.b = b
+        return torch.from_numpy(hyp0f1(b, -x.numpy() / 4))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient / (4 * ctx.b) * Sinc.apply(ctx.saved_tensors[0], ctx.b + 1), None
+
+
+def formula(basis, squared):
+    shape = torch.exp(-squared / (2 * basis.widths[:, None] ** 2)) * basis.amplitudes[:, None]
+    if basis.turned is None:
+        return shape
+    return shape * Sinc.apply((basis.turned / basis.widths)[:, None] ** 2 * squared, 1.5)
+
+
 @pytest.mark.parametrize("spectrum", ["gaussians", "sampled", "both"])
 def test_members_on_pairs_are_those_of_the_formula_with_their_derivatives(spectrum, monkeypatch):
     """Block by block, with r = 0 and both forms of the slope of a sinc; first and second derivatives."""
     monkeypatch.setattr("molflt.attention.far.pairs._VALUES_AT_ONCE", 70)
     rpe = GaussianRPE(6, 1.0, 6.0, None, spectrum).double()
-    squared = torch.cat([torch.zeros(1), torch.logspace(-9, 3, 40)]).double().requires_grad_()
-    weights = torch.randn(6, 41, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    wanted = [squared, rpe.raw_widths]
+    squared = torch.cat([torch.zeros(1), torch.logspace(-9, 2.5, 40)]).double().requires_grad_()
+    weights = torch.randn(6, 41, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    wanted = [squared, rpe.raw_widths, weights]
     found = []
-    for values in (rpe().values(squared).movedim(-1, 0), rpe().on_pairs(squared)):
+    for values in (formula(rpe(), squared), rpe().on_pairs(squared)):
         fast = torch.autograd.grad((values * weights).sum(), wanted, retain_graph=True)
         slopes = torch.autograd.grad((values * weights).sum(), wanted, create_graph=True)
-        again = torch.autograd.grad(sum(slope.square().sum() for slope in slopes), wanted)
+        again = torch.autograd.grad(slopes[0].square().sum(), wanted)
         found.append([values.detach(), *fast, *slopes, *again])
     for expected, value in zip(*found, strict=True):
-        torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-14)
+        torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-13)
     # Power: every one of them is there to be missed.
     assert all(float(value.detach().abs().max()) > 1e-3 for value in found[0])
+
+
+def test_the_derivatives_of_parameters_cannot_be_differentiated_silently():
+    rpe = GaussianRPE(4, 1.0, 6.0)
+    (slope,) = torch.autograd.grad(rpe().on_pairs(torch.ones(3)).sum(), rpe.raw_widths, create_graph=True)
+    with pytest.raises(AssertionError, match="first derivative only"):
+        slope.sum().backward()
 
 
 def test_members_on_pairs_in_single_precision():

@@ -73,7 +73,7 @@ def meshes_and_error(positions: np.ndarray, n_senders: int = 4) -> tuple[list[Me
         each = torch.eye(len(basis), dtype=torch.float64)
         found = field(each, unit[None, :, None].expand(-1, -1, len(basis), -1))[0].transpose(1, 2)
         squared = torch.from_numpy(((positions[:, None] - positions[senders][None]) ** 2).sum(-1))
-        error = (found - basis.values(squared)).abs() / basis.amplitudes
+        error = (found - basis.on_pairs(squared).movedim(0, -1)).abs() / basis.amplitudes
     return field.operators, float(error.max())
 
 

@@ -174,7 +174,7 @@ def test_largest_error_of_independent_pairs(proposal):
     rpe, delta = wide_rpe(), torch.tensor([2.5, 0.0, 0.0], dtype=torch.float64)
     errors = []
     with torch.no_grad():
-        exact = float(rpe().values(delta.square().sum()) @ WEIGHTS)
+        exact = float(rpe().on_pairs(delta.square().sum()) @ WEIGHTS)
         for seed in range(1024):
             method = sampled(rpe, seed, n_frequencies=16, directions="random", proposal=proposal)
             a = method.coefficients(rpe()) @ WEIGHTS

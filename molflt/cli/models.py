@@ -1,0 +1,48 @@
+"""``molflt average`` and ``molflt export``: other files of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from molflt.cli.terminal import OVERWRITE, claim_new_file, say
+
+
+def average_command(
+    models: list[Path] = typer.Argument(..., help="Model files of one run.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="Model file to write.", show_default=False),
+) -> None:
+    """Average the weights of checkpoints of one run (trainer.keep_last=5 keeps the last five).
+
+    Example: molflt average runs/tiny/epoch-*.safetensors -o averaged.safetensors
+    """
+    from molflt.prediction.members import average_models
+
+    average_models(models, out)
+    say(f"mean of {len(models)} models in {out}; 'molflt evaluate {out} DATA' tells whether it is better")
+
+
+def export_command(
+    context: typer.Context,
+    model: Path = typer.Argument(..., help="Model file, run directory or pretrained:NAME.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="File to write: NAME.pt.", show_default=False),
+    dtype: Literal["float32", "float64"] = typer.Option(None, help="Precision to compute in; default: as trained."),
+    overwrite: bool = OVERWRITE,
+) -> None:
+    """Write a model as TorchScript: energy, forces and stress with PyTorch alone, in Python or C++.
+
+    Example: molflt export runs/tiny -o tiny.pt
+    """
+    import torch
+
+    from molflt.export.export import export
+    from molflt.prediction.members import load_members
+
+    claim_new_file(context, out, (".pt", ".pth"), overwrite)
+    members = load_members(model)
+    export(members, out, None if dtype is None else getattr(torch, dtype))
+    metadata, n = members[0].metadata, len(members)
+    whose = f", the mean of {n} models" if n > 1 else ""
+    say(f"{out}: {metadata.target} of one structure, from its neighbours up to {metadata.config.cutoff:g} Å{whose}")

@@ -1,0 +1,209 @@
+"""Structures by number: the protocol of all data sets, lists, parts and concatenations of them, and fingerprints."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from torch_geometric.data import Data
+
+from molflt.data.neighbours import check_geometry
+from molflt.data.progress import track
+from molflt.errors import InputError, OnBad, noting, refuse
+
+
+@runtime_checkable
+class StructureDataset(Protocol):
+    """Structures by index, with their sizes."""
+
+    def __len__(self) -> int:
+        """The number of structures."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Data:
+        """One structure, without a neighbour list; negative indices count from the end."""
+        ...
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64: atoms of every structure."""
+        ...
+
+
+class ListDataset:
+    """Structures held in memory.
+
+    Args:
+        items: structures, and in the places of those that cannot be used what is wrong with them: it is raised when
+            they are asked for, and they count as one atom.
+    """
+
+    def __init__(self, items: Iterable[Data | InputError]) -> None:
+        self.items = list(items)
+        sizes = (1 if isinstance(item, InputError) else int(item.num_nodes) for item in self.items)
+        self._n_atoms = np.fromiter(sizes, dtype=np.int64)
+
+    @classmethod
+    def read(
+        cls,
+        structures: Iterable[Data],
+        bad: Mapping[int, InputError],
+        on_bad: OnBad,
+        where: str,
+        what: str = "structures",
+    ) -> ListDataset:
+        """Data set of usable structures, and of the errors in the places of the others.
+
+        Raises:
+            InputError: some cannot be used, and ``on_bad`` is ``stop``; see :func:`molflt.errors.refuse`.
+        """
+        items: list[Data | InputError] = list(structures)
+        for place in sorted(bad):
+            items.insert(place, bad[place])
+        if on_bad == "stop":
+            refuse(bad, len(items), where, what)
+        return cls(items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Data:
+        item = self.items[index]
+        if isinstance(item, InputError):
+            raise item.again() from item
+        return item
+
+    def __iter__(self) -> Iterator[Data]:
+        return (self[k] for k in range(len(self)))
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64."""
+        return self._n_atoms
+
+
+class SubsetDataset:
+    """Some structures of a data set, read when asked for.
+
+    Args:
+        dataset: the whole.
+        indices: which of its structures.
+        n_atoms: (n_structures,) their sizes, where they are known already; the data set is not asked then.
+    """
+
+    def __init__(self, dataset: StructureDataset, indices: Iterable[int], n_atoms: np.ndarray | None = None) -> None:
+        self._dataset, self._n_atoms = dataset, n_atoms
+        self.indices = np.fromiter((int(k) for k in indices), dtype=np.int64)
+        n = len(dataset)
+        if len(self.indices) and (self.indices.min() < -n or self.indices.max() >= n):
+            raise InputError(f"an index of the subset is out of range for {n} structures")
+        self.indices %= max(n, 1)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Data:
+        return self._dataset[int(self.indices[index])]
+
+    def __iter__(self) -> Iterator[Data]:
+        return (self[k] for k in range(len(self)))
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64."""
+        return self._dataset.n_atoms[self.indices] if self._n_atoms is None else self._n_atoms
+
+
+class ConcatDataset:
+    """Data sets one after the other, read when asked for."""
+
+    def __init__(self, datasets: Sequence[StructureDataset]) -> None:
+        self._datasets = list(datasets)
+        self._ends = list(accumulate(len(dataset) for dataset in self._datasets))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Data:
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} structures")
+        k = bisect_right(self._ends, position)
+        return self._datasets[k][position - (self._ends[k] - len(self._datasets[k]))]
+
+    def __iter__(self) -> Iterator[Data]:
+        return (self[k] for k in range(len(self)))
+
+    @property
+    def n_atoms(self) -> np.ndarray:
+        """(n_structures,) int64."""
+        sizes = [dataset.n_atoms for dataset in self._datasets]
+        return np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
+
+
+_WHOLE, _END = 64 << 20, 1 << 20
+"""Bytes up to which a file is hashed whole, and bytes hashed at either end of a longer one."""
+
+
+def fingerprint(path: str | os.PathLike[str]) -> str:
+    """A cheap fingerprint of a data set's content, independent of where it lies.
+
+    SHA-256 over names, sizes and contents; of a file above 64 MiB the first and last MiB.
+
+    Raises:
+        InputError: nothing there, or it cannot be read.
+    """
+    source = Path(path)
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder")
+    if source.is_dir():
+        # lock files and kept sizes come and go
+        files = [f for f in sorted(source.rglob("*")) if f.is_file() and not is_companion(f)]
+        names = [f.relative_to(source).as_posix() for f in files]
+    else:
+        files, names = [source], [source.name]
+    digest = hashlib.sha256()
+    try:
+        for file, name in zip(files, names, strict=True):
+            size = file.stat().st_size
+            # Of names, the bytes that they have on the disk, whatever the locale.
+            digest.update(f"{name}\n{size}\n".encode("utf-8", "surrogateescape"))
+            with file.open("rb") as stream:
+                if size <= _WHOLE:
+                    while block := stream.read(_END):
+                        digest.update(block)
+                else:
+                    digest.update(stream.read(_END))
+                    stream.seek(-_END, os.SEEK_END)
+                    digest.update(stream.read(_END))
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int, InputError]) -> None:
+    """Read a whole set, and refuse at once what cannot be read or makes no sense.
+
+    What is wrong with some of them is ``known``, by their places.
+
+    Raises:
+        InputError: names the first ten and counts the others; one that is alone stands for itself.
+    """
+    bad, n = dict(known), len(structures)
+    for index in track(range(n), "looking for all that cannot be used", n):
+        if index not in bad:
+            with noting(bad, index, "", {}):
+                data = structures[index]
+                check_geometry(data, str(data.get("name", "structure")))
+    refuse(bad, n, where)
+
+
+def is_companion(path: Path) -> bool:
+    """True if a file comes and goes beside the data: a lock, kept sizes, a partial file."""
+    return path.name.endswith((".natoms", ".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))

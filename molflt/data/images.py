@@ -1,0 +1,163 @@
+"""Periodic images: the nearest ones of atoms, molecules made whole, and fragments put apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from ase.geometry import complete_cell, find_mic, minkowski_reduce
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
+from scipy.spatial.distance import cdist
+from scipy.spatial.transform import Rotation
+from torch_geometric.data import Data
+
+from molflt.data.quality.extents import check_extents, open_directions
+from molflt.errors import InputError
+from molflt.vocabulary import TARGETS
+
+
+def nearest_image(
+    positions: np.ndarray, moved: np.ndarray, cell: np.ndarray, pbc: np.ndarray, where: str
+) -> np.ndarray:
+    """The periodic image of ``moved`` nearest to ``positions``, atom by atom.
+
+    Args:
+        positions: (n_atoms, 3), Å.
+        moved: (n_atoms, 3), Å.
+        cell: (3, 3), Å, lattice vectors as rows.
+        pbc: (3,), bool.
+        where: file and record, for messages.
+
+    Returns:
+        (n_atoms, 3), Å: ``positions`` plus the minimum-image displacement, exact for skewed cells.
+
+    Raises:
+        InputError: a number is not finite, the periodic lattice vectors are zero or dependent, or the structure is
+            invalid: see :mod:`molflt.data.quality.extents`.
+    """
+    if not (np.isfinite(positions).all() and np.isfinite(moved).all() and np.isfinite(cell).all()):
+        raise InputError(f"{where}: positions or cell hold NaN or infinity; correct or remove the record")
+    try:
+        check_extents(positions, cell, pbc)
+        check_extents(moved, np.zeros((3, 3)), np.zeros(3, dtype=bool))
+        if not pbc.any():
+            return moved
+        full = cell.copy()
+        full[~pbc] = open_directions(cell, pbc)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    displacements = moved - positions
+    if not _are_shortest(displacements, full):
+        displacements, _ = shortest_images(displacements, full, pbc)
+    return positions + displacements
+
+
+def shortest_images(vectors: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The shortest periodic image of each vector, (n, 3) Å, and its length, (n,) Å.
+
+    ASE's ``find_mic`` takes a vector that is shorter than half of every lattice vector for its own shortest image,
+    which is right in a reduced cell alone. Rows of the (3, 3) cell that are not periodic may be zero.
+    """
+    reduced, _ = minkowski_reduce(complete_cell(cell), pbc)
+    images, lengths = find_mic(vectors, reduced, pbc)
+    return images, lengths
+
+
+def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
+    """True if the lengths alone tell that no lattice vector shortens a displacement."""
+    # a lattice vector is at least as long as the smallest distance between two planes of the lattice
+    spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
+    return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
+
+
+_BONDED = 1.6
+"""Å. A molecule whose parts are no further apart hangs together; a longer bond costs a look at the images."""
+
+
+def unwrap(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+    """Unwrap a molecule across periodic boundaries: (n_atoms, 3) Å, whatever border of the (3, 3) cell cut it.
+
+    Atoms are joined one by one along the shortest distances between images; the first stays where it is.
+    """
+    n = len(positions)
+    if n < 2 or not pbc.any():
+        return positions
+    i, j = np.triu_indices(n, 1)
+    vectors = positions[j] - positions[i]
+    as_given = csr_array((np.linalg.norm(vectors, axis=1), (i, j)), shape=(n, n))
+    if minimum_spanning_tree(as_given).data.max() < _BONDED:
+        return positions
+    vectors, lengths = shortest_images(vectors, cell, pbc)
+    tree = minimum_spanning_tree(csr_array((lengths, (i, j)), shape=(n, n)))
+    order, before = breadth_first_order(tree, 0, directed=False)
+    step = np.zeros((n, n, 3))
+    step[i, j], step[j, i] = vectors, -vectors
+    found = positions.copy()
+    for atom in order[1:]:
+        found[atom] = found[before[atom]] + step[before[atom], atom]
+    return found
+
+
+def separate_fragments(members: Sequence[Data], gaps: Sequence[float], random: np.random.Generator) -> Data:
+    """Compose isolated structures, each rotated at random, in a random direction from those before.
+
+    Between the nearest atoms of each member but the first and those before it are ``gaps``, in Å.
+    """
+    positions, forces = _turned(members[0], random)
+    for member, gap in zip(members[1:], gaps, strict=True):
+        others, others_forces = _turned(member, random)
+        positions = np.concatenate([positions, at_distance(positions, others, _direction(random), gap)])
+        forces = np.concatenate([forces, others_forces])
+    return _composition(members, positions, forces)
+
+
+def in_cell(member: Data, gaps: np.ndarray, random: np.random.Generator) -> Data:
+    """An isolated structure in a periodic box, (3,) Å from its images along the edges."""
+    positions, forces = _turned(member, random)
+    data = _composition([member], positions, forces)
+    data.cell = torch.from_numpy(np.diag(np.ptp(positions, axis=0) + gaps))[None]
+    data.pbc = torch.ones((1, 3), dtype=torch.bool)
+    return data
+
+
+def at_distance(fixed: np.ndarray, moved: np.ndarray, direction: np.ndarray, gap: float) -> np.ndarray:
+    """Positions (n, 3) of ``moved``, shifted along a direction until its nearest atom is ``gap`` away, Å."""
+    reach = np.linalg.norm(fixed, axis=1).max() + np.linalg.norm(moved - moved.mean(axis=0), axis=1).max() + gap
+    place = moved - moved.mean(axis=0) + reach * direction
+    for _ in range(8):
+        # A step as long as the excess cannot bring two atoms nearer than the gap.
+        place = place - (cdist(fixed, place).min() - gap) * direction
+    return place
+
+
+def _turned(data: Data, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Positions from their mean and forces, rotated at random; forces of nothing are zero."""
+    turn = Rotation.random(random_state=random).as_matrix().T
+    positions = data.positions.numpy()
+    forces = data.forces.numpy() if "forces" in data else np.zeros_like(positions)
+    return (positions - positions.mean(axis=0)) @ turn, forces @ turn
+
+
+def _direction(random: np.random.Generator) -> np.ndarray:
+    found = random.normal(size=3)
+    return np.asarray(found / np.linalg.norm(found))
+
+
+def _composition(members: Sequence[Data], positions: np.ndarray, forces: np.ndarray) -> Data:
+    """A structure with the fields of the first member, and the sum of the energies."""
+    data = members[0].clone()
+    data.atomic_numbers = torch.cat([member.atomic_numbers for member in members])
+    data.positions = torch.from_numpy(positions)
+    data.tags = torch.cat([member.tags for member in members])
+    data.fixed = torch.cat([member.fixed for member in members])
+    data.num_nodes = len(positions)
+    for target in TARGETS:
+        if target in data:
+            data[target] = torch.stack([member[target] for member in members]).sum(dim=0)
+    if any("charge" in member for member in members):
+        data.charge = sum((member.charge for member in members if "charge" in member), torch.zeros(1).double())
+    if "forces" in data:
+        data.forces = torch.from_numpy(forces)
+    return data

@@ -1,0 +1,1 @@
+"""Checks of structures and labels, and the domain of a training set."""

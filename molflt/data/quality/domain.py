@@ -1,0 +1,309 @@
+"""The domain of a training set: what structures there look like, and how another one differs from all of them.
+
+A structure is outside when something of it does not occur, whatever the geometry
+(:mod:`molflt.data.quality.occurrence`):
+
+* it is of another kind: an isolated molecule, a surface with an adsorbate, a cell without an adsorbate, an adsorbate
+  without a surface;
+* it repeats along another number of axes, an element has another tag, or tags come together that never do;
+* its total charge does not occur, or it is a molecule with an odd number of electrons where all have an even one;
+* it is smaller or larger: fewer or more atoms than any isolated structure, fewer or more adsorbate atoms than any
+  surface carries;
+* its composition is no combination of those that occur (:mod:`molflt.data.quality.occurrence`).
+
+The other part of the rule is geometric and costs a neighbour list. A structure is outside as well when
+
+* two atoms are at a distance, short enough to matter to both, at which these two elements do not occur, within a
+  margin;
+* an atom has more or fewer neighbours than any atom of its element;
+* a part lies further from the rest than any part of any structure, as when a molecule leaves a surface.
+
+The margin is found by cross-validation, for each pair of elements. Of five parts of the training set each is measured
+against the others; the margin is 1.5 times what all but one in five hundred structures with such a pair stay within,
+at least 0.1 and at most 0.4 Å. Of fewer than a hundred structures the geometric part is not learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from ase.data import chemical_symbols
+from pydantic import BaseModel, ConfigDict, Field
+from torch_geometric.data import Data
+
+from molflt.data.quality.leaks import BIN, FURTHEST, N_BINS, Contacts, first_of_each
+from molflt.data.quality.occurrence import ISOLATED, ON_SURFACE, Occurrence, OccurrenceFit, Reason, Sight
+
+_MOST = 20_000
+"""Structures of a training set whose geometry is looked at."""
+_FEWEST, _FOLDS, _SHARE, _SAFETY = 100, 5, 0.998, 1.5
+_MARGINS = (0.1, 0.4)
+"""Å, the least and the largest."""
+_ELEMENT = 1000
+_FAR = 1 << 60
+_UNLIMITED = 1e9
+
+
+GEOMETRIC = ("distance", "neighbours", "gap")
+"""Rules that look at the geometry."""
+
+
+def outside(domain: Domain | None, elements: Iterable[int], data: Data, closely: bool = True) -> list[Reason]:
+    """Reasons why a structure is outside a model's domain; empty: it is inside.
+
+    Of a model that states no domain the elements are judged all the same; for ``closely`` see :meth:`Domain.reasons`.
+
+    Raises:
+        InputError: as :meth:`Domain.reasons`.
+    """
+    if unknown := sorted(set(data.atomic_numbers.tolist()).difference(elements)):
+        # Nothing else is known of them.
+        symbols = ", ".join(chemical_symbols[z] for z in unknown)
+        return [Reason("elements", f"the model was not trained on {symbols}")]
+    return [] if domain is None else domain.reasons(data, closely)
+
+
+class Domain(BaseModel):
+    """Description of the structures of a training set."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kinds: list[str]
+    fewest_atoms: int = Field(0, ge=0, description="of isolated structures; 0: not recorded")
+    most_atoms: int = Field(ge=0, description="of isolated structures")
+    fewest_adsorbate_atoms: int = Field(0, ge=0, description="0: not recorded")
+    most_adsorbate_atoms: int = Field(ge=0)
+    occurrence: Occurrence | None = Field(None, description="what occurs whatever the geometry; None: not recorded")
+    distances: dict[str, list[tuple[float, float]]] = Field(
+        description="Å, ranges by pair of elements, as C-H, margin included"
+    )
+    nearest: dict[str, float] = Field({}, description="Å, the smallest distance up to 4 Å, by pair of elements")
+    neighbours: dict[str, tuple[int, int]] = Field(description="fewest and most, by element")
+    widest_gap: float = Field(ge=0, description="Å, between a part of a structure and the rest, margin included")
+    held_out: float | None = Field(
+        description="share of the training set outside when left out of it; None: too few to judge distances"
+    )
+    forces: bool = Field(description="whether forces were learnt")
+    geometries: float = Field(description="structures for each graph of neighbours: 1, no molecule occurs twice")
+
+    @property
+    def knows_displaced(self) -> bool:
+        """True if forces, or many geometries of one molecule, were learnt."""
+        return self.forces or self.geometries >= _MANY
+
+    def reasons(self, data: Data, closely: bool = True) -> list[Reason]:
+        """Reasons why a structure, which needs no neighbour list, is outside; empty: it is inside.
+
+        The geometry is looked at where ``closely`` says so.
+
+        Raises:
+            InputError: as :func:`molflt.data.neighbours.neighbour_list`.
+        """
+        found = list(self._unseen(Sight.of(data)))
+        if self.held_out is None or not closely:
+            return found
+        geometry = Contacts.of(data)
+        worst, text = 0.0, ""
+        for a, b, distance in zip(*geometry.elements, geometry.distances, strict=True):
+            ranges = self.distances.get(_name(a, b))
+            miss = min((max(low - distance, distance - high, 0.0) for low, high in ranges or ()), default=math.inf)
+            if miss > worst:
+                worst, text = miss, self._strange_distance(a, b, float(distance))
+        if text:
+            found.append(Reason("distance", text))
+        for element, count in zip(data.atomic_numbers.tolist(), geometry.counts.tolist(), strict=True):
+            low, high = self.neighbours.get(chemical_symbols[element], (0, _FAR))
+            if not low <= count <= high:
+                some = f"{low}" if low == high else f"{low} to {high}"
+                text = f"{chemical_symbols[element]} with {count} neighbours, and {some} in training"
+                found.append(Reason("neighbours", text))
+                break
+        if geometry.gap > self.widest_gap:
+            far = f"{geometry.gap:.1f}" if math.isfinite(geometry.gap) else f"more than {FURTHEST:g}"
+            found.append(
+                Reason("gap", f"a part {far} Å from the rest, and at most {self.widest_gap:.1f} in training")
+            )
+        return found
+
+    def _unseen(self, sight: Sight) -> Iterator[Reason]:
+        """Reasons that do not depend on the geometry."""
+        if sight.kind not in self.kinds:
+            yield Reason("kind", f"{sight.kind}, and only {' and '.join(self.kinds)} in training")
+        for kind, n, fewest, most, what in (
+            (ISOLATED, sight.n_atoms, self.fewest_atoms, self.most_atoms, "atom"),
+            (ON_SURFACE, sight.n_adsorbate, self.fewest_adsorbate_atoms, self.most_adsorbate_atoms, "adsorbate atom"),
+        ):
+            if kind == sight.kind and most and not fewest <= n <= most:
+                limit = f"at most {most}" if n > most else f"at least {fewest}"
+                yield Reason("size", f"{n:,} {what}{'s' * (n != 1)}, and {limit} in training")
+        if self.occurrence is not None:
+            yield from self.occurrence.reasons(sight, sight.kind in self.kinds)
+
+    def _strange_distance(self, a: int, b: int, distance: float) -> str:
+        seen = "at no such distance" if _name(a, b) in self.distances else "never so near"
+        if distance < (nearest := self.nearest.get(_name(a, b), 0.0)):
+            seen = f"{nearest:.2f} Å or more"
+        return f"{chemical_symbols[a]} and {chemical_symbols[b]} {distance:.2f} Å apart, and {seen} in training"
+
+
+_MANY = 5.0
+"""Geometries of one molecule from which on its energy is known away from a minimum."""
+
+
+class Look(NamedTuple):
+    """Contribution of one structure to the domain of its set.
+
+    Attributes:
+        sight: what is seen of it without its geometry.
+        distances: codes of pair of elements and distance; None where the structure is not looked at closely.
+        nearest: likewise, of the smallest distance of each pair.
+        neighbours: codes of element and number of neighbours.
+        graph: the same for all geometries of a molecule.
+        gap: Å, between a part and the rest.
+    """
+
+    sight: Sight
+    distances: np.ndarray | None = None
+    nearest: np.ndarray | None = None
+    neighbours: np.ndarray | None = None
+    graph: bytes = b""
+    gap: float = 0.0
+
+
+class DomainFit:
+    """Learns the domain of a training set, structure by structure.
+
+    There will be ``n``; of many, every so many is looked at closely. ``by_element``: see
+    :class:`molflt.data.quality.occurrence.OccurrenceFit`.
+    """
+
+    def __init__(self, n: int, forces: bool, by_element: bool = True) -> None:
+        self._every, self._forces, self._n = max(1, math.ceil(n / _MOST)), forces, 0
+        self._occurrence = OccurrenceFit(by_element)
+        self._kinds: set[str] = set()
+        self._atoms: set[int] = set()
+        self._adsorbate_atoms: set[int] = set()
+        self._gap = 0.0
+        self._nearest = np.empty(0, dtype=np.int64)
+        self._distances: list[np.ndarray] = []
+        self._neighbours: list[np.ndarray] = []
+        self._graphs: set[bytes] = set()
+
+    def look(self, index: int, data: Data) -> Look:
+        """Look at one structure, given its place in the set; another process may."""
+        sight = Sight.of(data)
+        if index % self._every:
+            return Look(sight)
+        geometry, numbers = Contacts.of(data), data.atomic_numbers.numpy()
+        return Look(
+            sight,
+            np.unique(geometry.codes),
+            geometry.nearest,
+            np.unique(numbers * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)),
+            geometry.graph(numbers),
+            geometry.gap,
+        )
+
+    def add(self, look: Look) -> None:
+        """Learn from one structure."""
+        sight = look.sight
+        self._occurrence.add(sight)
+        self._kinds.add(sight.kind)
+        if sight.kind == ISOLATED:
+            self._atoms.add(sight.n_atoms)
+        if sight.kind == ON_SURFACE:
+            self._adsorbate_atoms.add(sight.n_adsorbate)
+        self._n += 1
+        if look.distances is not None and look.nearest is not None and look.neighbours is not None:
+            self._distances.append(look.distances)
+            self._nearest = first_of_each(_union((self._nearest, look.nearest)))
+            self._neighbours.append(look.neighbours)
+            self._graphs.add(look.graph)
+            self._gap = max(self._gap, look.gap)
+
+    def domain(self) -> Domain:
+        """Domain of the structures seen."""
+        judged = self._n >= _FEWEST
+        margins, held_out = self._cross_validated() if judged else ({}, None)
+        ranges: dict[str, list[tuple[float, float]]] = {}
+        for code in _union(self._distances if judged else ()).tolist():
+            pair, place = divmod(code, N_BINS)
+            margin = margins.get(pair, _MARGINS[1])
+            low, high = place * BIN - margin, (place + 1) * BIN + margin
+            known = ranges.setdefault(_name(*divmod(pair, 128)), [])
+            if known and low <= known[-1][1]:
+                low = known.pop()[0]
+            known.append((round(low, 2), round(high, 2)))
+        return Domain(
+            kinds=sorted(self._kinds),
+            fewest_atoms=min(self._atoms, default=0),
+            most_atoms=max(self._atoms, default=0),
+            fewest_adsorbate_atoms=min(self._adsorbate_atoms, default=0),
+            most_adsorbate_atoms=max(self._adsorbate_atoms, default=0),
+            occurrence=self._occurrence.occurrence(self._kinds),
+            distances=ranges,
+            nearest={
+                _name(*divmod(pair, 128)): round(place * BIN, 2)
+                for pair, place in (divmod(code, N_BINS) for code in (self._nearest.tolist() if judged else ()))
+            },
+            neighbours={
+                chemical_symbols[z]: limits for z, limits in _limits(self._neighbours if judged else ()).items()
+            },
+            # Where parts are out of sight of each other in training, nothing is too far.
+            widest_gap=round(min(self._gap + _MARGINS[0], _UNLIMITED), 2),
+            held_out=held_out,
+            forces=self._forces,
+            geometries=round(len(self._neighbours) / max(1, len(self._graphs)), 2),
+        )
+
+    def _cross_validated(self) -> tuple[dict[int, float], float]:
+        """Å, the margin of each pair of elements; and the share of structures that is outside with it."""
+        n = len(self._distances)
+        misses: list[dict[int, float]] = [{} for _ in range(n)]
+        outside = np.zeros(n, dtype=bool)
+        by_pair: dict[int, list[float]] = {}
+        order = np.random.default_rng(0).permutation(n)
+        for k in range(_FOLDS):
+            left_out = order[k::_FOLDS].tolist()
+            others = np.delete(order, np.arange(k, n, _FOLDS)).tolist()
+            seen = np.concatenate([[-_FAR], _union(self._distances[i] for i in others), [_FAR]])
+            limits = _limits(self._neighbours[i] for i in others)
+            for i in left_out:
+                codes = self._distances[i]
+                above = np.searchsorted(seen, codes)
+                apart = np.minimum(seen[above] - codes, codes - seen[above - 1])
+                # Codes of another pair are further away than any distance.
+                apart = np.where(apart > N_BINS / 2, np.inf, np.maximum(apart - 1, 0) * BIN)
+                for pair, miss in zip((codes // N_BINS).tolist(), apart.tolist(), strict=True):
+                    misses[i][pair] = max(miss, misses[i].get(pair, 0.0))
+                for pair, miss in misses[i].items():
+                    by_pair.setdefault(pair, []).append(miss)
+                counts = [divmod(code, _ELEMENT) for code in self._neighbours[i].tolist()]
+                outside[i] = any(not (r := limits.get(z, (0, -1)))[0] <= count <= r[1] for z, count in counts)
+        margins = {
+            pair: min(max(_SAFETY * float(np.quantile(found, _SHARE, method="higher")), _MARGINS[0]), _MARGINS[1])
+            for pair, found in by_pair.items()
+        }
+        for i, found in enumerate(misses):
+            outside[i] |= any(miss > margins[pair] for pair, miss in found.items())
+        return margins, round(float(outside.mean()), 4)
+
+
+def _union(codes: Iterable[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *codes]))
+
+
+def _limits(codes: Iterable[np.ndarray]) -> dict[int, tuple[int, int]]:
+    """Fewest and most neighbours by atomic number."""
+    found: dict[int, tuple[int, int]] = {}
+    for element, count in (divmod(code, _ELEMENT) for code in _union(codes).tolist()):
+        low, high = found.get(element, (count, count))
+        found[element] = min(low, count), max(high, count)
+    return found
+
+
+def _name(a: int, b: int) -> str:
+    return f"{chemical_symbols[a]}-{chemical_symbols[b]}"

@@ -1,0 +1,195 @@
+"""Near atoms of a structure, and the structures of two sets that are the same or nearly so: a leak."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from ase.data import covalent_radii
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import minimum_spanning_tree
+from scipy.spatial import cKDTree
+from torch_geometric.data import Data
+
+from molflt.data.dataset import StructureDataset
+from molflt.data.neighbours import near_pairs, neighbour_list
+from molflt.vocabulary import MAX_ATOMIC_NUMBER
+
+FURTHEST = 4.0
+"""Å."""
+_BOND, _NEAR, _BEYOND = 1.25, 1.3, 0.5
+"""Neighbours are closer than 1.25 times the sum of covalent radii; distances matter to 1.3 times that plus 0.5 Å."""
+BIN = 0.02
+"""Å, of the distances in codes."""
+N_BINS = 1000
+"""A code is (atomic number · 128 + atomic number) · N_BINS + bin, the smaller number first."""
+_ROUNDS = 4
+"""Bonds over which the graphs of two molecules are told apart."""
+
+
+class Contacts(NamedTuple):
+    """Pairs of near atoms, once each.
+
+    Attributes:
+        elements: (2, n_pairs) int64, atomic numbers, the smaller first.
+        distances: (n_pairs,) Å.
+        codes: (n_pairs,) int64 of both, see :data:`N_BINS`.
+        nearest: the smallest code of each pair of elements up to 4 Å, ascending.
+        counts: (n_atoms,) int64, neighbours of each atom.
+        bonds: (2, n_bonds) int64, neighbours in either order.
+        gap: Å, the largest distance between a part of the structure and the rest; infinite beyond 4 Å.
+    """
+
+    elements: np.ndarray
+    distances: np.ndarray
+    codes: np.ndarray
+    nearest: np.ndarray
+    counts: np.ndarray
+    bonds: np.ndarray
+    gap: float
+
+    @classmethod
+    def of(cls, data: Data) -> Contacts:
+        """Look at a structure, whose neighbour list is not needed.
+
+        Raises:
+            InputError: as :func:`molflt.data.neighbours.neighbour_list`.
+        """
+        edges, offsets = neighbour_list(data.positions, data.cell, data.pbc, FURTHEST)
+        positions, numbers = data.positions.numpy(), data.atomic_numbers.numpy()
+        i, j = edges.numpy()
+        apart = positions[i] - positions[j] - offsets.numpy() @ data.cell[0].numpy()
+        distances = np.linalg.norm(apart, axis=1)
+        radii = covalent_radii[numbers]
+        both = radii[i] + radii[j]
+        bonds = edges.numpy()[:, distances < _BOND * both]
+        counts = np.bincount(bonds[0], minlength=len(numbers))
+        # Of several images the nearest; an atom is in no need of its own.
+        order = np.lexsort((distances, i * len(numbers) + j))
+        order = order[i[order] != j[order]]
+        i_j = i[order] * len(numbers) + j[order]
+        first = order[np.diff(i_j, prepend=-1) != 0]
+        shape = (len(numbers), len(numbers))
+        rows, columns = (atoms[first].astype(np.int32) for atoms in (i, j))
+        tree = minimum_spanning_tree(csr_array((distances[first], (rows, columns)), shape=shape)).data
+        gap = float(tree.max(initial=0.0)) if len(tree) == len(numbers) - 1 else math.inf
+        near = (i <= j) & (distances < np.minimum(_NEAR * both + _BEYOND, FURTHEST))
+        pairs = np.sort(numbers[np.stack([i, j])], axis=0)
+        codes = (pairs[0] * 128 + pairs[1]) * N_BINS + (distances / BIN).astype(np.int64)
+        return cls(pairs[:, near], distances[near], codes[near], first_of_each(np.unique(codes)), counts, bonds, gap)
+
+    def graph(self, atomic_numbers: np.ndarray) -> bytes:
+        """The same for every order of the atoms and every geometry of the same graph (Weisfeiler and Leman)."""
+        colours = _mixed(atomic_numbers.astype(np.uint64))
+        for _ in range(_ROUNDS):
+            around = np.zeros_like(colours)
+            np.add.at(around, self.bonds[0], colours[self.bonds[1]])
+            colours = _mixed(colours * np.uint64(3) + around)
+        return np.sort(colours).tobytes()
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """Numbers made of others, one of each, as if drawn at random (the finaliser of SplitMix64)."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def first_of_each(codes: np.ndarray) -> np.ndarray:
+    """Of each pair of elements the smallest distance; codes are ascending."""
+    return codes[np.diff(codes // N_BINS, prepend=-1) != 0]
+
+
+REACH = 5.0
+"""Å; distances up to here are compared."""
+SAME = 0.02
+"""Å; distances that differ by less are the same."""
+TOLERANCE = 0.03
+"""Distance of two sketches up to which their structures are compared."""
+_TRIED = 4
+_WEIGHTS = np.stack([0.5 + np.modf(np.arange(MAX_ATOMIC_NUMBER + 1) * x)[0] for x in (0.618034, 0.414214)])
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Numbers of a structure that rotating, moving, wrapping and reordering leave as they are.
+
+    Attributes:
+        composition: its elements and how many atoms there are of each.
+        values: (9,) Å or without a unit; they move by about 0.01 when every atom moves by 0.01 Å.
+    """
+
+    composition: bytes
+    values: np.ndarray
+
+
+def sketch(data: Data) -> Sketch:
+    """The sketch of a structure, from smooth sums over the distances of each atom's neighbours, images included.
+
+    Raises:
+        InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
+    """
+    numbers = data.atomic_numbers.numpy()
+    pairs, distances = near_pairs(data, REACH)
+    envelope = (1 - (distances / REACH) ** 2) ** 2
+    values = [0.0]
+    if not bool(data.pbc.any()):
+        points = data.positions.numpy()
+        values = [float(np.sqrt(((points - points.mean(axis=0)) ** 2).sum(axis=1).mean()))]
+    for weight, power in zip(_WEIGHTS[:, numbers], (0, 3), strict=True):
+        near = weight[pairs[:, 1]] * envelope * (1 - distances / REACH) ** power
+        sums = np.bincount(pairs[:, 0], near, len(numbers))
+        # The extremes are of few atoms: an adsorbate that has moved changes them, and not a mean over the slab.
+        values += [float(np.mean(weight * sums)), float(np.std(weight * sums)), float(sums.min()), float(sums.max())]
+    composition = np.concatenate(np.unique(numbers, return_counts=True)).astype(np.int32).tobytes()
+    return Sketch(composition, np.array(values, dtype=np.float32))
+
+
+def nearly_identical(first: Data, second: Data) -> bool:
+    """True if all distances up to :data:`REACH`, sorted by elements, are the same to :data:`SAME` Å."""
+    lists = []
+    for data in (first, second):
+        pairs, distances = near_pairs(data, REACH)
+        numbers = data.atomic_numbers.numpy()
+        kinds = numbers[pairs[:, 0]] * (MAX_ATOMIC_NUMBER + 1) + numbers[pairs[:, 1]]
+        lists.append({kind: np.sort(distances[kinds == kind]) for kind in np.unique(kinds)})
+    for kind in lists[0].keys() | lists[1].keys():
+        a, b = (found.get(kind, np.empty(0)) for found in lists)
+        # What is at the very end of the reach may be beyond it in the other.
+        n = min(len(a), len(b))
+        beyond = np.concatenate([a[n:], b[n:]])
+        if np.abs(a[:n] - b[:n]).max(initial=0.0) > SAME or beyond.min(initial=REACH) < REACH - SAME:
+            return False
+    return True
+
+
+def alike(
+    known: Sequence[Sketch], asked: Sequence[Sketch], known_data: StructureDataset, asked_data: StructureDataset
+) -> list[tuple[int, int]]:
+    """Pairs of places: of a structure asked about, and of one that is known and identical or nearly so.
+
+    Sketches, in the order of their structures, say which to look at; time grows as n log n, and memory as n.
+    """
+    places: defaultdict[bytes, list[int]] = defaultdict(list)
+    for place, one in enumerate(known):
+        places[one.composition].append(place)
+    wanted: defaultdict[bytes, list[int]] = defaultdict(list)
+    for place, one in enumerate(asked):
+        if one.composition in places:
+            wanted[one.composition].append(place)
+    found = []
+    for composition, asking in wanted.items():
+        candidates = places[composition]
+        tree = cKDTree([known[k].values for k in candidates])
+        points = [asked[k].values for k in asking]
+        _, near = tree.query(points, k=range(1, _TRIED + 1), distance_upper_bound=TOLERANCE)
+        for a, row in zip(asking, near, strict=True):
+            for k in (candidates[k] for k in row if k < len(candidates)):
+                if nearly_identical(known_data[k], asked_data[a]):
+                    found.append((a, k))
+                    break
+    return sorted(found)

@@ -1,0 +1,248 @@
+"""Compositions of which others are made, as sums and differences.
+
+Reference energies of elements are fitted to the compositions of a training set. Where these leave directions open, as
+C5H8O2 alone leaves two of three, what an atom of each element contributes is not known, and the energy of any other
+composition is arbitrary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from ase.data import atomic_numbers, chemical_symbols
+from ase.formula import Formula
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from torch_geometric.data import Data
+
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS, TAG_ADSORBATE
+
+Composition = dict[str, int]
+"""Atoms by symbol."""
+_ROUNDING = 1e-6
+"""Atoms. Compositions are whole numbers: one that is no combination of others misses all of them by more."""
+
+
+class Span:
+    """All combinations of some compositions, which are arrays of (119,) atoms by atomic number.
+
+    Attributes:
+        members: compositions that make all others, none of which the others make.
+    """
+
+    def __init__(self, members: Iterable[Mapping[str, int]] = ()) -> None:
+        self.members: list[Composition] = []
+        self._axes = np.zeros((0, MAX_ATOMIC_NUMBER + 1))
+        for member in members:
+            counts = np.zeros(MAX_ATOMIC_NUMBER + 1)
+            for symbol, n in member.items():
+                counts[atomic_numbers[symbol]] = n
+            self.add(counts)
+
+    def add(self, counts: np.ndarray) -> None:
+        """Take a composition in."""
+        rest = self._rest(counts)
+        if (length := np.linalg.norm(rest)) > _ROUNDING:
+            self._axes = np.vstack([self._axes, rest / length])
+            self.members.append({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
+
+    def holds(self, counts: np.ndarray) -> bool:
+        """True if a composition is a combination."""
+        return bool(np.linalg.norm(self._rest(counts)) <= _ROUNDING)
+
+    def open_elements(self) -> list[str]:
+        """Symbols of the elements whose own contribution the compositions do not tell."""
+        each = np.eye(MAX_ATOMIC_NUMBER + 1)
+        known = sorted({atomic_numbers[symbol] for member in self.members for symbol in member})
+        return [chemical_symbols[z] for z in known if not self.holds(each[z])]
+
+    def __str__(self) -> str:
+        """The first of the members, as formulas."""
+        return ", ".join([*map(formula, self.members[:_SHOWN]), *(["..."] if len(self.members) > _SHOWN else [])])
+
+    def _rest(self, counts: np.ndarray) -> np.ndarray:
+        """Remainder that no combination reaches; taken twice, for rounding leaves a part."""
+        for _ in range(2):
+            counts = counts - (self._axes @ counts) @ self._axes
+        return counts
+
+
+_SHOWN = 3
+
+
+def formula(composition: Mapping[str, int]) -> str:
+    """In the order of Hill."""
+    return str(Formula.from_dict(dict(composition)).format("hill"))
+
+
+ISOLATED, ON_SURFACE = "isolated molecule", "surface with an adsorbate"
+NO_ADSORBATE, NO_SURFACE = "cell without an adsorbate", "adsorbate without a surface"
+
+
+class Reason(NamedTuple):
+    """Part of the rule by which a structure is outside, and the reason in words."""
+
+    rule: str
+    text: str
+
+
+class Sight(NamedTuple):
+    """Features of one structure that do not depend on its geometry.
+
+    Attributes:
+        kind: see :data:`ISOLATED` and its like.
+        axes: along which it repeats.
+        charge: e, zero where none is given.
+        codes: of elements with a tag, ascending.
+        counts: atoms of each.
+    """
+
+    kind: str
+    axes: int
+    charge: int
+    codes: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, data: Data) -> Sight:
+        """Look at a structure."""
+        codes, counts = np.unique((data.atomic_numbers * N_TAGS + data.tags).numpy(), return_counts=True)
+        axes, adsorbed = int(data.pbc.sum()), codes % N_TAGS == TAG_ADSORBATE
+        kind = NO_SURFACE if adsorbed.all() else ON_SURFACE if adsorbed.any() else NO_ADSORBATE
+        charge = round(float(data.charge)) if "charge" in data else 0
+        return cls(kind if axes else ISOLATED, axes, charge, codes, counts)
+
+    @property
+    def n_atoms(self) -> int:
+        """All of them."""
+        return int(self.counts.sum())
+
+    @property
+    def n_adsorbate(self) -> int:
+        """Atoms of the adsorbate."""
+        return int(self.counts[self.codes % N_TAGS == TAG_ADSORBATE].sum())
+
+    @property
+    def odd(self) -> bool:
+        """True for a molecule, not a free atom or a crystal, with an odd number of electrons."""
+        electrons = int((self.codes // N_TAGS) @ self.counts) - self.charge
+        return self.kind == ISOLATED and self.n_atoms > 1 and electrons % 2 == 1
+
+    def tags(self) -> Iterator[tuple[str, int]]:
+        """Symbols of elements, each with a tag that it has."""
+        for code in self.codes.tolist():
+            yield chemical_symbols[code // N_TAGS], code % N_TAGS
+
+    def composition(self, of_adsorbate: bool) -> np.ndarray:
+        """(119,) atoms of each atomic number: all, or those of the adsorbate."""
+        counts = self.counts * (self.codes % N_TAGS == TAG_ADSORBATE) if of_adsorbate else self.counts
+        return np.bincount(self.codes // N_TAGS, counts, minlength=MAX_ATOMIC_NUMBER + 1)
+
+
+def _is_element(symbol: str) -> str:
+    if symbol not in chemical_symbols[1:]:
+        raise ValueError(f"no element: {symbol!r}")
+    return symbol
+
+
+_Symbol = Annotated[str, AfterValidator(_is_element)]
+_Composition = dict[_Symbol, Annotated[int, Field(ge=1, lt=2**31)]]
+
+
+class Occurrence(BaseModel):
+    """Occurrences in a training set, whatever the geometry."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    axes: list[int] = Field(description="numbers of axes along which structures repeat")
+    tags: dict[str, list[int]] = Field(description="by element")
+    tags_together: list[list[int]] = Field(description="tags of the atoms of one structure")
+    charges: list[int] = Field(description="e, of whole structures")
+    odd_electrons: bool = Field(description="whether a molecule has an odd number of electrons")
+    of_adsorbates: bool = Field(description="whether compositions are those of adsorbates alone")
+    compositions: list[_Composition] = Field(
+        max_length=MAX_ATOMIC_NUMBER, description="of which all others are sums and differences"
+    )
+
+    @cached_property
+    def span(self) -> Span:
+        """All combinations of the compositions."""
+        return Span(self.compositions)
+
+    def reasons(self, sight: Sight, known_kind: bool) -> Iterator[Reason]:
+        """Reasons why a structure is unlike all others; of an unknown kind not by tags and axes."""
+        if known_kind and sight.axes not in self.axes:
+            seen = " or ".join(map(str, self.axes))
+            yield Reason("axes", f"periodic along {sight.axes} of three axes, and along {seen} in training")
+        tags = sorted({tag for _, tag in sight.tags()})
+        if known_kind and (strange := [(s, t) for s, t in sight.tags() if t not in self.tags.get(s, [t])]):
+            symbol, tag = strange[0]
+            seen = " or ".join(map(str, self.tags[symbol]))
+            yield Reason("tags", f"{symbol} with tag {tag}, and {seen} in training")
+        elif known_kind and tags not in self.tags_together:
+            seen = " or ".join(_both(some) for some in self.tags_together)
+            yield Reason("tags", f"{_both(tags)} for the whole structure, and {seen} in training")
+        if sight.charge not in self.charges:
+            seen = " or ".join(map(_signed, self.charges))
+            yield Reason("charge", f"a charge of {_signed(sight.charge)} e, and {seen} in training")
+        if sight.odd and not self.odd_electrons:
+            yield Reason("electrons", "an odd number of electrons, and even numbers only in training")
+        counts = sight.composition(self.of_adsorbates)
+        if not self.span.holds(counts):
+            of = "of the adsorbate " if self.of_adsorbates else ""
+            made = formula({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
+            text = f"the composition {of}is {made}, no combination of those in training ({self.span})"
+            yield Reason("composition", f"{text}, which do not tell what its atoms contribute")
+
+
+def _signed(charge: int) -> str:
+    return f"{charge:+d}" if charge else "0"
+
+
+def _both(tags: list[int]) -> str:
+    return f"tag{'s' * (len(tags) > 1)} {' and '.join(map(str, tags))}"
+
+
+class OccurrenceFit:
+    """Learns what occurs, structure by structure.
+
+    ``by_element`` says whether the label is a sum over elements. If it is not, as with adsorption energies, and there
+    are adsorbates, the composition of what is below them says nothing.
+    """
+
+    def __init__(self, by_element: bool) -> None:
+        self._by_element = by_element
+        self._axes: set[int] = set()
+        self._tags: set[tuple[str, int]] = set()
+        self._together: set[tuple[int, ...]] = set()
+        self._charges: set[int] = set()
+        self._odd = False
+        self._spans = {of_adsorbate: Span() for of_adsorbate in (False, True)}
+
+    def add(self, sight: Sight) -> None:
+        """Learn from one structure."""
+        self._axes.add(sight.axes)
+        self._tags.update(sight.tags())
+        self._together.add(tuple(sorted({tag for _, tag in sight.tags()})))
+        self._charges.add(sight.charge)
+        self._odd |= sight.odd
+        for of_adsorbate, span in self._spans.items():
+            span.add(sight.composition(of_adsorbate))
+
+    def occurrence(self, kinds: set[str]) -> Occurrence:
+        """Occurrences seen in a set with structures of these kinds."""
+        tags: dict[str, list[int]] = {}
+        for symbol, tag in sorted(self._tags):
+            tags.setdefault(symbol, []).append(tag)
+        of_adsorbates = not self._by_element and ON_SURFACE in kinds
+        return Occurrence(
+            axes=sorted(self._axes),
+            tags=tags,
+            tags_together=sorted(map(list, self._together)),
+            charges=sorted(self._charges),
+            odd_electrons=self._odd,
+            of_adsorbates=of_adsorbates,
+            compositions=self._spans[of_adsorbates].members,
+        )

@@ -1,0 +1,347 @@
+"""Folders of calculations: runs of VASP, and pairs of an initial and a relaxed geometry, with a table of energies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixConstraint
+from torch_geometric.data import Data
+
+from molflt.data.ase import from_atoms, results_at_hand
+from molflt.data.dataset import ListDataset
+from molflt.data.formats import (
+    OUTPUTS,
+    RUN_FILES,
+    TABLES,
+    UnfinishedError,
+    ase_format,
+    give_skipped,
+    read_frames,
+    shortfall,
+)
+from molflt.data.labels import agreed
+from molflt.data.progress import track
+from molflt.data.reading import DEFAULT, ReadOptions
+from molflt.data.record import ENERGIES
+from molflt.data.slabs import same_atoms
+from molflt.data.tables import read_table
+from molflt.data.text import bare_name, bare_suffix, read_text, remark
+from molflt.errors import InputError, in_line, noting
+
+RELAXATIONS = (1, 2, 3)
+"""Values of VASP's IBRION that relax to a minimum."""
+_ROUNDING = 1.001
+_STAGE = re.compile(r"(.*?)[-_. ]?(initial|init|unrelaxed|relaxed|final)", re.IGNORECASE)
+_INITIAL = ("initial", "init", "unrelaxed")
+_KEYS = ("name", "folder", "file", "path", "run", "id", "system", "structure")
+"""Columns, in any capitalisation, that say which calculation a row is of; without one it is the first column."""
+NO_PAIRS = "no two are named alike but for 'initial' and 'relaxed' (or init, unrelaxed; final); leave --pairs out"
+_CELL_CHANGE = 0.1
+"""Å by which a component of a lattice vector may differ in a pair."""
+_SAME = 0.01
+"""Å by which the initial structure of a run may differ from its first step."""
+
+
+@dataclass(frozen=True)
+class _Calculation:
+    """Files of a calculation; the last of several frames counts."""
+
+    name: str
+    initial: Path | None
+    relaxed: Path | None
+    output: Path | None = None
+    frame: int | None = None
+    empty: str = ""
+    """Name of a file that a run left without content."""
+
+
+def named_ends(paths: Iterable[Path]) -> dict[tuple[Path, str], tuple[list[Path], list[Path]]]:
+    """Files and folders called initial, and those called relaxed, by their folder and the rest of the name."""
+    found: dict[tuple[Path, str], tuple[list[Path], list[Path]]] = {}
+    for path in paths:
+        if (match := _STAGE.fullmatch(_stem(path))) and (path.is_dir() or ase_format(path)):
+            ends = found.setdefault((path.parent, match[1]), ([], []))
+            ends[match[2].lower() not in _INITIAL].append(path)
+    return found
+
+
+def find_pairs(paths: Iterable[Path]) -> list[_Calculation]:
+    """Relaxations among files and folders, by their names; often there are none.
+
+    Raises:
+        InputError: beside a pair, a geometry without its counterpart or with two; files with other numbers of frames.
+    """
+    found = named_ends(paths)
+    if not any(all(ends) for ends in found.values()):
+        return []
+    calculations: list[_Calculation] = []
+    for (_, name), (initial, relaxed) in found.items():
+        if len(initial) > 1 or len(relaxed) > 1:
+            raise InputError(f"{', '.join(map(str, initial + relaxed))}: which of them are a pair? Leave two")
+        calculations += pair_calculations(next(iter(initial), None), next(iter(relaxed), None), name)
+    return calculations
+
+
+def suggest_pairs(paths: Iterable[Path], where: str) -> None:
+    """Warn of names that suggest pairs, where none are made."""
+    pairs = [(initial[0], relaxed[0]) for initial, relaxed in named_ends(paths).values() if initial and relaxed]
+    if pairs:
+        first = " and ".join(path.name for path in pairs[0])
+        more = f" (and {len(pairs) - 1:,} more such pairs)" if len(pairs) > 1 else ""
+        remedy = "give --pairs (in training data.pairs=true) to read them as a relaxation"
+        remark(where, f"{first}{more} are read as two structures; {remedy}")
+
+
+def find_runs(folder: Path, pairs: Iterable[_Calculation] = ()) -> list[_Calculation]:
+    """Runs of VASP in folders of their own, or in this one, that are not ends of pairs; often there are none."""
+    paired = files_of(pairs)
+    return [run for run in _runs(folder) if paired.isdisjoint(files_of([run]))]
+
+
+def files_of(calculations: Iterable[_Calculation]) -> set[Path]:
+    """The files that are read of calculations."""
+    return {p for c in calculations for p in (c.initial, c.relaxed, c.output) if p is not None}
+
+
+def read_calculations(
+    calculations: Sequence[_Calculation], folder: Path, options: ReadOptions = DEFAULT, with_table: bool = True
+) -> ListDataset:
+    """Read what ``find_pairs`` and ``find_runs`` found; the structures are named ``FOLDER/NAME``.
+
+    The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
+    CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
+    there is one geometry. Runs that were cut short or are not converged are left out, and named in an
+    ``InputWarning``, unless ``options`` takes them. Columns of a CSV table in the folder become entries of ``info``,
+    among which labels are looked for, unless ``with_table`` is False. Other arguments are those of
+    :func:`molflt.data.open.open_dataset`.
+
+    Raises:
+        InputError: files that cannot be read, pairs of other atoms, two values of a label, a calculation of which the
+            table has no row, or none that is converged.
+    """
+    table = _table(folder) if with_table else None
+    bad: dict[int, InputError] = {}
+    structures: list[Data] = []
+    skipped: list[str] = []
+    # Pairs of two files are read frame by frame.
+    read = lru_cache(maxsize=2)(read_frames)
+    for index, calculation in enumerate(track(calculations, f"reading {folder.name}", total=len(calculations))):
+        where = str(folder / calculation.name) if calculation.name else str(folder)
+        row = None if table is None else table[1].get(_key(calculation.name or folder.name))
+        with noting(bad, index - len(skipped), where, row or {}):
+            if table is not None and row is None:
+                raise InputError(f"{where}: {table[0]} has no row named '{calculation.name or folder.name}'; add it")
+            try:
+                atoms = _atoms(calculation, where, read, options.accept_unconverged)
+            except UnfinishedError as error:
+                skipped.append(str(error))
+                continue
+            for label in {"y_init", "y_relaxed"} | (
+                {options.labels.name} if options.labels and options.of_relaxation else set()
+            ):
+                ends = [end for end in (calculation.initial, calculation.relaxed) if end is not None]
+                places = {f"in {end}": _frame(read(end), calculation.frame).info.get(label) for end in ends}
+                agreed({"in the table": (row or {}).get(label), **places}, label, where)
+            atoms.info.update(row or {})
+            structures.append(from_atoms(atoms, where, options))
+    give_skipped(skipped, len(calculations), str(folder), "calculations")
+    if table is not None:
+        unused = sorted(table[1].keys() - {_key(calculation.name or folder.name) for calculation in calculations})
+        if unused:
+            remark(str(table[0]), f"rows of no calculation that is in the folder: {in_line(unused)}")
+    return ListDataset.read(structures, bad, options.on_bad, str(folder), "calculations")
+
+
+def _atoms(
+    calculation: _Calculation, where: str, read: Callable[[Path], list[Atoms]], accept_unconverged: bool
+) -> Atoms:
+    """The structure of a calculation, or ``UnfinishedError`` where it is not complete and converged."""
+    if calculation.empty and not accept_unconverged:
+        raise UnfinishedError(f"{where}: {calculation.empty} is empty")
+    frames = [] if calculation.output is None else read(calculation.output)
+    initial = frames[0] if calculation.initial is None else _frame(read(calculation.initial), calculation.frame)
+    relaxed = _frame(read(calculation.relaxed), calculation.frame) if calculation.relaxed else None
+    why = relaxation_shortfall(frames, initial.constraints) if frames else shortfall(relaxed or initial)
+    if why and not accept_unconverged:
+        raise UnfinishedError(f"{where}: {why}")
+    if frames and is_static(frames):
+        return frames[-1]
+    if frames and calculation.initial is not None:
+        same_atoms(initial.numbers, frames[0].numbers, where)
+        apart = initial.get_scaled_positions(wrap=False) - frames[0].get_scaled_positions(wrap=False)
+        away = float(np.abs((apart - apart.round()) @ np.asarray(initial.cell)).max())
+        if away > _SAME:
+            raise InputError(
+                f"{where}: {calculation.initial.name} is not the structure that the run begins with, atoms are up to "
+                f"{away:.2g} Å away from it; put back the one that was computed, or remove it"
+            )
+    if relaxed is None and (len(frames) > 1 or (frames and calculation.initial)):
+        relaxed = frames[-1]
+    if relaxed is None:
+        return initial
+    same_atoms(initial.numbers, relaxed.numbers, where)
+    change = float(np.abs(np.asarray(relaxed.cell) - np.asarray(initial.cell)).max())
+    if change > _CELL_CHANGE:
+        raise InputError(
+            f"{where}: the cells of the initial and the relaxed geometry differ by {change:.2f} Å; relaxations of "
+            "the cell are not read, take the relaxed structure alone"
+        )
+    atoms: Atoms = initial.copy()
+    atoms.info = {**relaxed.info, **initial.info}
+    atoms.set_array("positions_relaxed", relaxed.positions)
+    for label, end in (
+        ("y_init", frames[0] if frames else initial),
+        ("y_relaxed", frames[-1] if frames else relaxed),
+    ):
+        energy = results_at_hand(end).get("energy")
+        if energy is not None:
+            atoms.info.setdefault(label, float(energy))
+    return atoms
+
+
+def relaxation_shortfall(frames: Sequence[Atoms], constraints: Sequence[FixConstraint] = ()) -> str:
+    """The reason why the last step of a run is no relaxed structure with its energy; empty where it is one.
+
+    Args:
+        frames: all steps of an OUTCAR or vasprun.xml.
+        constraints: of the initial structure, where the steps have none: forces on what is fixed do not count.
+    """
+    last, run = frames[-1], frames[-1].calc.parameters
+    if not run["complete"]:
+        return "the run was cut short: its output has no end"
+    for which, frame in (("first", frames[0]), ("last", last)):
+        if why := shortfall(frame):
+            return f"{which} step: {why}"
+    if is_static(frames) or run["reached"]:
+        return ""
+    nsw, ibrion, criterion = run["nsw"], run["ibrion"], run["ediffg"]
+    if ibrion is not None and ibrion not in RELAXATIONS:
+        return f"molecular dynamics or vibrations, no relaxation (IBRION={ibrion})"
+    stopped = "" if nsw is None or len(frames) < nsw else f" after all NSW={nsw} steps"
+    if criterion is None:
+        return f"not relaxed{stopped}" if stopped else ""
+    if criterion < 0:
+        forces = np.array(last.calc.results.get("forces", np.full((len(last), 3), np.nan)))
+        for constraint in last.constraints or constraints:
+            constraint.adjust_forces(last, forces)
+        largest = float(np.linalg.norm(forces, axis=1).max())
+        converged, what = largest <= -criterion * _ROUNDING, f"a force of {largest:.3g} eV/Å is left"
+    else:
+        energies = [frame.calc.results.get("free_energy", np.nan) for frame in frames[-2:]]
+        change = abs(energies[1] - energies[0]) if len(energies) == 2 else np.nan
+        converged, what = change <= criterion * _ROUNDING, f"the energy changed by {change:.3g} eV in the last step"
+    return "" if converged else f"not relaxed{stopped}: {what} (EDIFFG={criterion:g})"
+
+
+def is_static(frames: Sequence[Atoms]) -> bool:
+    """True if the steps of an OUTCAR or vasprun.xml are of a run in which no atom was to move."""
+    nsw = frames[-1].calc.parameters["nsw"]
+    return nsw is not None and nsw <= 0
+
+
+def _frame(frames: list[Atoms], frame: int | None) -> Atoms:
+    atoms = frames[-1 if frame is None else frame]
+    # What is computed belongs to the geometry in the file.
+    if atoms.calc is not None and not isinstance(atoms.calc, SinglePointCalculator):
+        atoms.calc = None
+    return atoms
+
+
+def _runs(folder: Path) -> Iterator[_Calculation]:
+    for place in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
+        found = {bare_name(file): file for file in place.iterdir() if file.is_file()}
+        files = {name: file for name, file in found.items() if file.stat().st_size}
+        if any(name in files for name in RUN_FILES):
+            name = "" if place == folder else place.relative_to(folder).as_posix()
+            output = next((files[name] for name in OUTPUTS if name in files), None)
+            initial, relaxed = files.get("poscar"), files.get("contcar")
+            if initial is None and output is None:
+                initial, relaxed = relaxed, None
+            # Where there is vasprun.xml, an empty OUTCAR has been cleared away.
+            outputs = () if output is not None else OUTPUTS
+            empty = next((found[key].name for key in ("contcar", *outputs) if key in found and key not in files), "")
+            yield _Calculation(name, initial, relaxed, output, empty=empty)
+
+
+def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = "") -> Iterator[_Calculation]:
+    """The pairs of two files, frame by frame, or of two folders, by the names of their files.
+
+    Raises:
+        InputError: one is missing, files with other numbers of frames, or names that are in one folder only.
+    """
+    if initial is None or relaxed is None:
+        there = initial or relaxed
+        raise InputError(f"{there}: has no {'relaxed' if relaxed is None else 'initial'} counterpart; add it")
+    if initial.is_dir() != relaxed.is_dir():
+        raise InputError(f"{initial} and {relaxed}: one is a folder, the other a file; give two of a kind")
+    if not initial.is_dir():
+        n, n_relaxed = len(read_frames(initial)), len(read_frames(relaxed))
+        if n != n_relaxed:
+            raise InputError(f"{initial} holds {n} structures, and {relaxed} {n_relaxed}; they must be as many")
+        if n == 1:
+            yield _Calculation(name, initial, relaxed)
+            return
+        yield from (_Calculation(f"{name}#{k}", initial, relaxed, frame=k) for k in range(n))
+        return
+    files = [[file for file in sorted(end.iterdir()) if ase_format(file)] for end in (initial, relaxed)]
+    ends = [{_stem(file): file for file in some} for some in files]
+    for end, some, named in zip((initial, relaxed), files, ends, strict=True):
+        if twice := [file.name for file in some if named[_stem(file)] != file]:
+            raise InputError(
+                f"{end}: {in_line(twice)}: there is another file of this name but for its ending; leave one"
+            )
+    if alone := sorted(ends[0].keys() ^ ends[1].keys()):
+        raise InputError(
+            f"{initial} and {relaxed}: {len(alone)} names are in one of them only: {', '.join(alone[:10])}; add the "
+            "others, or remove these"
+        )
+    yield from (_Calculation(f"{name}/{stem}".lstrip("/"), ends[0][stem], ends[1][stem]) for stem in ends[0])
+
+
+def _stem(path: Path) -> str:
+    """Name of a file without its ending, or of a folder."""
+    return path.name if path.is_dir() else bare_name(path).removesuffix(bare_suffix(path))
+
+
+def _key(name: str) -> str:
+    return name.strip().strip("/").lower()
+
+
+def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | None:
+    """The only table of a folder, and its rows by what they are of; also by the last part of a path's name."""
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
+    tables = [path for path in files if bare_suffix(path) in TABLES]
+    if len(tables) > 1:
+        names = ", ".join(path.name for path in tables)
+        raise InputError(f"{folder}: several tables ({names}); leave the one with the energies")
+    if not tables:
+        return None
+    (file,) = tables
+    columns, lines = read_table(file, read_text(file), _KEYS)
+    others = (column for name, column in columns.items() if name not in ENERGIES)
+    key = next((columns[name] for name in _KEYS if name in columns), next(others, None))
+    if key is None:
+        raise InputError(f"{file}: no column says which calculation a row is of; add one, called 'name'")
+    rows: dict[str, dict[str, str | float]] = {}
+    for _, cells, problem in lines:
+        name = _key(cells.pop(key))
+        problem = problem or (f"two rows are named '{name}'; leave one" if name in rows else "")
+        if problem:
+            raise InputError(f"{file}: {problem}")
+        cells |= {label: cells[columns[label]] for label in ENERGIES if label in columns}
+        rows[name] = {column: _value(cell) for column, cell in cells.items() if cell}
+    return file, rows
+
+
+def _value(cell: str) -> str | float:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell

@@ -1,0 +1,331 @@
+"""What a model says of many structures, energies in their order, and its files: CSV, extxyz, OC20's npz."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from ase import Atoms
+from torch_geometric.data import Data
+
+from molflt.data.dataset import StructureDataset
+from molflt.errors import InputError, listed
+from molflt.files import atomic_file, sole_writer
+from molflt.terminal_text import printable
+from molflt.vocabulary import OC20Split
+
+FORMATS = (".csv", ".extxyz", ".npz")
+_STANDARD_INPUT = re.compile(r"-#\d+( \([^|!]*\))?")
+"""Names of structures from standard input, which no spreadsheet can compute."""
+BY_ATOM = ("forces", "atomic_energies", "embeddings")
+"""Fields of a prediction that hold an array for each structure."""
+
+
+class Conformers(NamedTuple):
+    """What was computed of a molecule with several conformers.
+
+    Attributes:
+        n: how many there are.
+        lowest: place of the one with the lowest energy, which is the molecule's.
+        spread: eV, the highest energy minus the lowest.
+    """
+
+    n: int
+    lowest: int
+    spread: float
+
+
+@dataclass
+class Prediction:
+    """Energies in the order of the structures.
+
+    Attributes:
+        energies: (n_structures,) eV, float64; the mean over the members of an ensemble; NaN where it failed.
+        names: where each structure came from.
+        contractions: how the far field was computed ("waves") and for how many structures.
+        std: (n_structures,) eV: what 68 % of the errors are below, where the model's file knows; else the standard
+            deviation over the members (n − 1 in the denominator), or None for one model. It is measured on structures
+            inside the domain, and says nothing of others, which have an entry in ``warnings``.
+        failures: what is wrong with the structures that were skipped, by index.
+        forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
+        info: what each structure's file says of it, such as the columns of a table; also of those that failed.
+        atomic_energies: (n_atoms,) eV of each structure: the terms that, with a mean per structure where the model
+            has one, add up to its energy; None when they were not asked for.
+        embeddings: (n_atoms, dim) of each structure, what the encoder makes of its atoms; None likewise.
+        ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
+        elements: atomic numbers seen.
+        n_in_parts: batches that did not fit into memory and were computed in parts.
+        conformers: of the molecules that have several, by index.
+        warnings: why the energy of a structure is not to be trusted, by index.
+        about: formula and, where known, name of the molecules that were given as graphs or names, by index.
+    """
+
+    energies: np.ndarray
+    names: list[str]
+    contractions: Counter[str]
+    std: np.ndarray | None = None
+    failures: dict[int, str] = field(default_factory=dict)
+    forces: list[np.ndarray] | None = None
+    info: list[Mapping[str, Any]] = field(default_factory=list)
+    atomic_energies: list[np.ndarray] | None = None
+    embeddings: list[np.ndarray] | None = None
+    ids: list[str] = field(default_factory=list)
+    elements: set[int] = field(default_factory=set)
+    n_in_parts: int = 0
+    conformers: dict[int, Conformers] = field(default_factory=dict)
+    warnings: dict[int, str] = field(default_factory=dict)
+    about: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def far_field(self) -> str:
+        """``contractions`` in words: "waves (300 structures)"."""
+        return "; ".join(f"{how} ({n:,} structure{'s' * (n != 1)})" for how, n in self.contractions.most_common())
+
+    @property
+    def by_atom(self) -> dict[str, list[np.ndarray]]:
+        """What was asked for of every atom, by name."""
+        return {name: values for name in BY_ATOM if (values := getattr(self, name)) is not None}
+
+    def of(self, places: Sequence[int]) -> Prediction:
+        """The predictions of some of the structures, none of which failed."""
+        lists = {name: [getattr(self, name)[k] for k in places] for name in (*_LISTS, *self.by_atom)}
+        known = {name: getattr(self, name) for name in _BY_INDEX}
+        changed: dict[str, Any] = lists | {
+            name: {i: of[k] for i, k in enumerate(places) if k in of} for name, of in known.items()
+        }
+        std = None if self.std is None else self.std[places]
+        return replace(self, energies=self.energies[places], std=std, **changed)
+
+    def of_conformers(self) -> str | None:
+        """How many conformers the energies are the lowest of, and their spread, in a line; None without any."""
+        if not self.conformers:
+            return None
+        widest = max(self.conformers, key=lambda i: self.conformers[i].spread)
+        numbers = [conformers.n for conformers in self.conformers.values()]
+        n = len(numbers)
+        return (
+            f"lowest of {min(numbers)}{f' to {max(numbers)}' if max(numbers) > min(numbers) else ''} distinct "
+            f"conformers for {n:,} molecule{'s' * (n != 1)}; energies spread by up to "
+            f"{self.conformers[widest].spread:.3f} eV ({self.names[widest]})"
+        )
+
+    def doubts(self) -> list[str]:
+        """Energies that are not to be trusted and why, and memory that did not suffice, in some lines each."""
+        found = []
+        if lines := [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]:
+            of = f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
+            uncovered = "" if self.std is None else ", and ± does not cover it"
+            verb = "are" if len(lines) != 1 else "is"
+            what = f"{len(lines):,} {of} {verb} doubtful; the energies may mean little{uncovered}"
+            found.append(listed(what, lines, most=5))
+        if n := self.n_in_parts:
+            batches = f"{n} whole batch{'es' * (n != 1)}"
+            found.append(f"out of memory with {batches}: computed in parts; a smaller max_atoms is faster")
+        return found
+
+
+_LISTS, _BY_INDEX = ("names", "ids", "info"), ("failures", "conformers", "warnings", "about")
+
+
+def joined(parts: Iterable[Prediction]) -> Prediction:
+    """Predictions of several sets, one after the other, as one."""
+    parts = list(parts)
+    whole = Prediction(np.concatenate([np.empty(0), *(part.energies for part in parts)]), [], Counter())
+    for part in parts:
+        before = len(whole.names)
+        for name in _BY_INDEX:
+            getattr(whole, name).update({before + i: found for i, found in getattr(part, name).items()})
+        for name in _LISTS:
+            getattr(whole, name).extend(getattr(part, name))
+        whole.contractions += part.contractions
+        whole.elements |= part.elements
+        whole.n_in_parts += part.n_in_parts
+    if parts and all(part.std is not None for part in parts):
+        whole.std = np.concatenate([part.std for part in parts if part.std is not None])
+    for name in BY_ATOM:
+        if parts and all(name in part.by_atom for part in parts):
+            setattr(whole, name, [values for part in parts for values in part.by_atom[name]])
+    return whole
+
+
+def conformers_of(data: Data) -> list[Data]:
+    """A structure as it is, or one for each of its conformers."""
+    if "conformers" not in data:
+        return [copy.copy(data)]
+    shapes = []
+    for positions in data.conformers:
+        shape = copy.copy(data)
+        del shape.conformers
+        shape.positions = positions
+        shapes.append(shape)
+    return shapes
+
+
+def check_output(path: Path, oc20_split: OC20Split | None, overwrite: bool) -> None:
+    """Refuse an output before anything is computed for it.
+
+    Raises:
+        InputError: an unknown suffix, a file that exists, or leaderboard keys in anything but npz.
+    """
+    if path.suffix not in FORMATS:
+        raise InputError(f"{path}: output must end in {', '.join(FORMATS)}")
+    if oc20_split is not None and path.suffix != ".npz":
+        raise InputError(f"{path}: the leaderboard takes npz; use -o NAME.npz with --oc20-split")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; choose another name")
+    if not path.exists():
+        return
+    if oc20_split is None:
+        if not overwrite:
+            raise InputError(f"{path}: exists already; choose another name or give --overwrite")
+    elif f"{oc20_split}_energy" in _load_npz(path) and not overwrite:
+        raise InputError(f"{path}: holds split '{oc20_split}' already; choose another name or give --overwrite")
+
+
+def write_predictions(
+    path: Path,
+    prediction: Prediction,
+    structures: StructureDataset | None,
+    target: str,
+    oc20_split: OC20Split | None = None,
+) -> None:
+    """Write predictions, atomically; the suffix decides the format.
+
+    Args:
+        path: ``.csv`` (name, energy, and every column or property of the inputs, ``input_NAME`` where the name is
+            taken; an apostrophe before text that a spreadsheet would compute), ``.extxyz`` (the structures with all
+            that their files say of them, the energy in ``info``; a warning names what has no place), or ``.npz``.
+        prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
+            are left out of extxyz.
+        structures: in the same order; None does for csv and npz.
+        target: what was predicted; names the energy.
+        oc20_split: for npz: use the leaderboard's keys, ``{split}_ids`` and ``{split}_energy``; other splits already
+            in the file stay, so that four runs make one submission.
+
+    Raises:
+        InputError: extxyz without structures.
+    """
+    if structures is None and path.suffix == ".extxyz":
+        raise InputError(f"{path}: extxyz holds structures, and there are energies only; choose csv or npz")
+    # Of four runs that make one file, each reads what the others have written.
+    with sole_writer(path, wait=True) if oc20_split else nullcontext(), atomic_file(path) as temporary:
+        if path.suffix == ".csv":
+            with open(temporary, "w", newline="", encoding="utf-8") as handle:
+                writer = csv.writer(handle)
+                columns = _columns(prediction, target)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
+        elif path.suffix == ".extxyz":
+            from molflt.data.extras import extra_of
+            from molflt.data.extxyz_output import write_extxyz
+            from molflt.data.text import Notes
+
+            assert structures is not None
+            notes = Notes(str(path))
+            with open(temporary, "w", encoding="utf-8") as handle:
+                for i in range(len(prediction.names)):
+                    if i not in prediction.failures:
+                        structure = structures[i]
+                        left = write_extxyz(handle, _with_prediction(structure, prediction, i, target))
+                        for what in (*extra_of(structure).left, *left):
+                            notes.add(f"extxyz has no place for {what}", prediction.names[i])
+            notes.give()
+        elif oc20_split is None:
+            arrays = {"name": np.asarray(prediction.names), "energy": prediction.energies}
+            if prediction.std is not None:
+                arrays["std"] = prediction.std
+            if prediction.warnings:
+                arrays["warning"] = np.asarray([prediction.warnings.get(i, "") for i in range(len(prediction.names))])
+            np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+        else:
+            others = _load_npz(path) if path.exists() else {}
+            new = {f"{oc20_split}_ids": np.asarray(prediction.ids), f"{oc20_split}_energy": prediction.energies}
+            np.savez_compressed(temporary, **{**others, **new})  # type: ignore[arg-type]
+
+
+def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
+    """Of the CSV file, by their names: what is predicted, then what the structures' files say of them."""
+    n = len(prediction.names)
+    # Predictions of elsewhere have no such columns.
+    info = prediction.info or [{}] * n
+    own = [str(given.get("name") or "") for given in info]
+    columns = {
+        "name": [_no_formula(name or record) for name, record in zip(own, prediction.names, strict=True)],
+        f"{target}_eV": [repr(e) for e in prediction.energies.tolist()],
+    }
+    if prediction.std is not None:
+        columns["std_eV"] = [repr(s) for s in prediction.std.tolist()]
+    places = range(len(prediction.names))
+    if prediction.conformers:
+        columns["conformers"] = [str(c.n) if (c := prediction.conformers.get(i)) else "1" for i in places]
+        columns["conformer_spread_eV"] = [
+            repr(c.spread) if (c := prediction.conformers.get(i)) else "" for i in places
+        ]
+    if prediction.warnings:
+        columns["warning"] = [_no_formula(prediction.warnings.get(i, "")) for i in places]
+    if prediction.failures:
+        columns["error"] = [_no_formula(prediction.failures.get(i, "")) for i in places]
+    if any(own):
+        columns["record"] = [_no_formula(record) for record in prediction.names]
+    for key in dict.fromkeys(key for given in info for key in given if key != "name"):
+        column = f"input_{key}" if key in columns else key
+        columns[_no_formula(column)] = [_cell(given.get(key, "")) for given in info]
+    return columns
+
+
+def _cell(value: Any) -> str:
+    """A number as it is, other text such that no spreadsheet computes it; nothing for arrays."""
+    if np.ndim(value):
+        return ""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return _no_formula(str(value))
+    return str(value)
+
+
+def _no_formula(text: str) -> str:
+    """With an apostrophe before what a spreadsheet would compute, as spreadsheets write text that is no formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _STANDARD_INPUT.fullmatch(text) else text
+
+
+def _with_prediction(structure: Data, prediction: Prediction, i: int, target: str) -> Atoms:
+    if (conformers := prediction.conformers.get(i)) is not None:
+        structure = conformers_of(structure)[conformers.lowest]
+    from molflt.data.ase import to_atoms
+
+    atoms = to_atoms(structure)
+    atoms.info["name"] = (structure.get("info") or {}).get("name") or prediction.names[i]
+    if conformers is not None:
+        atoms.info |= {"conformers": conformers.n, "conformer_spread": conformers.spread}
+    if i in prediction.warnings:
+        atoms.info["warning"] = prediction.warnings[i]
+    atoms.info[f"predicted_{target}"] = float(prediction.energies[i])
+    if prediction.std is not None:
+        atoms.info[f"predicted_{target}_std"] = float(prediction.std[i])
+    for key, values in prediction.by_atom.items():
+        atoms.set_array(f"predicted_{key}", values[i])
+    return atoms
+
+
+def _load_npz(path: Path) -> dict[str, np.ndarray]:
+    known = {f"{split}_{key}" for split in get_args(OC20Split) for key in ("ids", "energy")}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
+        raise InputError(f"{path}: not a readable npz file ({error}); choose another name") from error
+    if set(arrays) - known:
+        raise InputError(f"{path}: not a leaderboard file (it holds {', '.join(arrays)}); choose another name")
+    return arrays

@@ -1,0 +1,323 @@
+"""Energies of many structures, batched by an atom budget, in the order given."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from ase.data import chemical_symbols
+from torch import Tensor
+from torch_geometric.data import Data
+
+from molflt.attention.layout import Plan
+from molflt.data.batch import AtomBudgetSampler, collate
+from molflt.data.dataset import ListDataset, StructureDataset
+from molflt.data.neighbours import attach_neighbours
+from molflt.data.progress import track
+from molflt.data.quality import domain
+from molflt.data.quality.occurrence import Reason
+from molflt.errors import InputError, does_not_fit, fitting
+from molflt.model.energy_model import EnergyModel
+from molflt.model.model_file import LoadedModel, ModelMetadata
+from molflt.prediction.members import uncertainty_of
+from molflt.prediction.output import BY_ATOM, Conformers, Prediction, conformers_of, joined
+from molflt.terminal_text import printable
+from molflt.vocabulary import DIFFERENTIABLE, LABELS, OnError
+
+DEFAULT_MAX_ATOMS = 2048
+
+
+def system_id(structure: Data) -> str:
+    """What the leaderboard of OC20 calls a structure: its ``sid``, or its name."""
+    return str(int(structure.sid)) if "sid" in structure else str(structure.name)
+
+
+def unlabelled(data: Data) -> Data:
+    """A structure as a prediction needs it, without targets."""
+    data = copy.copy(data)
+    for name in LABELS:
+        if name in data:
+            del data[name]
+    return data
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto``: the GPU when there is one, else the CPU.
+
+    Raises:
+        InputError: the device does not exist here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"--device {name}: not a device; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        # Apple's GPUs lack double precision, in which energies are summed.
+        raise InputError(f"--device {name}: not supported; use auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--device {name}: this machine has no usable GPU; use auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"--device {name}: there are {torch.cuda.device_count()} GPUs, counted from cuda:0")
+    return device
+
+
+def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]:
+    """Symbols of elements the model was not trained on."""
+    return [chemical_symbols[z] for z in sorted(atomic_numbers - set(loaded.metadata.elements))]
+
+
+def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
+    """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.quality.domain`.
+
+    Empty: it is inside.
+    """
+    return domain.outside(loaded.metadata.domain, loaded.metadata.elements, data)
+
+
+def predict(
+    loaded: LoadedModel | Sequence[LoadedModel],
+    dataset: StructureDataset,
+    device: torch.device | str = "cpu",
+    max_atoms: int = DEFAULT_MAX_ATOMS,
+    on_error: OnError = "raise",
+    forces: bool = False,
+    per_atom: bool = False,
+    embeddings: bool = False,
+) -> Prediction:
+    """Predict the energy of every structure.
+
+    Args:
+        loaded: the model, or the members of an ensemble, which need the same neighbours.
+        dataset: structures without neighbour lists; they are computed here.
+        device: where to compute.
+        max_atoms: atoms per batch; bounds memory, changes no result.
+        on_error: ``skip`` goes on without structures that cannot be read or computed, and says which in
+            ``failures``.
+        forces: predict forces as well.
+        per_atom: give each atom's term of the energy as well.
+        embeddings: give what the encoder makes of each atom as well; of one model only.
+
+    Raises:
+        InputError: structures cannot be read or computed, of which the first ten are named; forces of a model whose
+            energy is not that of the given geometry; or embeddings of an ensemble, whose members' have nothing in
+            common.
+    """
+    members = [loaded] if isinstance(loaded, LoadedModel) else list(loaded)
+    if forces and (reason := why_no_forces(members[0].metadata.target)):
+        raise InputError(f"{members[0].path}: {reason}")
+    if embeddings and len(members) > 1:
+        raise InputError(f"embeddings: those of {len(members)} models have nothing in common; load one of them")
+    wanted = [name for name, asked in zip(BY_ATOM, (forces, per_atom, embeddings), strict=True) if asked]
+    batches = list(AtomBudgetSampler(dataset.n_atoms, max_atoms, shuffle=False, seed=0)) if len(dataset) else [[]]
+    tracked = track(batches, "predicting", total=len(batches))
+    return joined(predict_batches(members, dataset, tracked, device, on_error, wanted))
+
+
+def predict_batches(
+    members: Sequence[LoadedModel],
+    dataset: StructureDataset,
+    batches: Iterable[Sequence[int]],
+    device: torch.device | str = "cpu",
+    on_error: OnError = "raise",
+    wanted: Sequence[str] = (),
+) -> Iterator[Prediction]:
+    """Predict the energy of every structure, batch by batch.
+
+    Args:
+        members: the model, or those of an ensemble.
+        dataset: as of :func:`predict`, as ``device`` and ``on_error`` are.
+        batches: indices of the structures that are computed together. Company changes no more than the last digits of
+            an energy.
+        device: where to compute.
+        on_error: what a bad structure does.
+        wanted: those of ``BY_ATOM`` that are wanted as well.
+
+    Yields:
+        For every batch, the predictions in its order; ``failures`` are counted in it.
+
+    Raises:
+        InputError: structures cannot be read or computed.
+    """
+    device = torch.device(device)
+    models = [member.model.to(device) for member in members]
+    for indices in batches:
+        with torch.no_grad() if "forces" in wanted else torch.inference_mode():
+            part = _predict_batch(members, models, dataset, indices, device, on_error, wanted)
+        yield part
+
+
+def _predict_batch(
+    members: Sequence[LoadedModel],
+    models: Sequence[EnergyModel],
+    dataset: StructureDataset,
+    indices: Sequence[int],
+    device: torch.device,
+    on_error: OnError,
+    wanted: Sequence[str],
+) -> Prediction:
+    found = Prediction(np.full(len(indices), np.nan), [""] * len(indices), Counter(), ids=[""] * len(indices))
+    found.info = [{} for _ in indices]
+    widths = {"forces": (3,), "atomic_energies": (), "embeddings": (models[0].config.dim,)}
+    for name in wanted:
+        setattr(found, name, [np.full((int(n), *widths[name]), np.nan) for n in dataset.n_atoms[list(indices)]])
+
+    def fail(position: int, error: InputError) -> None:
+        if on_error == "raise":
+            from molflt.data.dataset import refuse_unusable
+
+            refuse_unusable(dataset, "the inputs", {indices[position]: error})
+        found.names[position] = found.names[position] or printable(error.record)
+        found.info[position] = found.info[position] or error.info
+        found.failures[position] = printable(str(error), keep="\n\t")
+
+    config, known = models[0].config, uncertainty_of(members)
+    # By their places in the batch, what is computed for each structure: itself, or its conformers.
+    shapes: dict[int, list[Data]] = {}
+    for position, index in enumerate(indices):
+        try:
+            data = unlabelled(dataset[index])
+            found.names[position], found.ids[position] = printable(data.name), system_id(data)
+            found.info[position] = data.get("info") or {}
+            if "about" in data:
+                found.about[position] = data.about
+            each = conformers_of(data)
+            shapes[position] = [
+                attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated) for shape in each
+            ]
+            reasons = [reason.text for reason in outside(members[0], shapes[position][0])]
+            if reasons := [*reasons, *filter(None, [data.get("remark")])]:
+                found.warnings[position] = printable("; ".join(reasons))
+        except InputError as error:
+            shapes.pop(position, None)
+            fail(position, error)
+    # (n_members, n_conformers) of each, and what is wanted of the atoms of each conformer.
+    energies = {position: np.full((len(models), len(each)), np.nan) for position, each in shapes.items()}
+    of_atoms: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    # The first conformers of all are computed together, then the second: none of these batches is larger than the
+    # one asked for.
+    for k in range(max(map(len, shapes.values()), default=0)):
+        part = [place for place, each in shapes.items() if k < len(each) and place not in found.failures]
+        results = _each(models, [shapes[place][k] for place in part], device, wanted, found)
+        for position, result in zip(part, results, strict=True):
+            if isinstance(result, InputError):
+                fail(position, result)
+                continue
+            energies[position][:, k], contraction, of_atoms[position, k] = result
+            found.contractions.update([contraction] if contraction and k == 0 else [])
+            found.elements.update(shapes[position][k].atomic_numbers.tolist())
+    spread = np.full(len(indices), np.nan)
+    for position, values in energies.items():
+        mean = values.mean(axis=0)
+        if position in found.failures:
+            continue
+        if not np.isfinite(mean).all():
+            reason = "the model's energy is not finite; check the structure for overlapping atoms"
+            fail(position, InputError(f"{found.names[position]}: {reason}"))
+            continue
+        lowest = int(mean.argmin())
+        found.energies[position] = mean[lowest]
+        spread[position] = values[:, lowest].std(ddof=1) if len(models) > 1 else 0.0
+        if len(mean) > 1:
+            found.conformers[position] = Conformers(len(mean), lowest, float(np.ptp(mean)))
+        for name, value in of_atoms[position, lowest].items():
+            found.by_atom[name][position] = value
+    if known is not None or len(models) > 1:
+        found.std = spread if known is None else known.half_width(spread)
+    return found
+
+
+_Result = tuple[np.ndarray, str, dict[str, np.ndarray]]
+"""Of a structure: (n_models,) energies in eV, how the far field was computed, and what is wanted of its atoms."""
+
+
+def _each(
+    models: Sequence[EnergyModel],
+    structures: Sequence[Data],
+    device: torch.device,
+    wanted: Sequence[str],
+    found: Prediction,
+) -> Sequence[_Result | InputError]:
+    """Compute a batch, in halves where it does not fit into memory or the model refuses a structure of it."""
+    if not structures:
+        return []
+    try:
+        computed = fitting(lambda: _compute(models, structures, device, wanted))
+        if computed:
+            return computed[0]
+        reason = InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes)))
+        found.n_in_parts = max(found.n_in_parts, int(len(structures) > 1))
+    except InputError as error:
+        # Without its traceback, which holds tensors.
+        reason = error.again()
+    if len(structures) == 1:
+        return [reason]
+    middle = len(structures) // 2
+    halves = (structures[:middle], structures[middle:])
+    return [result for half in halves for result in _each(models, half, device, wanted, found)]
+
+
+def lowest_of(loaded: LoadedModel | Sequence[LoadedModel], data: Data, device: torch.device | str) -> Data:
+    """A structure, in that of its conformers which has the lowest energy.
+
+    Raises:
+        InputError: an energy that cannot be computed.
+    """
+    if "conformers" not in data:
+        return data
+    prediction = predict(loaded, ListDataset([data]), device)
+    return conformers_of(data)[prediction.conformers[0].lowest]
+
+
+def _compute(
+    models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, wanted: Sequence[str]
+) -> list[_Result]:
+    batch = collate(structures, Plan.covering([model.plan() for model in models])).to(device)
+    sizes = [int(data.num_nodes) for data in structures]
+    energies = np.empty((len(models), len(structures)))
+    sums: dict[str, Tensor] = {}
+    for k, model in enumerate(models):
+        found: dict[str, Tensor] = {}
+        if "forces" in wanted:
+            from molflt.model.derivatives import derivatives
+
+            derived = derivatives(model, batch)
+            output, found["forces"] = derived.output, derived.forces
+        else:
+            output = model(batch)
+        energies[k] = output.energy.detach().cpu().numpy()
+        found |= {"atomic_energies": output.atomic_energies, "embeddings": output.embeddings}
+        for name in wanted:
+            sums[name] = sums.get(name, 0) + found[name].detach()
+    parts = {name: (total / len(models)).cpu().split(sizes) for name, total in sums.items()}
+    ways = output.contractions or [""] * len(structures)
+    by_atom = [{name: values[k].numpy() for name, values in parts.items()} for k in range(len(structures))]
+    return list(zip(energies.T, ways, by_atom, strict=True))
+
+
+def why_no_forces(target: str) -> str | None:
+    """Why a model of this target has no forces; None where it has them."""
+    if target in DIFFERENTIABLE:
+        return None
+    return (
+        f"was trained on {target}, the energy of the relaxed structure, which is the same for every geometry on the "
+        "way to the minimum: its derivative is no force. Train on energies of the given geometry "
+        f"(data.target={' or '.join(DIFFERENTIABLE)}) for forces and stress"
+    )
+
+
+def doubt_of_forces(metadata: ModelMetadata) -> str | None:
+    """What to say of the forces of a model that has learnt energies at minima only; None of others."""
+    trained = any(key.endswith("force_mae") for key in metadata.validation)
+    if trained or (metadata.domain is not None and metadata.domain.knows_displaced):
+        return None
+    return (
+        "this model was trained without forces, and on no structure in many geometries: its energy away from "
+        "its training structures is a guess, and a relaxation or dynamics leads nowhere. Train with forces "
+        "(loss.force_weight=1) or on displaced geometries; meanwhile relax by another method, and predict "
+        "the energy of the result"
+    )
