@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from molflt import choices
+from molflt import vocabulary
 from molflt.adsorption.adsorb import Adsorption
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
@@ -55,13 +55,13 @@ Draw = Callable[[Axes], None]
 
 
 def write_figure(
-    kind: choices.Figure,
+    kind: vocabulary.Figure,
     model: Path,
     data: str | None,
     out: Path,
     device: torch.device | str,
     max_atoms: int,
-    tags: choices.TagConvention = "auto",
+    tags: vocabulary.TagConvention = "auto",
 ) -> None:
     """Compute a figure and write it, atomically.
 
@@ -109,7 +109,7 @@ def _learning_of(model: Path) -> Figure:
     return figure(draw_learning, curves, "MAE / eV", best_epoch(records))
 
 
-def _far_of(kind: choices.Figure, model: Path) -> Figure:
+def _far_of(kind: vocabulary.Figure, model: Path) -> Figure:
     loaded = load_members(model)[0]
     curves = far_curves(loaded.model)
     if curves is None:
@@ -120,7 +120,7 @@ def _far_of(kind: choices.Figure, model: Path) -> Figure:
     return far_figure(curves) if kind == "rpe" else spectrum_figure(curves)
 
 
-def _errors_of(kind: choices.Figure, found: Evaluation, target: str) -> Figure:
+def _errors_of(kind: vocabulary.Figure, found: Evaluation, target: str) -> Figure:
     if kind in ("parity", "residuals"):
         return figure(draw_parity if kind == "parity" else draw_residuals, [found], target)
     if kind == "elements":

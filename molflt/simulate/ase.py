@@ -62,8 +62,6 @@ class MolFLTCalculator(Calculator):
     The numerical method of the far field is chosen for a structure when it is first seen and kept while its atoms
     move, so that the energy is one smooth function. Where that method is the mesh (large structures), forces are the
     derivative of the energy and add up to zero to the model's tolerance only.
-    Of charges (``model.charges``) the method is chosen anew for each geometry: beyond 200 atoms the energy has steps
-    of some 1e-5 of their part.
 
     Ions and open shells are refused, also when a charge or moment is set after a calculation: see
     :func:`molflt.data.ase.refuse_charges`.

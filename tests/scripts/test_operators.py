@@ -38,7 +38,7 @@ def test_a_training_step_dispatches_the_same_for_any_number_of_structures_and_wa
     assert not large.waits
 
 
-@pytest.mark.parametrize(("n_atoms", "most"), [(200, 680), (1000, 820)])
+@pytest.mark.parametrize(("n_atoms", "most"), [(200, 660), (1000, 800)])
 def test_a_step_of_dynamics_waits_for_nothing(n_atoms, most):
     """Of a crystal that is summed over waves, and of one on a mesh."""
     found = count(dynamics_step(n_atoms))
