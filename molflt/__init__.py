@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from molflt.prediction.output import Prediction
     from molflt.simulate.ase import MolFLTCalculator
     from molflt.simulate.pair_lbfgs import PairLBFGS
+    from molflt.training.ensemble import train
     from molflt.training.run import Run
-    from molflt.training.start import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,7 +42,7 @@ _LAZY = {
     "adsorb": "adsorption.adsorb",
     "evaluate": "prediction.evaluate",
     "load": "prediction.model",
-    "train": "training.start",
+    "train": "training.ensemble",
 }
 
 

@@ -84,7 +84,7 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     settings = load_config(config, overrides)
     if str(config) == "-" and settings.trainer.devices * settings.trainer.num_nodes > 1:
         raise InputError("-: standard input cannot be read by several processes; save the configuration to a file")
-    from molflt.training.start import train
+    from molflt.training.ensemble import train
 
     trained = train(settings, out, resume=resume, say=_say)
     if not is_first_process():

@@ -23,8 +23,7 @@ from molflt.errors import InputError, listed
 from molflt.files import resolve_path
 from molflt.model.standardiser import mean_absolute_deviation
 from molflt.training.config import TrainConfig
-from molflt.training.prepared import NoisyDataset, PreparedDataset
-from molflt.training.separation import SHARE, SeparatedDataset
+from molflt.training.prepared import SHARE, NoisyDataset, PreparedDataset, SeparatedDataset
 from molflt.training.task import EnergyTask
 from molflt.training.training_set import TrainingSet, read_training_set
 

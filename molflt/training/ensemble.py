@@ -1,9 +1,11 @@
-"""Several models of one configuration that differ by their seed: their spread is a measure of uncertainty."""
+"""Training from Python, of one model or of an ensemble, whose spread is a measure of uncertainty."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lightning.pytorch.callbacks import Callback
@@ -12,10 +14,47 @@ from molflt.errors import InputError
 from molflt.files import alone
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import MEMBER
+from molflt.training import run as single
 from molflt.training.config import TrainConfig
+from molflt.training.config_file import make_config
 from molflt.training.initial import each_initial, load_initial, with_architecture
-from molflt.training.run import Run, train
+from molflt.training.run import Run
 from molflt.training.run_directory import CONFIG, OCCUPIED, check_run_dir, write_config
+
+
+def train(
+    config: TrainConfig | Mapping[str, Any] | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = print,
+    callbacks: list[Callback] | None = None,
+    **overrides: Any,
+) -> Run:
+    """Train a model, or an ensemble, as ``molflt train`` does.
+
+    For example ``molflt.train("tiny", "runs/mine", data={"train": "a.xyz", "val": "b.xyz", "target": "energy"})``.
+
+    Args:
+        config: a YAML file, the name of a preset (``molflt config`` lists them), or the values of a configuration in
+            nested mappings; docs/config.md has every key.
+        out: the run directory, which gets models, metrics, configuration and checkpoints.
+        resume: continue the run in ``out`` from its last finished epoch; start it if there is none.
+        say: takes each line on how the run goes.
+        callbacks: further Lightning callbacks.
+        overrides: sections or keys that differ from ``config``, as ``seed=1``, ``trainer={"max_epochs": 5}`` or
+            ``**{"trainer.max_epochs": 5}``.
+
+    Raises:
+        InputError: a configuration or data that cannot be used, a run directory that holds another run, or a loss
+            that is not a number any more.
+        ConnectionError: another process of the run has ended; the run can be resumed.
+        ChildProcessError: a loader process was killed; the run can be resumed.
+        KeyboardInterrupt: the run was interrupted; it can be resumed.
+    """
+    settings = make_config(config, overrides)
+    go = train_ensemble if settings.ensemble > 1 else single.train
+    return go(settings, Path(out), resume, say, callbacks)
 
 
 def train_ensemble(
@@ -60,7 +99,7 @@ def _train_members(
         member.init = config.init.model_copy(update={"model": initial})
         folder = run_dir / f"{MEMBER}{k}"
         try:
-            results.append(train(member, folder, resume, say, callbacks))
+            results.append(single.train(member, folder, resume, say, callbacks))
         except InputError:
             if not results and not (folder / CONFIG).exists():
                 # Nothing has begun: a corrected command finds no run in its way.

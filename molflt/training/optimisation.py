@@ -1,9 +1,9 @@
-"""How the weights move: the optimiser and which parameters decay, the schedules, the moving average."""
+"""Motion of the weights: Muon and which parameters it moves, the schedules, the moving average."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from molflt.training.config import OptimiserConfig
-from molflt.training.muon import Muon
 
 
 def make_optimiser(model: nn.Module, config: OptimiserConfig) -> Optimizer:
@@ -72,3 +71,82 @@ def move_averages(
         steps = torch._foreach_sub(list(weights), averages)
         torch._foreach_mul_(steps, good.to(averages[0].dtype) * (1 - decay))
         torch._foreach_add_(averages, steps)
+
+
+class Muon(torch.optim.AdamW):
+    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for parameter groups with ``orthogonal=True``.
+
+        M ← μM + (1 − μ)G,   N = (1 − μ)G + μM,   W ← (1 − lr·wd) W − 0.2·√max(m, n)·lr·UVᵀ,   N = UΣVᵀ
+
+    Every direction of a matrix moves as far as every other, where the gradient is of few. The factor 0.2·√max(m, n)
+    makes an element move as far as with AdamW, so that rates and decays mean the same (Liu et al. 2025, arXiv
+    2502.16982). UVᵀ is approximate: five steps of a Newton–Schulz iteration bring all singular values near one.
+
+    The options are those of AdamW, for the other groups; its ``lr`` and ``weight_decay`` are for all.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], momentum: float = 0.95, **options: Any) -> None:
+        super().__init__(groups, **options)
+        self.momentum = momentum
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of all groups; see :class:`torch.optim.Optimizer`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        aside: list[tuple[Tensor, Tensor]] = []
+        for group in self.param_groups:
+            if group.get("orthogonal"):
+                given = [(p, p.grad) for p in group["params"] if p.grad is not None]
+                self._move(given, group["lr"], group["weight_decay"])
+                aside += given
+        # AdamW passes over parameters without a gradient.
+        for parameter, _ in aside:
+            parameter.grad = None
+        super().step()
+        for parameter, gradient in aside:
+            parameter.grad = gradient
+        return loss
+
+    def _move(self, given: list[tuple[Tensor, Tensor]], rate: float, decay: float) -> None:
+        alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        for parameter, gradient in given:
+            alike.setdefault(tuple(parameter.shape), []).append((parameter, gradient))
+        # As AdamW's fused kernel does, leave everything as it is where a flag is one.
+        flag = getattr(self, "found_inf", None)
+        # Matrices of one shape are iterated at once: on small models, many small operations take most of the time.
+        for shape, pairs in alike.items():
+            parameters, gradients = (list(some) for some in zip(*pairs, strict=True))
+            averages = [self._momentum(parameter) for parameter in parameters]
+            if flag is not None:
+                gradients = list(torch.where(flag > 0, torch.stack(averages), torch.stack(gradients)).unbind())
+            torch._foreach_lerp_(averages, gradients, 1 - self.momentum)
+            steps = orthogonal_factor(torch.stack(torch._foreach_lerp(gradients, averages, self.momentum)))
+            good = 1.0 if flag is None else 1 - flag.to(steps.dtype)
+            torch._foreach_mul_(parameters, 1 - good * (rate * decay))
+            torch._foreach_add_(parameters, (steps * (good * (-0.2 * math.sqrt(max(shape)) * rate))).unbind())
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if not state:
+            # AdamW looks for its own count of steps wherever there is a state when one is loaded.
+            state.update(step=torch.zeros(()), momentum=torch.zeros_like(parameter))
+        momentum: Tensor = state["momentum"]
+        return momentum
+
+
+def orthogonal_factor(matrices: Tensor) -> Tensor:
+    """UVᵀ of UΣVᵀ, nearly: (k, m, n) → (k, m, n) with singular values between 0.6 and 1.3.
+
+    Those of less than a thousandth of the norm stay smaller; a matrix of zeros stays one.
+    """
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = matrices if wide else matrices.transpose(1, 2)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+    a, b, c = 3.4445, -4.7750, 2.0315
+    for _ in range(5):
+        square = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x if wide else x.transpose(1, 2)

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from molflt.training.muon import Muon, orthogonal_factor
+from molflt.training.optimisation import Muon, orthogonal_factor
 
 
 @pytest.mark.parametrize("shape", [(3, 20, 50), (2, 50, 20), (1, 30, 30)])

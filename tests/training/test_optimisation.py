@@ -11,8 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
 from molflt.training.config import OptimiserConfig
-from molflt.training.muon import Muon
-from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
+from molflt.training.optimisation import Muon, auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
 from molflt.training.run import train
 from molflt.training.task import _norms
 from tests.training.runs import QUICK, go
