@@ -20,6 +20,7 @@ from molflt.model.standardiser import Statistics, fit_statistics
 from molflt.prediction.members import load_member, load_members
 from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
+from molflt.training.run_directory import differences
 from molflt.training.training_set import TrainingSet
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -160,20 +161,12 @@ def _check_fit(model: EnergyModel, initial: LoadedModel, config: TrainConfig) ->
     fitting = [p for name, p in offered.items() if shapes.get(name) == p.shape]
     if 2 * sum(p.numel() for p in fitting) >= sum(p.numel() for p in offered.values()):
         return
-    here, there = _flat(model.config.model_dump()), _flat(initial.metadata.config.model_dump())
-    changed = [key for key in here if here[key] != there.get(key)]
-    other = [f"model.{key}: {here[key]} here, {there.get(key)} there" for key in changed]
+    changed = differences(model.config.model_dump(), initial.metadata.config.model_dump())
+    other = [f"model.{key}: {here} here, {there} there" for key, here, there in changed]
     raise InputError(
         f"init.model={config.init.model}: less than half of its layers fits the model configured "
         f"({'; '.join(other)}); leave these keys, or the section model, out of the configuration"
     )
-
-
-def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
 
 
 def _freeze(model: nn.Module, names: Iterable[str]) -> None:

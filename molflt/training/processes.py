@@ -1,4 +1,4 @@
-"""The processes that share a run and those that load its data: who started them, and what to say when one is lost.
+"""The processes that share a run and those that load its data: who started them, and how they end.
 
 Lightning takes seconds to import and is imported where it is needed: the command line asks at once who is first.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
+    import lightning
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.pytorch.strategies import Strategy
 
@@ -38,54 +40,49 @@ _LOST_PARTNER = (
 _LOST_LOADER = re.compile("DataLoader worker .*(killed by signal|exited unexpectedly)")
 """Torch's error about a loader process that is gone, which has no type of its own."""
 _PATIENCE = 10.0
-"""Seconds that the first process has to report an error that all have, and that any process has to end by itself."""
+"""Seconds that the first process has to report an error that all have."""
 
 
 def is_first_process() -> bool:
-    """Whether this process speaks for all of them; there is one for every device."""
+    """Return True in the process that speaks for all of them; there is one for every device."""
     return all(os.environ.get(name, "0") == "0" for name in _RANKS)
 
 
-def check_processes(config: TrainerConfig) -> None:
-    """Check that torchrun or SLURM, if either started this process, started as many as are configured.
+def cluster_plugins(config: TrainerConfig) -> list[ClusterEnvironment]:
+    """Tell Lightning who started this process; an empty list where it finds out by itself.
 
     Processes that do not know of each other would all write to the same run directory.
 
     Raises:
-        InputError: it started another number.
-    """
-    wanted = f"trainer.devices={config.devices} and trainer.num_nodes={config.num_nodes}"
-    if _by_torchrun():
-        if (n := int(os.environ["WORLD_SIZE"])) != config.devices * config.num_nodes:
-            raise InputError(
-                f"torchrun started {n} process{'es' * (n != 1)}, but the configuration has {wanted}; start torchrun "
-                f"with --nproc-per-node {config.devices} --nnodes {config.num_nodes}, or change the configuration"
-            )
-    elif _by_slurm() and (n := int(os.environ["SLURM_NTASKS"])) != config.devices * config.num_nodes:
-        raise InputError(
-            f"SLURM started {n} task{'s' * (n != 1)}, but the configuration has {wanted}; give sbatch --nodes="
-            f"{config.num_nodes} --ntasks-per-node={config.devices} and put srun before the command"
-        )
-
-
-def cluster_plugins() -> list[ClusterEnvironment]:
-    """What Lightning must be told about who started this process; an empty list where it finds out by itself.
-
-    Raises:
-        InputError: SLURM's variables do not say how the tasks are spread over the nodes.
+        InputError: torchrun or SLURM started another number than is configured; or SLURM's variables do not say how
+            the tasks are spread over the nodes.
     """
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
-    if _by_torchrun() or not _by_slurm():
+    if TorchElasticEnvironment.detect():
+        starter, n = "torchrun", int(os.environ["WORLD_SIZE"])
+        right = f"torchrun with --nproc-per-node {config.devices} --nnodes {config.num_nodes}"
+    # A shell in an allocation starts whatever it likes.
+    elif "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        starter, n = "SLURM", int(os.environ["SLURM_NTASKS"])
+        right = f"sbatch with --nodes={config.num_nodes} --ntasks-per-node={config.devices}, srun before the command"
+    else:
+        return []
+    if n != config.devices * config.num_nodes:
+        raise InputError(
+            f"{starter} started {n} process{'es' * (n != 1)}, but the configuration has trainer.devices="
+            f"{config.devices} and trainer.num_nodes={config.num_nodes}; use {right}, or change the configuration"
+        )
+    if starter == "torchrun":
         return []
     try:
         # Lightning would requeue a job from a checkpoint of its own, in the folder where the command runs;
         # '--resume auto' continues a requeued job from the checkpoint of the run.
         return [SLURMEnvironment(auto_requeue=False)]
     except RuntimeError as error:
-        n_tasks = os.environ["SLURM_NTASKS"]
         raise InputError(
-            f"SLURM started {n_tasks} tasks and does not say how many on a node; give sbatch --ntasks-per-node"
+            f"SLURM started {n} tasks and does not say how many on a node; give sbatch --ntasks-per-node"
         ) from error
 
 
@@ -119,14 +116,12 @@ def losing_no_process(n_processes: int) -> Iterator[None]:
     Raises:
         ConnectionError: it is; the run can be resumed.
     """
-    if n_processes > 1 and _by_lightning():
-        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         yield
     except RuntimeError as error:
         if n_processes > 1 and any(words in str(error) for words in _LOST_PARTNER):
             raise ConnectionError(
-                f"another of the run's {n_processes} processes ended, so process {_rank()} cannot go on"
+                f"another of the run's {n_processes} processes ended, so this one cannot go on"
             ) from error
         raise
 
@@ -162,46 +157,35 @@ def losing_no_loader() -> Iterator[None]:
 
 
 def wait_for_the_first() -> None:
-    """Give the first process time to report an error that all processes have; it then ends all others.
+    """Give the first process time to report an error that all processes have; its end is that of this one.
 
     This returns when it did not, in which case the error is this process's own.
     """
     parent, until = os.getppid(), time.monotonic() + _PATIENCE
     while time.monotonic() < until:
-        if _by_lightning() and os.getppid() != parent:
+        if os.getppid() != parent:
             sys.exit(2)
         time.sleep(0.1)
 
 
-def _by_torchrun() -> bool:
-    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+@contextmanager
+def interrupts(trainer: lightning.Trainer) -> Iterator[None]:
+    """Give Ctrl-C and SIGTERM their usual meaning.
 
-    return TorchElasticEnvironment.detect()
+    Lightning ends the process with status 1 on Ctrl-C, deaf to further ones, and with status 0 on SIGTERM.
+    """
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-
-def _by_slurm() -> bool:
-    # A shell in an allocation starts whatever it likes.
-    return "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
-
-
-def _by_lightning() -> bool:
-    """Whether the parent of this process is the first process of the run."""
-    return not _by_torchrun() and not _by_slurm() and int(os.environ.get("LOCAL_RANK", "0")) > 0
-
-
-def _rank() -> int:
-    import torch
-    from lightning.fabric.utilities.rank_zero import rank_zero_only
-
-    if torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(getattr(rank_zero_only, "rank", 0) or 0)
-
-
-def _end_with_parent(parent: int) -> None:
-    """A collective operation on GPUs may wait for a process that is gone, and no launcher watches the first one."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    time.sleep(_PATIENCE)
-    print(f"Error: the first process of the run is gone; process {_rank()} ends", file=sys.stderr, flush=True)
-    os._exit(1)
+    main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SIGTERMException as stop:
+        raise SystemExit(128 + signal.SIGTERM) from stop
+    except SystemExit as stop:
+        if trainer.interrupted:
+            raise KeyboardInterrupt from stop
+        raise
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGINT, handler)

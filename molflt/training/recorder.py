@@ -126,8 +126,9 @@ class RunRecorder(Callback):
         Raises:
             InputError: the best model, or one that is kept to average, is damaged; they may not be written again.
         """
-        self._check_best()
-        self._check_kept()
+        # Later ones are about to be written again.
+        kept = (path.name for path in sorted(self.run_dir.glob(epoch_file("[0-9]*"))))
+        self.check_models(*(name for name in kept if name <= epoch_file(self._n_epochs - 1)))
         if trainer.is_global_zero:
             forget_bad_batches(self.run_dir, self._n_epochs + 1)
             write_records(self.run_dir, self._records)
@@ -228,14 +229,25 @@ class RunRecorder(Callback):
         """The record of the best epoch."""
         return next(record for record in self._records if record["epoch"] == self.best_epoch + 1)
 
-    def check_models(self) -> None:
-        """Check the model files of a run that is over.
+    def check_models(self, *names: str) -> None:
+        """Check that the best model is whole and no older than the run, and those of other names, too.
 
         Raises:
             InputError: one is damaged.
         """
-        self._check_best()
-        self._check_model(LAST, 0)
+        for name in (BEST, *names) if self.best_epoch >= 0 else names:
+            path = self.run_dir / name
+            try:
+                fine = read_metadata(path).epoch >= (self.best_epoch if name == BEST else 0)
+            except InputError:
+                fine = False
+            if not fine:
+                needed = name in (BEST, LAST)
+                remedy = "start again with another '--out'" if needed else "remove it and go on without it"
+                raise InputError(
+                    f"{path}: is missing, damaged or older than the run, which does not write it again; {remedy}, or "
+                    f"remove {self.run_dir} and start again"
+                )
 
     def _save_models(self, task: EnergyTask, epoch: int, metrics: dict[str, float], improved: bool) -> None:
         validation = {k: v for k, v in metrics.items() if not k.startswith("train/")}
@@ -245,37 +257,6 @@ class RunRecorder(Callback):
         if self.keep_last:
             for old in sorted(self.run_dir.glob(epoch_file("*")))[: -self.keep_last]:
                 old.unlink()
-
-    def _check_best(self) -> None:
-        if self.best_epoch >= 0:
-            self._check_model(BEST, self.best_epoch)
-
-    def _check_kept(self) -> None:
-        for path in sorted(self.run_dir.glob(epoch_file("[0-9]*"))):
-            if path.name > epoch_file(self._n_epochs - 1):
-                # The epoch is about to be repeated.
-                break
-            try:
-                read_metadata(path)
-            except InputError as error:
-                raise InputError(
-                    f"{path}: is damaged, and this run does not write it again; remove it and go on without it, or "
-                    f"remove {self.run_dir} and start again"
-                ) from error
-
-    def _check_model(self, name: str, epoch: int) -> None:
-        """Check that the file is there, whole, and not older than ``epoch``."""
-        path = self.run_dir / name
-        try:
-            if read_metadata(path).epoch >= epoch:
-                return
-            reason = "is older than what the run goes on from"
-        except InputError:
-            reason = "is missing or damaged"
-        raise InputError(
-            f"{path}: {reason}, and this run does not write it again; start again with another '--out', or remove "
-            f"{self.run_dir} and start again"
-        )
 
     def _say_what_went_wrong(self, trainer: lightning.Trainer, task: EnergyTask) -> None:
         if task.n_left_out:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +17,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from molflt.attention.config import FarFieldKeys
 from molflt.data.quality.occurrence import ON_SURFACE
@@ -35,9 +32,9 @@ from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.initial import load_initial, take_over, with_architecture
 from molflt.training.processes import (
-    check_processes,
     cluster_plugins,
     connect,
+    interrupts,
     is_first_process,
     losing_no_loader,
     losing_no_process,
@@ -45,6 +42,7 @@ from molflt.training.processes import (
 from molflt.training.recorder import RunRecorder, Score
 from molflt.training.run_directory import (
     CHECKPOINT,
+    LAST,
     OCCUPIED,
     DurableCheckpoints,
     check_run_dir,
@@ -111,7 +109,6 @@ def train(
         ChildProcessError: a loader process was killed; the run can be resumed.
         KeyboardInterrupt: Ctrl-C; the run can be resumed.
     """
-    check_processes(config.trainer)
     run_dir = Path(run_dir)
     n_processes = config.trainer.devices * config.trainer.num_nodes
     with alone(run_dir, OCCUPIED) if is_first_process() else nullcontext(), losing_no_process(n_processes):
@@ -174,10 +171,10 @@ def _train(
             say(skipped)
         for line in (*data.notes, *(f"Warning: {warning}" for warning in data.warnings)):
             say(line)
-    with _interrupts(trainer), losing_no_loader(), _memory(task, config.data.max_atoms):
+    with interrupts(trainer), losing_no_loader(), _memory(task, config.data.max_atoms):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:
-        recorder.check_models()
+        recorder.check_models(LAST)
     best = recorder.best_metrics
     mae, force_mae = best[f"{split}/energy_mae"], best.get(f"{split}/force_mae")
     return Run(run_dir, mae, recorder.best_epoch + 1, mad, force_mae, data.warnings)
@@ -248,27 +245,6 @@ def _say_nothing(line: str) -> None:
 
 
 @contextmanager
-def _interrupts(trainer: lightning.Trainer) -> Iterator[None]:
-    """Give Ctrl-C and SIGTERM their usual meaning.
-
-    Lightning ends the process with status 1 on Ctrl-C, deaf to further ones, and with status 0 on SIGTERM.
-    """
-    main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SIGTERMException as stop:
-        raise SystemExit(128 + signal.SIGTERM) from stop
-    except SystemExit as stop:
-        if trainer.interrupted:
-            raise KeyboardInterrupt from stop
-        raise
-    finally:
-        if main_thread:
-            signal.signal(signal.SIGINT, handler)
-
-
-@contextmanager
 def _memory(task: EnergyTask, max_atoms: int) -> Iterator[None]:
     """Say in plain words that a batch does not fit into memory."""
     try:
@@ -306,7 +282,7 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
             # Buffers (statistics, frequencies) are the same everywhere and never change. Broadcasting them at every
             # forward pass would need as many validation batches on every rank.
             strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
-            plugins=[*cluster_plugins(), DurableCheckpoints()],
+            plugins=[*cluster_plugins(settings), DurableCheckpoints()],
             default_root_dir=run_dir,
             accelerator=accelerator,
             devices=settings.devices,

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import pickle
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,7 @@ def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
         if now["trainer"]["max_epochs"] > before["trainer"]["max_epochs"]:
             # A run may be made longer: from here on, its schedule is that of the longer run.
             before["trainer"]["max_epochs"] = now["trainer"]["max_epochs"]
-        changed = _changed_keys(before, now)
-        if changed:
+        if changed := [f"{key}: {then} then, {new} now" for key, then, new in differences(before, now)]:
             raise InputError(
                 f"{saved}: the run was started with another configuration ({'; '.join(changed)}); resume with the "
                 "same one, or choose another '--out'"
@@ -75,15 +76,14 @@ def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
         raise InputError(f"{run_dir}: is not empty and not a run of molflt; choose another '--out'")
 
 
-def _changed_keys(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    changed = []
-    for key in dict.fromkeys([*before, *after]):
-        a, b = before.get(key), after.get(key)
+def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted keys, with both values, in which nested mappings differ."""
+    for key in dict.fromkeys([*one, *other]):
+        a, b = one.get(key), other.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            changed += _changed_keys(a, b, f"{prefix}{key}.")
+            yield from differences(a, b, f"{prefix}{key}.")
         elif a != b:
-            changed.append(f"{prefix}{key}: {a} then, {b} now")
-    return changed
+            yield prefix + key, a, b
 
 
 def check_same_beginning(run_dir: Path, metadata: ModelMetadata) -> None:
@@ -182,46 +182,27 @@ def write_records(run_dir: Path, records: list[dict[str, Any]]) -> None:
         writer.writerows(records)
 
 
-def record_bad_batch(
-    run_dir: Path,
-    names: list[str] | None,
-    sids: Tensor | None,
-    first_atoms: Tensor,
-    energy: Tensor,
-    label: Tensor,
-    **about: int | str,
-) -> Path:
-    """Append a line on a batch whose loss or gradient is not a number: enough to look at it again.
+def record_bad_batch(run_dir: Path, structures: dict[str, list[str] | Tensor | None], **about: int | str) -> Path:
+    """Append a line on a batch whose loss or gradient is not a number, and return the file.
 
-    Predicted energies and labels are (n_structures,) eV; ``first_atoms`` is (n_structures + 1,). ``about`` holds
-    ``epoch``, counted from one as on the terminal, by which the line is found again, and why the batch is bad. Gives
-    the file.
+    ``structures`` holds names, numbers and energies of each, ``about`` first the epoch, counted from one.
     """
-    sizes = first_atoms.diff().tolist()
-    unknown = [None] * len(sizes)
-    columns = (names or unknown, unknown if sids is None else sids.tolist(), sizes, energy.tolist(), label.tolist())
-    structures = [
-        # Energies as text: JSON has no NaN and no infinity.
-        {"name": name, "sid": sid, "n_atoms": n, "predicted": str(predicted), "label": str(true)}
-        for name, sid, n, predicted, true in zip(*columns, strict=True)
-    ]
+    columns = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in structures.items() if v is not None}
+    # Energies as text: JSON has no NaN and no infinity.
+    columns |= {key: list(map(str, columns[key])) for key in ("predicted", "label")}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     path = run_dir / BAD_BATCHES
     with open(path, "a", encoding="utf-8") as handle:
-        handle.write(json.dumps({**about, "structures": structures}) + "\n")
+        handle.write(json.dumps({**about, "structures": rows}) + "\n")
     return path
 
 
 def forget_bad_batches(run_dir: Path, epoch: int) -> None:
     """Drop the lines on epochs to be repeated, from ``epoch`` on, counted from one; and a line that was cut short."""
     path = run_dir / BAD_BATCHES
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            if json.loads(line)["epoch"] < epoch:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue
-    with atomic_file(path) as temporary:
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    if path.exists():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        begun = ((line, re.match(r'\{"epoch": (\d+),.*\}$', line)) for line in lines)
+        kept = [f"{line}\n" for line, found in begun if found and int(found[1]) < epoch]
+        with atomic_file(path) as temporary:
+            temporary.write_text("".join(kept), encoding="utf-8")

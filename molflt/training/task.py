@@ -38,19 +38,16 @@ MOST_IN_A_ROW = 20
 
 @dataclass
 class Step:
-    """What is kept of a step until flags are read.
+    """Facts of a step that are kept until flags are read.
 
     Attributes:
         number: of the step in the run.
-        structures: names, sids and first atoms of the structures; None where the data has none.
-        energy, label: (n_structures,) eV, predicted and true.
+        structures: names, sids, numbers of atoms, and energies in eV, predicted and true; None where there are none.
         loss, norm: of all ranks, and of the gradient.
     """
 
     number: int
-    structures: tuple[list[str] | None, Tensor | None, Tensor]
-    energy: Tensor
-    label: Tensor
+    structures: dict[str, list[str] | Tensor | None]
     loss: Tensor
     norm: Tensor
 
@@ -172,9 +169,14 @@ class EnergyTask(lightning.LightningModule):
         # The mean over an epoch counts structures.
         self._logged = {name: value * n_structures for name, value in zip(logged, values, strict=True)}
         self._logged["structures"] = n_structures
-        structures = batch.name if "name" in batch else None, batch.sid if "sid" in batch else None, batch.ptr
-        energy = output.energy.detach()
-        self._steps.append(Step(self.global_step, structures, energy, target, values[-1], values[-1]))
+        structures = {
+            "name": batch.get("name"),
+            "sid": batch.get("sid"),
+            "n_atoms": batch.ptr.diff(),
+            "predicted": output.energy.detach(),
+            "label": target,
+        }
+        self._steps.append(Step(self.global_step, structures, values[-1], values[-1]))
         return loss.to(torch.float32)
 
     def configure_gradient_clipping(
@@ -230,9 +232,7 @@ class EnergyTask(lightning.LightningModule):
         epoch = self.current_epoch + 1
         path = record_bad_batch(
             Path(self.trainer.default_root_dir),
-            *step.structures,
-            step.energy,
-            step.label,
+            step.structures,
             epoch=epoch,
             step=step.number,
             seed=self.config.seed,

@@ -16,7 +16,7 @@ from molflt.data.open import open_dataset
 from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.training.config_file import to_yaml
-from molflt.training.processes import check_processes, cluster_plugins, is_first_process
+from molflt.training.processes import cluster_plugins, is_first_process
 from molflt.training.run_directory import read_records
 from tests.training.runs import (
     FILES,
@@ -148,28 +148,26 @@ def test_who_is_first(no_launcher):
 def test_torchrun_and_the_configuration_must_agree(no_launcher, make_config):
     no_launcher.setenv("TORCHELASTIC_RUN_ID", "x")
     no_launcher.setenv("WORLD_SIZE", "2")
-    check_processes(make_config(**{"trainer.devices": 2}).trainer)
-    check_processes(make_config(**{"trainer.num_nodes": 2}).trainer)
+    assert cluster_plugins(make_config(**{"trainer.devices": 2}).trainer) == []
+    assert cluster_plugins(make_config(**{"trainer.num_nodes": 2}).trainer) == []
     with pytest.raises(InputError, match=r"torchrun started 2 processes, .*trainer\.devices=1 .*--nproc-per-node 1"):
-        check_processes(make_config().trainer)
+        cluster_plugins(make_config().trainer)
 
 
 def test_slurm_and_the_configuration_must_agree(no_launcher, make_config):
     for name, value in slurm_task(0, 2, "1").items():
         if name.startswith("SLURM_"):
             no_launcher.setenv(name, value)
-    check_processes(make_config(**{"trainer.devices": 2}).trainer)
-    with pytest.raises(InputError, match=r"SLURM started 2 tasks, .*--ntasks-per-node=1 and put srun"):
-        check_processes(make_config().trainer)
-    (plugin,) = cluster_plugins()
+    with pytest.raises(InputError, match=r"SLURM started 2 processes, .*--ntasks-per-node=1, srun"):
+        cluster_plugins(make_config().trainer)
+    (plugin,) = cluster_plugins(make_config(**{"trainer.devices": 2}).trainer)
     assert (plugin.global_rank(), plugin.world_size(), plugin.auto_requeue) == (0, 2, False)
     no_launcher.delenv("SLURM_NTASKS_PER_NODE")
-    with pytest.raises(InputError, match="ntasks-per-node"):
-        cluster_plugins()
+    with pytest.raises(InputError, match="how many on a node; give sbatch --ntasks-per-node"):
+        cluster_plugins(make_config(**{"trainer.devices": 2}).trainer)
     # A shell in an allocation.
     no_launcher.setenv("SLURM_JOB_NAME", "bash")
-    check_processes(make_config().trainer)
-    assert cluster_plugins() == []
+    assert cluster_plugins(make_config().trainer) == []
 
 
 def children(pid):

@@ -209,7 +209,7 @@ def test_checkpoints_are_not_trusted(copied_run, tmp_path):
 @pytest.mark.parametrize("name", ["best.safetensors", "last.safetensors"])
 def test_a_damaged_model_of_a_finished_run_is_refused(name, make_config, copied_run):
     os.truncate(copied_run / name, (copied_run / name).stat().st_size - 1)
-    with pytest.raises(InputError, match=rf"{name}: is missing or damaged, .*remove .*run and start again"):
+    with pytest.raises(InputError, match=rf"{name}: is missing, damaged or older .*remove .*run and start again"):
         go(make_config(), copied_run, resume=True)
 
 
@@ -222,14 +222,14 @@ def test_a_damaged_model_that_is_kept_to_average(make_config, tmp_path):
     os.truncate(over, over.stat().st_size - 1)
     to_come.write_bytes(b"")
     for _ in range(2):
-        with pytest.raises(InputError, match=rf"{over.name}: is damaged, .*; remove it and go on without it"):
+        with pytest.raises(InputError, match=rf"{over.name}: is missing, damaged .*; remove it and go on without it"):
             go(config, run_dir, resume=True)
     over.unlink()
     go(config, run_dir, resume=True)
     kept = sorted(run_dir.glob("epoch-*.safetensors"))
     assert [load_model(file).metadata.epoch + 1 for file in kept] == [2, 3, 4]
     os.truncate(kept[-1], 1000)
-    with pytest.raises(InputError, match=r"epoch-000004\.safetensors: is damaged"):
+    with pytest.raises(InputError, match=r"epoch-000004\.safetensors: is missing, damaged"):
         go(config, run_dir, resume=True)
 
 
