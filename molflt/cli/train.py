@@ -107,17 +107,17 @@ def config_command(
 
     Example: molflt config tiny > tiny.yaml
     """
+    from molflt.training.config import PRESETS, preset_config
     from molflt.training.config_file import to_yaml
-    from molflt.training.presets import PRESETS, preset_config
 
     if preset is None:
-        for name, (summary, _) in PRESETS.items():
-            typer.echo(f"{name:<22}{summary}")
+        for name, values in PRESETS.items():
+            typer.echo(f"{name:<22}{values['summary']}")
         return
     if preset not in PRESETS:
         raise InputError(f"there is no preset '{preset}'; choose one of {', '.join(PRESETS)}")
     header = (
-        f"molflt preset '{preset}': {PRESETS[preset][0]}.\n"
+        f"molflt preset '{preset}': {PRESETS[preset]['summary']}.\n"
         "Train with: molflt train THIS_FILE --out RUN_DIR [key.sub=value ...]\n"
         "model.attention=local, =performer, =lara, =softmax or another name of the README swaps the attention."
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import Annotated, Any, Literal
 
+import yaml
 from ase.data import atomic_numbers
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -296,3 +298,21 @@ class TrainConfig(BaseModel):
         if self.data.references is not None and self.data.standardise == "structure":
             raise ValueError("data.references needs data.standardise=element or auto")
         return self
+
+
+_BUNDLED = {"train": "bundled:fg/train.lmdb", "val": "bundled:fg/val.lmdb"}
+
+PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
+    resources.files(__package__).joinpath("presets.yaml").read_text(encoding="utf-8")
+)
+"""Named configurations, each with a ``summary``."""
+
+
+def preset_config(name: str) -> TrainConfig:
+    """Make the configuration called ``name``.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    values = {key: value for key, value in PRESETS[name].items() if key != "summary"}
+    return TrainConfig.model_validate({**values, "data": {**_BUNDLED, **values.get("data", {})}})

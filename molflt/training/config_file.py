@@ -20,8 +20,7 @@ from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import ATTENTIONS, MECHANISMS
 from molflt.errors import InputError
 from molflt.files import standard_input
-from molflt.training.config import TrainConfig
-from molflt.training.presets import PRESETS, preset_config
+from molflt.training.config import PRESETS, TrainConfig, preset_config
 
 STANDARD_INPUT = "-"
 _MOST_MISTAKES = 50

@@ -1,77 +1,185 @@
-"""The data of a run: training and validation batches as a pure function of configuration, seed and epoch."""
+"""The data of a run: training and validation batches as a pure function of configuration, seed and epoch.
+
+Structures get neighbour lists, noise, and compositions of distant ones beside them.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
 import lightning
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from scipy.spatial.transform import Rotation
+from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from molflt.attention.layout import Plan
 from molflt.data.batch import AtomBudgetSampler, collate
-from molflt.data.dataset import fingerprint
+from molflt.data.dataset import StructureDataset, fingerprint
+from molflt.data.images import in_cell, separate_fragments, unwrap
+from molflt.data.neighbours import attach_neighbours
 from molflt.data.open import open_dataset
-from molflt.data.quality.domain import GEOMETRIC, outside
-from molflt.data.quality.leaks import alike
-from molflt.data.quality.occurrence import Reason
-from molflt.data.quality.screen import ALONE, Crew, Screening, label_of
-from molflt.errors import InputError, listed
+from molflt.data.quality.screen import ALONE, Crew, Screening
+from molflt.errors import InputError
 from molflt.files import resolve_path
-from molflt.model.standardiser import mean_absolute_deviation
+from molflt.model.config import ModelConfig
 from molflt.training.config import TrainConfig
-from molflt.training.prepared import SHARE, NoisyDataset, PreparedDataset, SeparatedDataset
 from molflt.training.task import EnergyTask
-from molflt.training.training_set import TrainingSet, read_training_set
+from molflt.training.training_set import compare, read_training_set
+from molflt.vocabulary import LABELS, TAG_ADSORBATE
 
-_EXAMPLES = 3
-_CLOSELY = 1_000
-"""Structures of a validation set up to which their geometry is compared with that of the training set."""
-_USUAL = 0.05
-"""Share of a validation set like the one trained on that may be outside the domain by its geometry."""
-
-
-def _validation(screening: Screening, found: TrainingSet) -> tuple[np.ndarray, list[tuple[str, list[Reason]]]]:
-    """Labels of a validation set in eV, less reference energies, and why some of its structures are outside."""
-    label = label_of(screening.labels.target, found.statistics.references)
-    closely = len(screening.structures) <= _CLOSELY
-
-    def look(_: int, data: Data) -> tuple[float, str, list[Reason]]:
-        return label(data), str(data.name), outside(found.domain, found.elements, data, closely)
-
-    looks = screening.each(look)
-    values = np.array([value for value, _, _ in looks], dtype=np.float64)
-    return values, [(name, reasons) for _, name, reasons in looks if reasons]
+CACHED_ATOMS = 300_000
+"""A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
+_ON_THE_WAY = 0.5
+"""The share of structures that is not as given."""
+_SHIFT, _TURN = 0.2, 10.0
+"""Å and degrees, standard deviations of the motion of the whole adsorbate at its strongest."""
+SHARE = 0.2
+"""Compositions for each structure of the training set, unless told otherwise."""
+NEAREST, FURTHEST = 5.5, 40.0
+"""Å, between the nearest atoms of two molecules."""
+_GAPS = (3.5, 10.0)
+"""Å, between a structure in a cell and its images."""
+_MEMBERS, _SHARES = (2, 3, 1), (0.5, 0.1, 0.4)
+"""How many structures a composition has, and how often; one alone is put in a cell."""
 
 
-def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: bool) -> list[str]:
-    """A warning about structures of a validation set, of ``n``, that are outside the domain of the training set."""
-    by_geometry = all(reason.rule in GEOMETRIC for _, reasons in found for reason in reasons)
-    if by_geometry and len(found) <= _USUAL * n:
-        return []
-    lines = [f"{record}: {'; '.join(reason.text for reason in reasons)}" for record, reasons in found]
-    choice = f", and {name} decides which epoch is best" if decides else ""
-    what = f"{name}: {len(found):,} of {n:,} structures have something that training never saw"
-    return [listed(f"{what}; their errors mean little{choice}", lines, most=_EXAMPLES)]
+class PreparedDataset(Dataset[Data]):
+    """Structures with neighbour lists, which are kept once computed when the set is small enough.
+
+    Args:
+        structures: what to prepare; they are left as they are.
+        model: whose neighbours are wanted.
+        kept: the labels wanted; others, and relaxed positions, are dropped. Whatever else a file happens to hold,
+            perhaps for some structures only, need not fit into a batch.
+    """
+
+    def __init__(self, structures: StructureDataset, model: ModelConfig, kept: Collection[str]) -> None:
+        self.structures, self.model, self.kept = structures, model, kept
+        self.n_atoms = np.asarray(structures.n_atoms)
+        self.cached = int(self.n_atoms.sum()) <= CACHED_ATOMS
+        self._cache: dict[int, Data] = {}
+        self._labelled: dict[int, Data] = {}
+
+    def __len__(self) -> int:
+        return len(self.structures)
+
+    def __getitem__(self, index: int) -> Data:
+        if index in self._cache:
+            return self._cache[index]
+        data = self._moved(self.labelled(index), index)
+        data = attach_neighbours(data, self.model.neighbour_cutoff, self.model.all_pairs_if_isolated)
+        if self.cached:
+            self._cache[index] = data
+        return data
+
+    def labelled(self, index: int) -> Data:
+        """A copy of a structure with the labels wanted."""
+        data = self._labelled.get(index)
+        if data is None:
+            data = copy.copy(self.structures[index])
+            for name in LABELS:
+                if name in data and name not in self.kept:
+                    del data[name]
+            if self.cached:
+                self._labelled[index] = data
+        return copy.copy(data)
+
+    def _moved(self, data: Data, index: int) -> Data:
+        """The structure with the positions that the model is to see."""
+        return data
 
 
-def _leak(training: Screening, validation: Screening, name: str) -> list[str]:
-    """A warning about structures of a validation set that are in the training set as well."""
-    known, asked = training.usable, validation.usable
-    found = alike(training.sketches, validation.sketches, known, asked)
-    if not found:
-        return []
-    pairs = [f"{asked[a].name} ({known[k].name})" for a, k in found[:_EXAMPLES]]
-    n = len(validation.sketches)
-    more = ", ..." if len(found) > _EXAMPLES else ""
-    return [
-        f"{name}: {len(found):,} of {n:,} structures are in the training set as well, or nearly identical to one "
-        f"there: {', '.join(pairs)}{more}. Errors on them are those of training, not of prediction; take them out of "
-        "one of the sets"
-    ]
+class NoisyDataset(PreparedDataset):
+    """Structures as given and on their way to the relaxed positions, with noise (Noisy Nodes).
+
+    Godwin et al. 2021, arXiv 2106.07971, §4. Of a structure every second epoch, at random, has the given positions;
+    the others have a point between given and relaxed. Then the adsorbate is shifted and turned as a whole a little,
+    and every atom gets Gaussian noise. The displacement left to the relaxed positions stays the target of the
+    auxiliary head, and the energy stays that of the relaxed structure. The noise of a structure depends on seed,
+    epoch and index alone. Fixed atoms stay where they are, and the relaxed positions are kept. ``noise_std`` is in Å.
+    """
+
+    def __init__(
+        self,
+        structures: StructureDataset,
+        model: ModelConfig,
+        kept: Collection[str],
+        noise_std: float,
+        seed: int,
+        epoch: int,
+    ) -> None:
+        super().__init__(structures, model, (*kept, "positions_relaxed"))
+        self.noise_std, self.seed, self.epoch = noise_std, seed, epoch
+        self.cached = False
+
+    def _moved(self, data: Data, index: int) -> Data:
+        random = np.random.default_rng([self.seed, self.epoch, index])
+        along = random.uniform() if random.uniform() < _ON_THE_WAY else 0.0
+        moved = data.positions + along * (data.positions_relaxed - data.positions)
+        adsorbate = torch.nonzero((data.tags == TAG_ADSORBATE) & ~data.fixed).squeeze(1)
+        if 0 < len(adsorbate) < len(moved):
+            strength = random.uniform()
+            arms = unwrap(moved[adsorbate].numpy(), data.cell[0].numpy(), data.pbc[0].numpy())
+            arms = arms - arms.mean(axis=0)
+            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True)
+            shift = random.normal(scale=strength * _SHIFT, size=3)
+            moved[adsorbate] += torch.from_numpy(turn.apply(arms) - arms + shift)
+        moved += torch.from_numpy(random.normal(scale=self.noise_std, size=tuple(moved.shape)))
+        data.positions = torch.where(data.fixed[:, None], data.positions, moved)
+        return data
+
+
+class SeparatedDataset(Dataset[Data]):
+    """A prepared training set, and behind it compositions of its structures (DESIGN §4).
+
+    A far field would invent energies between molecules that do not touch, which single molecules never show. So
+    training sees compositions, too, whose energy is the sum of theirs: two or three structures at some distance, and
+    one in a periodic cell. Each has other members, places and orientations in every epoch. That is right to some meV
+    for neutral closed shells; it is wrong for ions, and wherever forces reach further than :data:`NEAREST`.
+
+    The number of atoms of each composition is the same in every epoch, so that batches keep their number; its members
+    change places with others of their size.
+
+    Args:
+        prepared: structures that are not periodic.
+        share: compositions for each structure.
+        seed: of the compositions.
+        epoch: from one to the next, the members change places.
+    """
+
+    def __init__(self, prepared: PreparedDataset, share: float, seed: int, epoch: int) -> None:
+        self.prepared, self.seed, self.epoch = prepared, seed, epoch
+        self.cached = prepared.cached
+        sizes = prepared.n_atoms
+        self._of_size = {int(size): np.flatnonzero(sizes == size) for size in np.unique(sizes)}
+        random = np.random.default_rng([seed, len(sizes)])
+        members = random.choice(_MEMBERS, size=round(share * len(sizes)), p=_SHARES)
+        self._slots = [random.choice(sizes, size=n) for n in members]
+        self.n_atoms = np.concatenate([sizes, np.array([slot.sum() for slot in self._slots], dtype=sizes.dtype)])
+
+    def __len__(self) -> int:
+        return len(self.n_atoms)
+
+    def __getitem__(self, index: int) -> Data:
+        n = len(self.prepared)
+        if index < n:
+            return self.prepared[index]
+        random = np.random.default_rng([self.seed, self.epoch, index])
+        sizes = self._slots[index - n]
+        members = [self.prepared.labelled(int(random.choice(self._of_size[int(size)]))) for size in sizes]
+        if len(members) == 1:
+            data = in_cell(members[0], random.uniform(*_GAPS, size=3), random)
+        else:
+            # Evenly on a logarithmic scale.
+            gaps = np.exp(random.uniform(np.log(NEAREST), np.log(FURTHEST), size=len(members) - 1))
+            data = separate_fragments(members, gaps.tolist(), random)
+        model = self.prepared.model
+        return attach_neighbours(data, model.neighbour_cutoff, model.all_pairs_if_isolated)
 
 
 class EnergyDataModule(lightning.LightningDataModule):
@@ -120,13 +228,9 @@ class EnergyDataModule(lightning.LightningDataModule):
         self.warnings, self.notes = list(training.doubts), self.training_set.notes()
         self.mad, self.val_structures = {}, {}
         for name, screened in validation.items():
-            # Of totals, what an energy for each element leaves: the rest is no merit of a model.
-            values, strange = _validation(screened, self.training_set)
-            self.mad[name] = mean_absolute_deviation(values)
+            self.mad[name], warnings = compare(screened, training, self.training_set, name, decides=not self.mad)
             self.val_structures[name] = screened.usable
-            self.warnings += _strange(strange, len(values), name, decides=len(self.mad) == 1)
-            # The first process says it, and no other need look.
-            self.warnings += [*screened.doubts, *(_leak(training, screened, name) if crew.rank == 0 else ())]
+            self.warnings += warnings
         self.skipped = {name: screened.skipped for name, screened in {"train": training, **validation}.items()}
         # Of the given geometry's own energy noise would make another.
         self.noisy = bool(config.loss.noisy_nodes) and data.target == "y_relaxed" and self.training_set.relaxed

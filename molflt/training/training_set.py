@@ -1,4 +1,4 @@
-"""What one pass over a training set tells: statistics of the labels, elements, sizes."""
+"""Facts from one pass over the sets: statistics of the labels, elements, sizes, and what looks wrong."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import torch
 from ase.data import atomic_numbers, chemical_symbols
 from torch_geometric.data import Data
 
-from molflt.data.quality.domain import Domain, DomainFit, Look
-from molflt.data.quality.screen import Screening
-from molflt.errors import InputError
-from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics
+from molflt.data.quality.domain import GEOMETRIC, Domain, DomainFit, Look, outside
+from molflt.data.quality.leaks import alike
+from molflt.data.quality.occurrence import Reason
+from molflt.data.quality.screen import Screening, label_of
+from molflt.errors import InputError, listed
+from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics, mean_absolute_deviation
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
+
+_EXAMPLES = 3
+_CLOSELY = 1_000
+"""Structures of a validation set up to which their geometry is compared with that of the training set."""
+_USUAL = 0.05
+"""Share of a validation set like the one trained on that may be outside the domain by its geometry."""
 
 
 @dataclass(frozen=True)
@@ -171,3 +179,53 @@ def _given(references: dict[str, float], elements: list[int], screening: Screeni
             "leave data.references out to have all of them fitted"
         )
     return {z: given[z] for z in elements}
+
+
+def compare(
+    validation: Screening, training: Screening, found: TrainingSet, name: str, decides: bool
+) -> tuple[float, list[str]]:
+    """Compare a validation set with the training set, of which ``found`` was found.
+
+    Returns:
+        The mean absolute deviation of its labels, eV, and what looks wrong with it.
+    """
+    # Of totals, what an energy for each element leaves: the rest is no merit of a model.
+    label = label_of(validation.labels.target, found.statistics.references)
+    closely = len(validation.structures) <= _CLOSELY
+
+    def look(_: int, data: Data) -> tuple[float, str, list[Reason]]:
+        return label(data), str(data.name), outside(found.domain, found.elements, data, closely)
+
+    looks = validation.each(look)
+    values = np.array([value for value, _, _ in looks], dtype=np.float64)
+    strange = _strange([(record, reasons) for _, record, reasons in looks if reasons], len(looks), name, decides)
+    # The first process says it, and no other need look.
+    leaks = _leak(training, validation, name) if validation.crew.rank == 0 else []
+    return mean_absolute_deviation(values), [*strange, *validation.doubts, *leaks]
+
+
+def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: bool) -> list[str]:
+    """A warning about structures of a validation set, of ``n``, that are outside the domain of the training set."""
+    by_geometry = all(reason.rule in GEOMETRIC for _, reasons in found for reason in reasons)
+    if by_geometry and len(found) <= _USUAL * n:
+        return []
+    lines = [f"{record}: {'; '.join(reason.text for reason in reasons)}" for record, reasons in found]
+    choice = f", and {name} decides which epoch is best" if decides else ""
+    what = f"{name}: {len(found):,} of {n:,} structures have something that training never saw"
+    return [listed(f"{what}; their errors mean little{choice}", lines, most=_EXAMPLES)]
+
+
+def _leak(training: Screening, validation: Screening, name: str) -> list[str]:
+    """A warning about structures of a validation set that are in the training set as well."""
+    known, asked = training.usable, validation.usable
+    found = alike(training.sketches, validation.sketches, known, asked)
+    if not found:
+        return []
+    pairs = [f"{asked[a].name} ({known[k].name})" for a, k in found[:_EXAMPLES]]
+    n = len(validation.sketches)
+    more = ", ..." if len(found) > _EXAMPLES else ""
+    return [
+        f"{name}: {len(found):,} of {n:,} structures are in the training set as well, or nearly identical to one "
+        f"there: {', '.join(pairs)}{more}. Errors on them are those of training, not of prediction; take them out of "
+        "one of the sets"
+    ]

@@ -27,8 +27,7 @@ from ase.io import write as write_frames
 
 from molflt.files import atomic_file
 from molflt.model.model_file import load_model
-from molflt.training.config import TrainConfig
-from molflt.training.presets import preset_config
+from molflt.training.config import TrainConfig, preset_config
 from molflt.training.run import train
 from scripts import results
 from scripts.benchmarks.accuracy_data import shared

@@ -19,7 +19,7 @@ from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, dimenet
 from molflt.attention.registry import ATTENTIONS
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.training.presets import PRESETS
+from molflt.training.config import PRESETS
 from scripts.benchmarks.peers import FIELDS, PlainBatch
 
 Inputs = dict[str, Any]
@@ -30,7 +30,7 @@ dimenet.SphericalBasisLayer = cache(dimenet.SphericalBasisLayer)
 
 def model_config(preset: str, attention: str) -> ModelConfig:
     """The model of a preset with another attention; the number of Gaussians and the like stay the preset's."""
-    sizes = dict(PRESETS[preset][1]["model"])
+    sizes = dict(PRESETS[preset]["model"])
     changes = ATTENTIONS[attention]
     own = sizes.get("attention", {}) if "mechanism" not in changes else {}
     sizes["attention"] = {**own, **changes}

@@ -38,7 +38,7 @@ from molflt.data.oc20.writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.record import RECORD_KEYS, to_data, to_record
 from molflt.model.energy_model import EnergyModel
-from molflt.training.presets import preset_config
+from molflt.training.config import preset_config
 from scripts import results
 from scripts.benchmarks import measuring, structures
 

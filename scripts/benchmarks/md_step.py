@@ -32,7 +32,7 @@ def molflt_calculator(device: str = "cpu") -> Calculator:
     from molflt import MolFLTCalculator
     from molflt.model.energy_model import EnergyModel
     from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
-    from molflt.training.presets import preset_config
+    from molflt.training.config import preset_config
 
     config = preset_config(PRESET).model
     metadata = ModelMetadata(

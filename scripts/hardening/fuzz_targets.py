@@ -39,8 +39,8 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
 from molflt.prediction.output import Prediction, write_predictions
 from molflt.prediction.shards import ShardHeader, merge
+from molflt.training.config import preset_config
 from molflt.training.config_file import load_config, to_yaml
-from molflt.training.presets import preset_config
 from scripts.hardening import fuzz_inputs as inputs
 from scripts.hardening.fuzz_inputs import mutated, mutated_json
 

@@ -31,8 +31,7 @@ from molflt.attention.registry import (
     WEIGHT_MATRICES,
 )
 from molflt.files import atomic_file
-from molflt.training.config import TrainConfig
-from molflt.training.presets import PRESETS
+from molflt.training.config import PRESETS, TrainConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 HEADER = """\
@@ -219,8 +218,9 @@ def training_presets() -> list[str]:
         "| name | what | sets |",
         "|---|---|---|",
     ]
-    for name, (summary, values) in PRESETS.items():
-        lines.append(f"| `{name}` | {cell(summary)} | {', '.join(changes(values)) or 'nothing'} |")
+    for name, values in PRESETS.items():
+        summary, sets = values["summary"], changes({key: values[key] for key in values if key != "summary"})
+        lines.append(f"| `{name}` | {cell(summary)} | {', '.join(sets) or 'nothing'} |")
     return lines
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from molflt import __version__
 from molflt.cli.main import app
+from molflt.training.config import PRESETS, preset_config
 from molflt.training.config_file import MOST_CHARACTERS, load_config
-from molflt.training.presets import PRESETS, preset_config
 
 Run = Callable[..., Any]
 MOST_FILES = 76

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from molflt.attention.registry import ATTENTIONS, KERNELS, MECHANISMS
+from molflt.training.config import PRESETS, preset_config
 from molflt.training.config_file import _known_keys
-from molflt.training.presets import PRESETS, preset_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "config.md"

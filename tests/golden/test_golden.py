@@ -7,7 +7,7 @@ import pytest
 
 from molflt.model.model_file import OLDEST_SCHEMA, SCHEMA_VERSION, load_models, read_metadata
 from molflt.prediction.members import pretrained_models
-from molflt.training.presets import PRESETS
+from molflt.training.config import PRESETS
 from tests.golden import derivatives
 from tests.golden.values import (
     FOLDER,

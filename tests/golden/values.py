@@ -29,7 +29,7 @@ from molflt.data.reading import ReadOptions
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_models, set_frequencies
 from molflt.prediction.members import pretrained_models
-from molflt.training.presets import PRESETS, preset_config
+from molflt.training.config import PRESETS, preset_config
 
 FOLDER = Path(__file__).parent
 FG = FOLDER.parents[1] / "data" / "fg" / "val.lmdb"

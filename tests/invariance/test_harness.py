@@ -34,7 +34,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel
 from molflt.model.standardiser import Statistics
 from molflt.prediction.predict import unlabelled
-from molflt.training.presets import preset_config
+from molflt.training.config import preset_config
 from tests.attention.structures import STRUCTURES, slab
 from tests.model.files import metadata_of
 

@@ -12,7 +12,7 @@ from molflt.errors import InputError
 from molflt.model import compiled
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
-from molflt.training.presets import preset_config
+from molflt.training.config import preset_config
 from scripts.benchmarks import structures
 
 

@@ -12,9 +12,8 @@ from molflt.attention.kernelised import KernelisedAttention
 from molflt.attention.layer import FourierAttention
 from molflt.attention.softmax import SoftmaxAttention
 from molflt.errors import InputError
-from molflt.training.config import TrainConfig
+from molflt.training.config import TrainConfig, preset_config
 from molflt.training.config_file import load_config
-from molflt.training.presets import preset_config
 from tests.training.runs import written
 
 

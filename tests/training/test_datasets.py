@@ -24,8 +24,7 @@ from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import fit_statistics
 from molflt.training.config import TrainConfig
-from molflt.training.data_module import EnergyDataModule
-from molflt.training.prepared import SHARE, NoisyDataset, PreparedDataset, SeparatedDataset
+from molflt.training.data_module import SHARE, EnergyDataModule, NoisyDataset, PreparedDataset, SeparatedDataset
 from molflt.training.training_set import read_training_set
 from molflt.vocabulary import TAG_ADSORBATE
 

@@ -15,7 +15,7 @@ import pytest
 
 from molflt.errors import InputError
 from molflt.training import prepared
-from molflt.training.prepared import NoisyDataset
+from molflt.training.data_module import NoisyDataset
 from molflt.training.run_directory import find_checkpoint, read_records
 from tests.training.runs import assert_same_run, environment, go, written
 
