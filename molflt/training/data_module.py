@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import lightning
 import numpy as np
@@ -19,7 +19,7 @@ from torch_geometric.data import Batch, Data
 
 from molflt.attention.layout import Plan
 from molflt.data.batch import AtomBudgetSampler, collate
-from molflt.data.dataset import StructureDataset, fingerprint
+from molflt.data.dataset import StructureDataset
 from molflt.data.images import in_cell, separate_fragments, unwrap
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.open import open_dataset
@@ -210,7 +210,6 @@ class EnergyDataModule(lightning.LightningDataModule):
         super().__init__()
         self.config = config
         data = config.data
-        self.train_path = resolve_path(data.train)
         spec = data.labels()
         self.forces = config.loss.forces
         kind = data.standardise
@@ -241,12 +240,15 @@ class EnergyDataModule(lightning.LightningDataModule):
             )
         self.separation = self._separation()
         self.kept = (data.target, "forces") if self.forces else (data.target,)
-        self._prepared: PreparedDataset | None = None
-        self._prepared_val: list[PreparedDataset] = []
 
-    def train_fingerprint(self) -> str:
-        """Content fingerprint of the training file."""
-        return fingerprint(self.train_path)
+    @cached_property
+    def _prepared(self) -> PreparedDataset:
+        kept = (*self.kept, "positions_relaxed") if self.training_set.relaxed else self.kept
+        return PreparedDataset(self.train_structures, self.config.model, kept)
+
+    @cached_property
+    def _prepared_val(self) -> list[PreparedDataset]:
+        return [PreparedDataset(found, self.config.model, self.kept) for found in self.val_structures.values()]
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of the current epoch."""
@@ -257,9 +259,6 @@ class EnergyDataModule(lightning.LightningDataModule):
             noise = (config.loss.noise_std, config.seed, epoch)
             dataset = NoisyDataset(self.train_structures, config.model, self.kept, *noise)
         else:
-            if self._prepared is None:
-                kept = (*self.kept, "positions_relaxed") if self.training_set.relaxed else self.kept
-                self._prepared = PreparedDataset(self.train_structures, config.model, kept)
             dataset = self._prepared
             if self.separation:
                 dataset = SeparatedDataset(dataset, self.separation, config.seed, epoch)
@@ -271,12 +270,6 @@ class EnergyDataModule(lightning.LightningDataModule):
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader per validation split, in the order of the configuration."""
-        # Lightning asks again every epoch; the neighbour lists are kept.
-        if not self._prepared_val:
-            self._prepared_val = [
-                PreparedDataset(structures, self.config.model, self.kept)
-                for structures in self.val_structures.values()
-            ]
         return [self._loader(prepared, self._sampler(prepared.n_atoms, False)) for prepared in self._prepared_val]
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:

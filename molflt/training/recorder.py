@@ -18,6 +18,7 @@ from molflt.errors import InputError
 from molflt.model.compiled import n_compilations
 from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.prediction.members import BEST
+from molflt.training.config import TrainerConfig
 from molflt.training.optimisation import warmup
 from molflt.training.run_directory import (
     BAD_BATCHES,
@@ -72,53 +73,43 @@ class RunRecorder(Callback):
         mad: mean absolute deviation of the labels of each split, eV.
         score: what an epoch is judged by: the smaller the better.
         say: prints a line.
-        patience: `trainer.patience` of the configuration.
-        keep_last: `trainer.keep_last` of the configuration.
     """
 
     def __init__(
         self,
+        config: TrainerConfig,
         run_dir: Path,
         metadata: ModelMetadata,
         mad: dict[str, float],
         score: Score,
         say: Callable[[str], None],
-        patience: int = 0,
-        keep_last: int = 0,
     ) -> None:
         self.run_dir, self.metadata, self.mad, self.score, self.say = run_dir, metadata, mad, score, say
-        self.patience, self.keep_last = patience, keep_last
-        self.best = math.inf
-        self.best_epoch = -1
-        self.without_improvement = 0
+        self.patience, self.keep_last = config.patience, config.keep_last
         self._n_epochs = 0
         self._records: list[dict[str, Any]] = []
-        self._validated = False
-        self._said_compilations = False
+        self._validated = self._said_compilations = False
         self._last_sign = time.monotonic()
         self._bar: Progress | None = None
 
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The record of the best epoch, if there is one yet."""
+        return next((record for record in self._records if record["epoch"] == self._records[-1]["best_epoch"]), None)
+
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {
-            "best": self.best,
-            "best_epoch": self.best_epoch,
-            "without_improvement": self.without_improvement,
-            # Not read back from metrics.jsonl, which may have been written since, or damaged.
-            "records": self._records,
-        }
+        """Keep the records: metrics.jsonl may have been written since, or damaged."""
+        return {"records": self._records}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self._records = list(state_dict["records"])
 
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Learn how far the run had come; Lightning calls this before it loads the state."""
         self._n_epochs = int(checkpoint["epoch"]) + 1
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.best, self.best_epoch = float(state_dict["best"]), int(state_dict["best_epoch"])
-        self.without_improvement = int(state_dict["without_improvement"])
-        self._records = list(state_dict["records"])
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Drop records of epochs that are about to be repeated.
@@ -201,13 +192,10 @@ class RunRecorder(Callback):
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise InputError(diverged(name, value, trainer.current_epoch + 1, trainer.global_step))
-        found = self.score(metrics)
-        improved = found < self.best
-        if improved:
-            self.best, self.best_epoch = found, trainer.current_epoch
-        self.without_improvement = 0 if improved else self.without_improvement + 1
-        record = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **metrics}
-        record["best_epoch"] = self.best_epoch + 1
+        best, epoch = self.best, trainer.current_epoch + 1
+        improved = best is None or self.score(metrics) < self.score(best)
+        record = {"epoch": epoch, "step": trainer.global_step, **metrics}
+        record["best_epoch"] = epoch if best is None or improved else best["epoch"]
         self._records = [*self._records, record]
         if trainer.is_global_zero:
             write_records(self.run_dir, self._records)
@@ -224,21 +212,17 @@ class RunRecorder(Callback):
         """Give the terminal back."""
         self._remove_bar()
 
-    @property
-    def best_metrics(self) -> dict[str, Any]:
-        """The record of the best epoch."""
-        return next(record for record in self._records if record["epoch"] == self.best_epoch + 1)
-
     def check_models(self, *names: str) -> None:
         """Check that the best model is whole and no older than the run, and those of other names, too.
 
         Raises:
             InputError: one is damaged.
         """
-        for name in (BEST, *names) if self.best_epoch >= 0 else names:
+        oldest = dict.fromkeys(names, 0) | ({BEST: self.best["epoch"] - 1} if self.best else {})
+        for name, epoch in oldest.items():
             path = self.run_dir / name
             try:
-                fine = read_metadata(path).epoch >= (self.best_epoch if name == BEST else 0)
+                fine = read_metadata(path).epoch >= epoch
             except InputError:
                 fine = False
             if not fine:
@@ -274,7 +258,9 @@ class RunRecorder(Callback):
         task.n_left_out = task.n_steps = task.n_exploding = 0
 
     def _out_of_patience(self) -> bool:
-        return 0 < self.patience <= self.without_improvement
+        best = self.best
+        later = sum(record["epoch"] > best["epoch"] for record in self._records) if best else 0
+        return 0 < self.patience <= later
 
     def _remove_bar(self) -> None:
         if self._bar is not None:

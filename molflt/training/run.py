@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,14 +15,15 @@ import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from molflt.attention.config import FarFieldKeys
+from molflt.data.dataset import fingerprint
 from molflt.data.quality.occurrence import ON_SURFACE
 from molflt.data.quality.screen import write_skipped
 from molflt.errors import InputError, does_not_fit, out_of_memory
-from molflt.files import alone
+from molflt.files import alone, resolve_path
 from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
@@ -116,20 +117,15 @@ def train(
 
 
 def _train(
-    config: TrainConfig,
-    run_dir: Path,
-    resume: bool,
-    say: Callable[[str], None],
-    callbacks: list[Callback],
+    config: TrainConfig, run_dir: Path, resume: bool, say: Callable[[str], None], callbacks: list[Callback]
 ) -> Run:
     first = is_first_process()
-    initial = load_initial(config, say if first else _say_nothing)
+    say = say if first else lambda _: None
+    initial = load_initial(config, say)
     config = with_architecture(config, initial)
     if first:
         check_run_dir(run_dir, config, resume)
         clear_leftovers(run_dir)
-    else:
-        say = _say_nothing
     checkpoint, damaged = find_checkpoint(run_dir) if resume else (None, [])
     for path in damaged:
         say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
@@ -159,7 +155,7 @@ def _train(
     if kind == "auto":
         kind = "both" if data.forces else "energy"
     score = Score(kind, split, mad, data.training_set.force_std)
-    recorder = RunRecorder(run_dir, metadata, data.mad, score, say, config.trainer.patience, config.trainer.keep_last)
+    recorder = RunRecorder(config.trainer, run_dir, metadata, data.mad, score, say)
     # Before the checkpoints, which are last.
     trainer.callbacks.insert(len(callbacks), recorder)  # type: ignore[attr-defined]
     task = EnergyTask(config, model, list(data.val_structures), data.training_set)
@@ -175,9 +171,10 @@ def _train(
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     if first:
         recorder.check_models(LAST)
-    best = recorder.best_metrics
+    best = recorder.best
+    assert best is not None
     mae, force_mae = best[f"{split}/energy_mae"], best.get(f"{split}/force_mae")
-    return Run(run_dir, mae, recorder.best_epoch + 1, mad, force_mae, data.warnings)
+    return Run(run_dir, mae, best["epoch"], mad, force_mae, data.warnings)
 
 
 def _model(
@@ -213,7 +210,9 @@ def _model(
         data.separation = 0.0
     model.standardiser.load_statistics(statistics)
     training_data = TrainingData(
-        path=config.data.train, fingerprint=data.train_fingerprint(), n_structures=len(data.train_structures)
+        path=config.data.train,
+        fingerprint=fingerprint(resolve_path(config.data.train)),
+        n_structures=len(data.train_structures),
     )
     return model, ModelMetadata(
         config=model_config,
@@ -238,10 +237,6 @@ def _compile(config: TrainConfig, task: EnergyTask, say: Callable[[str], None]) 
         compile_model(task.model, say)
     elif choice == "on":
         say("trainer.compile=on: forces are trained by a second derivative, which torch.compile lacks: not compiled")
-
-
-def _say_nothing(line: str) -> None:
-    pass
 
 
 @contextmanager
@@ -276,7 +271,7 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
         kind = "GPUs" if accelerator == "cuda" else "cores"
         raise InputError(f"trainer.devices={settings.devices}: this machine has {available} {kind}")
     several = settings.devices * settings.num_nodes > 1
-    loggers = _loggers(settings.loggers, run_dir)
+    loggers = [_logger(name, run_dir) for name in settings.loggers]
     try:
         return lightning.Trainer(
             # Buffers (statistics, frequencies) are the same everywhere and never change. Broadcasting them at every
@@ -299,7 +294,7 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
             reload_dataloaders_every_n_epochs=1,
             use_distributed_sampler=False,
             callbacks=[*callbacks, checkpoints],
-            logger=loggers,
+            logger=loggers or False,
             enable_progress_bar=False,
             enable_model_summary=False,
             enable_checkpointing=True,
@@ -315,21 +310,13 @@ def _accelerator(name: str) -> str:
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def _loggers(names: Sequence[str], run_dir: Path) -> list[Logger] | bool:
-    loggers: list[Logger] = []
-    for name in names:
-        try:
-            if name == "tensorboard":
-                from lightning.pytorch.loggers import TensorBoardLogger
-
-                loggers.append(TensorBoardLogger(run_dir, name="tensorboard", version=""))
-            else:
-                from lightning.pytorch.loggers import WandbLogger
-
-                loggers.append(WandbLogger(save_dir=run_dir, project="molflt"))
-        except ModuleNotFoundError as error:
-            raise InputError(f"trainer.loggers: {name} is not installed; pip install 'molflt[{name}]'") from error
-    return loggers or False
+def _logger(name: str, run_dir: Path) -> Logger:
+    try:
+        if name == "tensorboard":
+            return TensorBoardLogger(run_dir, name="tensorboard", version="")
+        return WandbLogger(save_dir=run_dir, project="molflt")
+    except ModuleNotFoundError as error:
+        raise InputError(f"trainer.loggers: {name} is not installed; pip install 'molflt[{name}]'") from error
 
 
 def _quiet_lightning() -> None:
