@@ -36,8 +36,3 @@ def compile_model(model: EnergyModel, say: Callable[[str], None]) -> None:
     # Sizes that happen to be equal in the first batch need not be so in the next.
     torch.fx.experimental._config.use_duck_shape = False
     model.compiled = torch.compile(EnergyModel.evaluate, dynamic=True)
-
-
-def n_compilations() -> int:
-    """How many times a step has been compiled in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

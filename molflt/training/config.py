@@ -1,4 +1,4 @@
-"""Configuration of a training run: one schema for YAML files, dotted overrides and the model's metadata."""
+"""Configuration of a training run: the schema of YAML files and overrides, and the presets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from molflt.vocabulary import DIFFERENTIABLE, Compile, EnergyUnit, Per, TagConve
 
 
 class DataConfig(BaseModel):
-    """Which structures, and how they are batched."""
+    """Structures and their labels, and the size of batches."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -92,11 +92,11 @@ class DataConfig(BaseModel):
         return value
 
     def labels(self) -> LabelSpec:
-        """Which label is read, and what its numbers mean."""
+        """Return the label to read, with the meaning of its numbers."""
         return LabelSpec(**self.model_dump(include=set(LabelSpec.model_fields)))
 
     def reading(self, charges: bool = False) -> ReadOptions:
-        """How structures are read; ``charges``: by a model that takes ions."""
+        """Return the options of reading; ``charges``: for a model that takes ions."""
         return ReadOptions(
             self.allow_charged,
             charges=charges,
@@ -153,9 +153,7 @@ class OptimiserConfig(BaseModel):
     betas: tuple[float, float] = Field((0.9, 0.98), description="moment decays of Adam")
     eps: float = Field(1e-6, gt=0, description="Adam's epsilon")
     weight_decay: float | None = Field(
-        None,
-        ge=0,
-        description="on matrices only; null: 0.1, with adam, where it is a penalty, 0",
+        None, ge=0, description="on matrices only; null: 0.1, with adam, where it is a penalty, 0"
     )
     schedule: Literal["linear", "cosine"] = Field("cosine", description="decay to zero after the warm-up")
     warmup_steps: int = Field(100, ge=0, description="steps of the linear rise to the peak; half of all at most")
@@ -175,7 +173,7 @@ class OptimiserConfig(BaseModel):
 
 
 class LossConfig(BaseModel):
-    """L1 on the standardised energy, L2 norms of force errors, and the auxiliary displacement loss."""
+    """L1 on the standardised energy, L2 norms of force errors, auxiliary loss of displacements."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -201,12 +199,12 @@ class LossConfig(BaseModel):
 
     @property
     def forces(self) -> bool:
-        """Whether forces are learnt."""
+        """Return True where forces are learnt."""
         return self.force_weight != 0
 
 
 class TrainerConfig(BaseModel):
-    """How long, on what, how precisely."""
+    """Length of the run, device and precision."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -226,9 +224,7 @@ class TrainerConfig(BaseModel):
         "32-true", description="bf16-mixed: feed-forward in bfloat16, attention and sums in float32"
     )
     keep_last: int = Field(
-        0,
-        ge=0,
-        description="how many models of the latest validations to keep as epoch-N.safetensors, to average",
+        0, ge=0, description="how many models of the latest validations to keep as epoch-N.safetensors, to average"
     )
     on_bad_batch: Literal["stop", "skip"] = Field(
         "stop",

@@ -1,4 +1,4 @@
-"""YAML and dotted overrides to a checked configuration, and back to YAML that explains itself."""
+"""Reading of a configuration from YAML and dotted overrides, and writing with explanations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a YAML file (``-``: standard input; or the name of a preset) and apply ``key.sub=value`` overrides.
+    """Read a YAML file or a preset and apply ``key.sub=value`` overrides.
+
+    ``-`` is standard input.
 
     Raises:
         InputError: no such file, not YAML, a misspelt key (with the nearest right one), a wrong value.
@@ -86,7 +88,7 @@ def make_config(
 
 
 def _plain(value: Any) -> Any:
-    """As YAML would give it."""
+    """Return a value as YAML would give it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -150,7 +152,10 @@ def _override(content: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _set(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The content with another value. What another mechanism has as well is kept, so that one key changes it."""
+    """Return the content with another value.
+
+    Keys that another mechanism has as well are kept, so that one key changes it.
+    """
     content = _changed(content, key.split("."), value, key)
     if key == "model.attention.mechanism" and isinstance(value, str) and value in MECHANISMS:
         attention, known = content["model"]["attention"], MECHANISMS[value].config.model_fields
@@ -160,7 +165,10 @@ def _set(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _changed(old: Any, path: list[str], value: Any, key: str) -> Any:
-    """A copy. Sections are completed, but for the free list of splits, and for attention with its mechanism."""
+    """Return a changed copy.
+
+    Sections are completed, but for the free list of splits, and for attention with its mechanism.
+    """
     completed = isinstance(old, dict) and isinstance(value, dict) and key != "data.val" and "mechanism" not in value
     if not path and not completed:
         return value
@@ -171,7 +179,7 @@ def _changed(old: Any, path: list[str], value: Any, key: str) -> Any:
 
 
 def _expanded(content: dict[str, Any]) -> dict[str, Any]:
-    """Write short forms out, so that model.attention=flt can be followed by model.attention.n_features=32."""
+    """Write short forms out: model.attention=flt may precede model.attention.n_features=32."""
     if isinstance(content.get("init"), str):
         content = {**content, "init": {"model": content["init"]}}
     model = content.get("model")
@@ -220,7 +228,7 @@ def _scalar(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text as it stands where YAML reads it back as that text, else quoted as JSON, which YAML reads as well."""
+    """Return text as it stands where YAML reads it back, else quoted as JSON, which is YAML too."""
     plain = re.fullmatch(r"\w[\w./:+-]*", text) and yaml.load(text, _Loader) == text  # noqa: S506
     return text if plain else json.dumps(text, ensure_ascii=False)
 

@@ -1,4 +1,4 @@
-"""The data of a run: training and validation batches as a pure function of configuration, seed and epoch.
+"""The data of a run: batches as a pure function of configuration, seed and epoch.
 
 Structures get neighbour lists, noise, and compositions of distant ones beside them.
 """
@@ -49,7 +49,7 @@ _MEMBERS, _SHARES = (2, 3, 1), (0.5, 0.1, 0.4)
 
 
 class PreparedDataset(Dataset[Data]):
-    """Structures with neighbour lists, which are kept once computed when the set is small enough.
+    """Structures with neighbour lists, which are kept when the set is small enough.
 
     Args:
         structures: what to prepare; they are left as they are.

@@ -1,4 +1,4 @@
-"""Training from Python, of one model or of an ensemble, whose spread is a measure of uncertainty."""
+"""Training from Python, of one model or of an ensemble, whose spread tells uncertainty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: what a run takes over from a trained model, and how that model's energies are fitted to new labels."""
+"""Fine-tuning: start from a trained model, whose energies are fitted to new labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATISTICS, _HEAD = "standardiser", "energy_head"
 
 
 def load_initial(config: TrainConfig, say: Callable[[str], None]) -> LoadedModel | None:
-    """The model that a run starts from, of an ensemble its first; None where it starts from nothing.
+    """Load the model that a run starts from, of an ensemble its first, or return None.
 
     Raises:
         InputError: ``init.model`` is no model.
@@ -42,7 +42,7 @@ def load_initial(config: TrainConfig, say: Callable[[str], None]) -> LoadedModel
 
 
 def each_initial(config: TrainConfig) -> list[str | None]:
-    """What the members of an ensemble start from: the members of the model in turn, where that is an ensemble.
+    """Name what each member of an ensemble starts from: members of a given ensemble in turn.
 
     Raises:
         InputError: ``init.model`` is no model.
@@ -89,7 +89,7 @@ def take_over(
     device: torch.device,
     say: Callable[[str], None],
 ) -> tuple[Statistics, Origin]:
-    """Start from a trained model: take over what fits by name and shape, and freeze what is to stay.
+    """Take over what fits of a trained model by name and shape, and freeze what is to stay.
 
     Statistics are those of the trained model, shifted by what its predictions lack on the new labels (a constant, or
     an energy for each element), where these then explain the labels better than composition alone; the constant is
@@ -141,7 +141,7 @@ def take_over(
 def _copy(
     model: EnergyModel, source: EnergyModel, with_head: bool
 ) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Names of the tensors taken over, of those of another size, of new ones, and of those that have no place."""
+    """Copy tensors; name those taken, of another size, new, and without a place."""
     state, there = model.state_dict(), source.state_dict()
     left_out = [_STATISTICS] if with_head else [_STATISTICS, _HEAD]
     wanted = [name for name in state if name.split(".")[0] != _STATISTICS]
@@ -184,7 +184,7 @@ def _freeze(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def _parts(names: Iterable[str]) -> list[str]:
-    """Modules that tensors belong to, in order: layers by their numbers, others by their first two names."""
+    """Modules of tensors, in order: layers by their numbers, others by their first names."""
     found = []
     for name in names:
         parts = name.removeprefix("encoder.").split(".")
@@ -195,7 +195,7 @@ def _parts(names: Iterable[str]) -> list[str]:
 def _shifted(
     initial: LoadedModel, found: TrainingSet, structures: StructureDataset, config: TrainConfig, device: torch.device
 ) -> tuple[Statistics | None, float, float]:
-    """The trained model's statistics with a shift, if that is of use; what is left without and with the model, eV."""
+    """Shift the trained model's statistics, if of use; eV left without and with the model."""
     predicted = predict(initial, structures, device, config.data.max_atoms)
     initial.model.cpu()
     rows = [structures[k] for k in range(len(structures))]

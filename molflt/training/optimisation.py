@@ -1,4 +1,4 @@
-"""Motion of the weights: Muon and which parameters it moves, the schedules, the moving average."""
+"""Motion of the weights: Muon and its parameters, the schedules, the moving average."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_optimiser(model: nn.Module, config: OptimiserConfig) -> Optimizer:
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float, orthogonal: bool) -> list[dict[str, Any]]:
-    """Weight decay is for matrices only, and for no embedding; with ``orthogonal``, Muon is for most of them."""
+    """Group parameters: only matrices decay, no embedding; ``orthogonal`` gives most to Muon."""
     embeddings = {p for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     parameters = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in parameters if p.dim() >= 2 and p not in embeddings]
@@ -51,7 +51,7 @@ def warmup(warmup_steps: int, total_steps: int) -> int:
 
 
 def auxiliary_weight(step: int, total_steps: int, start: float, end: float) -> float:
-    """Go linearly from ``start`` to ``end`` over the run (15 to 1 in 3D-Graphormer, arXiv 2203.04810)."""
+    """Go linearly from ``start`` to ``end`` over the run, as 3D-Graphormer (arXiv 2203.04810)."""
     done = min(1.0, step / max(total_steps, 1))
     return start + (end - start) * done
 
@@ -59,7 +59,7 @@ def auxiliary_weight(step: int, total_steps: int, start: float, end: float) -> f
 def move_averages(
     averages: Iterable[Tensor], weights: Iterable[Tensor], n_averaged: int, decay: float, good: Tensor
 ) -> None:
-    """Make one step of the exponential moving average, in place, with a decay that rises to ``decay``.
+    """Move the exponential average one step, in place, with a decay that rises to ``decay``.
 
     A short run would otherwise still remember its first weights: (1+n)/(10+n) is the warm-up of TensorFlow's
     ``ExponentialMovingAverage``. Lightning's ``EMAWeightAveraging`` has no warm-up and forgets the first weights.
@@ -74,7 +74,9 @@ def move_averages(
 
 
 class Muon(torch.optim.AdamW):
-    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for parameter groups with ``orthogonal=True``.
+    """Muon for parameter groups with ``orthogonal=True``, AdamW for others.
+
+    Jordan et al. 2024, kellerjordan.github.io/posts/muon:
 
         M ← μM + (1 − μ)G,   N = (1 − μ)G + μM,   W ← (1 − lr·wd) W − 0.2·√max(m, n)·lr·UVᵀ,   N = UΣVᵀ
 

@@ -1,4 +1,4 @@
-"""The processes that share a run and those that load its data: who started them, and how they end.
+"""Processes that share a run or load its data: who started them, and how they end.
 
 Lightning takes seconds to import and is imported where it is needed: the command line asks at once who is first.
 """
@@ -157,7 +157,7 @@ def losing_no_loader() -> Iterator[None]:
 
 
 def wait_for_the_first() -> None:
-    """Give the first process time to report an error that all processes have; its end is that of this one.
+    """Give the first process time to report an error of all; its end is that of this one.
 
     This returns when it did not, in which case the error is this process's own.
     """

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on, what it leaves after every validation, and when it is over."""
+"""Signs of life of a run, its records and model files after validations, and its end."""
 
 from __future__ import annotations
 
@@ -15,18 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from molflt.data.progress import console, visible
 from molflt.errors import InputError
-from molflt.model.compiled import n_compilations
 from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.prediction.members import BEST
 from molflt.training.config import TrainerConfig
 from molflt.training.optimisation import warmup
-from molflt.training.run_directory import (
-    BAD_BATCHES,
-    LAST,
-    epoch_file,
-    forget_bad_batches,
-    write_records,
-)
+from molflt.training.run_directory import BAD_BATCHES, LAST, epoch_file, forget_bad_batches, write_records
 from molflt.training.task import EXPLODING, EnergyTask, diverged
 
 HEARTBEAT_SECONDS = 30.0
@@ -34,7 +27,7 @@ HEARTBEAT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Score:
-    """By which error an epoch is judged.
+    """The error by which an epoch is judged.
 
     Attributes:
         kind: energy, forces, or both: the sum of the mean absolute errors of energies and of force components, each
@@ -88,7 +81,7 @@ class RunRecorder(Callback):
         self.patience, self.keep_last = config.patience, config.keep_last
         self._n_epochs = 0
         self._records: list[dict[str, Any]] = []
-        self._validated = self._said_compilations = False
+        self._validated = False
         self._last_sign = time.monotonic()
         self._bar: Progress | None = None
 
@@ -213,7 +206,7 @@ class RunRecorder(Callback):
         self._remove_bar()
 
     def check_models(self, *names: str) -> None:
-        """Check that the best model is whole and no older than the run, and those of other names, too.
+        """Check that the best model, and those of other names, are whole and not too old.
 
         Raises:
             InputError: one is damaged.
@@ -252,9 +245,6 @@ class RunRecorder(Callback):
                 f"of {task.n_steps} steps of epoch {trainer.current_epoch + 1}; if errors do not fall, lower "
                 "optimiser.lr, or raise optimiser.warmup_steps or optimiser.clip_norm"
             )
-        if task.model.compiled is not None and not self._said_compilations:
-            self._said_compilations = True
-            self.say(f"the model was compiled {n_compilations()} times in the first epoch")
         task.n_left_out = task.n_steps = task.n_exploding = 0
 
     def _out_of_patience(self) -> bool:

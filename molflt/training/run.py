@@ -58,7 +58,7 @@ from molflt.training.task import EnergyTask
 
 @dataclass(frozen=True)
 class Run:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         folder: the run directory, of an ensemble that of all members.
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def best_model(self) -> Path:
-        """What is to be used: the best model file, or the directory of an ensemble."""
+        """The best model file, or the directory of an ensemble."""
         file = self.folder / BEST
         return file if file.exists() else self.folder
 
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The metrics of every validated epoch, as in metrics.jsonl; of an ensemble, one member after the other."""
+        """The metrics of every validated epoch, as in metrics.jsonl, member after member."""
         folders = [path.parent for path in member_paths(self.folder)]
         return [record for folder in folders for record in read_records(folder)]
 
@@ -102,7 +102,7 @@ def train(
     say: Callable[[str], None] = print,
     callbacks: list[Callback] | None = None,
 ) -> Run:
-    """Train one model; :func:`molflt.train` is the way in for users, and says what the arguments are.
+    """Train one model; :func:`molflt.train` explains the arguments.
 
     Raises:
         InputError: as :func:`molflt.train`; or another number of processes than is configured.
@@ -304,7 +304,7 @@ def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> l
 
 
 def _accelerator(name: str) -> str:
-    """``auto`` means CUDA or CPU: Lightning would also take Apple's GPUs, which lack double precision."""
+    """Choose CUDA or CPU: Lightning's ``auto`` takes Apple's GPUs, without double precision."""
     if name == "gpu" and not torch.cuda.is_available():
         raise InputError("trainer.accelerator=gpu: this machine has no usable CUDA GPU; use auto or cpu")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"

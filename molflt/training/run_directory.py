@@ -1,4 +1,4 @@
-"""The files of a run directory: the configuration, metrics, checkpoints, and batches that went wrong."""
+"""The files of a run directory: configuration, metrics, checkpoints, bad batches."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") ->
 
 
 def check_same_beginning(run_dir: Path, metadata: ModelMetadata) -> None:
-    """Check that a run can be continued: its model files and what it began with are still the same.
+    """Check that a run can be continued: that data and trained model are still the same.
 
     Raises:
         InputError: they are not.
@@ -198,7 +198,7 @@ def record_bad_batch(run_dir: Path, structures: dict[str, list[str] | Tensor | N
 
 
 def forget_bad_batches(run_dir: Path, epoch: int) -> None:
-    """Drop the lines on epochs to be repeated, from ``epoch`` on, counted from one; and a line that was cut short."""
+    """Drop the lines on epochs from ``epoch`` on, counted from one, and a torn line."""
     path = run_dir / BAD_BATCHES
     if path.exists():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

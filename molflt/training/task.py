@@ -1,4 +1,4 @@
-"""What is learnt and how it is judged: the Lightning module with losses and validation metrics."""
+"""The Lightning module: losses, moving average, bad batches, validation metrics."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ class EnergyTask(lightning.LightningModule):
 
     @property
     def evaluated_model(self) -> EnergyModel:
-        """What is validated and saved: the moving average where there is one."""
+        """The model that is validated and saved: the moving average where there is one."""
         return self.model if self.average is None else self.average
 
     def plan_of_epoch(self) -> Plan:
-        """How training batches of this epoch are laid out: with the widths at its start, also in a resumed run."""
+        """Lay out training batches by the widths at the epoch's start, also in a resumed run."""
         epoch, plan = self.current_epoch, self.model.plan()
         if plan.far is None:
             return plan
@@ -122,10 +122,10 @@ class EnergyTask(lightning.LightningModule):
             self._planned = kept[0], FarPlan(*kept[1])
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Make everything random a function of seed and step, and dropout one of rank too: a resumed run repeats it.
+        """Make everything random a function of seed and step, and dropout one of rank too.
 
-        This happens at every step, not once an epoch: loaders draw from the same generator, and after a resume they
-        do so at another moment.
+        So a resumed run repeats it. This happens at every step, not once an epoch: loaders draw from the same
+        generator, and after a resume they do so at another moment.
         """
         attention = self.config.model.attention
         every = attention.redraw_every if isinstance(attention, KernelKeys) else 0
@@ -180,12 +180,9 @@ class EnergyTask(lightning.LightningModule):
         return loss.to(torch.float32)
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip by the norm, and flag a loss or a gradient that is not finite; it is the same flag on all ranks."""
+        """Clip by the norm, and flag a loss or gradient that is not finite, on all ranks alike."""
         # The losses of energy and forces add up to a gradient that grows with the weight of the latter.
         longest = (gradient_clip_val or math.inf) * (1 + self.force_weight)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), longest)
@@ -345,13 +342,13 @@ class EnergyTask(lightning.LightningModule):
 
 
 def _norms(vectors: Tensor) -> Tensor:
-    """Lengths of vectors (n, 3) → (n,): invariant under rotation, as a sum over components is not."""
+    """Lengths of vectors (n, 3) → (n,), which rotation leaves as they are."""
     # The length has no derivative at zero, which a force that symmetry forbids attains.
     return (vectors.square().sum(dim=-1) + 1e-16).sqrt()
 
 
 def diverged(name: str, value: float, epoch: int, step: int) -> str:
-    """What to say when a loss or metric is not a number any more; epochs are counted from one."""
+    """Explain that a loss or metric is not a number any more; epochs are counted from one."""
     return (
         f"training diverged: {name} became {value} in epoch {epoch}, step {step}. "
         "Model files in the run directory are those of the last good epoch. Try again in another run directory with "

@@ -1,4 +1,4 @@
-"""Facts from one pass over the sets: statistics of the labels, elements, sizes, and what looks wrong."""
+"""Facts from one pass over the sets: statistics of labels, elements, sizes, oddities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _USUAL = 0.05
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What one pass over a training set tells.
+    """Facts from one pass over a training set.
 
     Attributes:
         statistics: of the label.
@@ -64,7 +64,7 @@ class TrainingSet:
         ]
 
     def force_weight(self, asked: Literal["auto"] | float) -> float:
-        """Weight of the force loss; ``auto`` goes by whether there are energies that forces leave open."""
+        """Weight of the force loss; ``auto`` asks if there are energies that forces leave open."""
         if asked == "auto":
             return 100.0 if self.alike else 10.0
         return asked
@@ -118,7 +118,7 @@ def read_training_set(
 
 
 class _Facts(NamedTuple):
-    """What is learnt of one structure; sums of squares come with the number of their terms."""
+    """Facts of one structure; sums of squares come with the number of their terms."""
 
     energy: float
     elements: np.ndarray
@@ -149,7 +149,7 @@ class _Facts(NamedTuple):
 
 
 def _diameter(positions: torch.Tensor) -> float:
-    """Å: the largest distance between two positions, of very many at most by the diagonal of their box."""
+    """Largest distance between two positions, Å; of very many, the diagonal of their box."""
     if len(positions) > _MOST_PAIRED:
         return float((positions.amax(dim=0) - positions.amin(dim=0)).norm())
     return float(torch.pdist(positions).max()) if len(positions) > 1 else 0.0
@@ -163,7 +163,7 @@ def _squares(vectors: torch.Tensor) -> tuple[float, int]:
 
 
 def _mean_square(sums: list[tuple[float, int]]) -> float:
-    """Of all terms; zero of none."""
+    """Mean of all terms; zero of none."""
     n = sum(n for _, n in sums)
     return sum(total for total, _ in sums) / n if n else 0.0
 
@@ -205,7 +205,7 @@ def compare(
 
 
 def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: bool) -> list[str]:
-    """A warning about structures of a validation set, of ``n``, that are outside the domain of the training set."""
+    """Warn of structures of a validation set, of ``n``, outside the training set's domain."""
     by_geometry = all(reason.rule in GEOMETRIC for _, reasons in found for reason in reasons)
     if by_geometry and len(found) <= _USUAL * n:
         return []
@@ -216,7 +216,7 @@ def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: 
 
 
 def _leak(training: Screening, validation: Screening, name: str) -> list[str]:
-    """A warning about structures of a validation set that are in the training set as well."""
+    """Warn of structures of a validation set that are in the training set as well."""
     known, asked = training.usable, validation.usable
     found = alike(training.sketches, validation.sketches, known, asked)
     if not found:
