@@ -17,7 +17,7 @@ from molflt.prediction.members import MEMBER
 from molflt.training import run as single
 from molflt.training.config import TrainConfig
 from molflt.training.config_file import make_config
-from molflt.training.initial import each_initial, load_initial, with_architecture
+from molflt.training.fine_tuning import each_initial, load_initial
 from molflt.training.run import Run
 from molflt.training.run_directory import CONFIG, OCCUPIED, check_run_dir, write_config
 
@@ -89,7 +89,7 @@ def train_ensemble(
 def _train_members(
     config: TrainConfig, run_dir: Path, resume: bool, say: Callable[[str], None], callbacks: list[Callback] | None
 ) -> Run:
-    config = with_architecture(config, load_initial(config, lambda _: None))
+    config, _ = load_initial(config, lambda _: None)
     check_run_dir(run_dir, config, resume)
     write_config(run_dir, config)
     results = []

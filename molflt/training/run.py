@@ -31,7 +31,7 @@ from molflt.prediction.members import BEST, member_paths
 from molflt.prediction.model import Model, load
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
-from molflt.training.initial import load_initial, take_over, with_architecture
+from molflt.training.fine_tuning import load_initial, take_over
 from molflt.training.processes import (
     cluster_plugins,
     connect,
@@ -121,8 +121,7 @@ def _train(
 ) -> Run:
     first = is_first_process()
     say = say if first else lambda _: None
-    initial = load_initial(config, say)
-    config = with_architecture(config, initial)
+    config, initial = load_initial(config, say)
     if first:
         check_run_dir(run_dir, config, resume)
         clear_leftovers(run_dir)

@@ -87,10 +87,7 @@ class EnergyTask(lightning.LightningModule):
         self.current: Batch | None = None
         self._in_a_row = 0
         self._steps: list[Step] = []
-        self._bad: Tensor
-        self._logged: dict[str, Tensor]
         self._sums: Tensor | None = None
-        self._longest: Tensor
         self._planned: tuple[int, FarPlan] | None = None
         self.average: EnergyModel | None = None
         if config.optimiser.ema_decay > 0:
@@ -254,8 +251,7 @@ class EnergyTask(lightning.LightningModule):
             return
         *sums, longest = torch.cat([self._sums, self._longest[None]]).tolist()
         found, self._sums = dict(zip(self._logged, sums, strict=True)), None
-        n_steps, norm, n_structures = found.pop("steps"), found.pop("norm"), found.pop("structures")
-        n_exploding = found.pop("exploding")
+        n_steps, norm, n_structures, n_exploding = map(found.pop, ("steps", "norm", "structures", "exploding"))
         if n_steps == 0:
             return
         if self.config.optimiser.clip_norm:
@@ -263,10 +259,6 @@ class EnergyTask(lightning.LightningModule):
         self.trained = {f"train/{name}": total / n_structures for name, total in found.items()}
         self.trained |= {"train/grad_norm": norm / n_steps, "train/grad_norm_max": longest}
         self.log_dict(self.trained)
-
-    def on_validation_epoch_start(self) -> None:
-        """Begin to add up errors."""
-        self._errors = {}
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add up the errors of the evaluated model for each split."""
@@ -288,9 +280,9 @@ class EnergyTask(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of every split by its name."""
-        self.validated = {}
+        errors, self._errors, self.validated = self._errors, {}, {}
         for i, name in enumerate(self.split_names):
-            n, absolute, squared, within, *of_forces = self._mean_over_ranks(self._errors[i]).tolist()
+            n, absolute, squared, within, *of_forces = self._mean_over_ranks(errors[i]).tolist()
             found = {"energy_mae": absolute / n, "energy_rmse": math.sqrt(squared / n), "ewt": within / n}
             if of_forces:
                 n, absolute, squared = of_forces

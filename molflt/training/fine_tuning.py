@@ -27,42 +27,23 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER
 _STATISTICS, _HEAD = "standardiser", "energy_head"
 
 
-def load_initial(config: TrainConfig, say: Callable[[str], None]) -> LoadedModel | None:
-    """Load the model that a run starts from, of an ensemble its first, or return None.
+def load_initial(config: TrainConfig, say: Callable[[str], None]) -> tuple[TrainConfig, LoadedModel | None]:
+    """Load the model that a run starts from, of an ensemble its first, if there is one.
+
+    Returns:
+        The configuration with that model's architecture, and the model. Keys of ``model`` that are given stay as they
+        are. What training would have set by its data, such as the width of the widest member of the far field, is
+        that model's: its weights belong to it.
 
     Raises:
-        InputError: ``init.model`` is no model.
+        InputError: ``init.model`` is no model, or keys that are given do not go with the others of that model.
     """
     if config.init.model is None:
-        return None
+        return config, None
     try:
-        return load_member(config.init.model, say)
+        initial = load_member(config.init.model, say)
     except InputError as error:
         raise InputError(f"init.model: {error}") from error
-
-
-def each_initial(config: TrainConfig) -> list[str | None]:
-    """Name what each member of an ensemble starts from: members of a given ensemble in turn.
-
-    Raises:
-        InputError: ``init.model`` is no model.
-    """
-    model = config.init.model
-    n = 1 if model is None else len(load_members(model))
-    return [model if n == 1 else f"{model}#{k % n}" for k in range(config.ensemble)]
-
-
-def with_architecture(config: TrainConfig, initial: LoadedModel | None) -> TrainConfig:
-    """The configuration with the architecture of the model that the run starts from.
-
-    Keys of ``model`` that are given stay as they are. What training would have set by its data, such as the width of
-    the widest member of the far field, is that model's: its weights belong to it.
-
-    Raises:
-        InputError: keys that are given do not go with the others of that model.
-    """
-    if initial is None:
-        return config
     values = initial.metadata.config.model_dump()
     given = config.model.model_dump(exclude_unset=True)
     attention = given.pop("attention", {})
@@ -77,7 +58,18 @@ def with_architecture(config: TrainConfig, initial: LoadedModel | None) -> Train
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InputError(f"model: with the other keys of {initial.path}: {reason}") from error
-    return config.model_copy(update={"model": model})
+    return config.model_copy(update={"model": model}), initial
+
+
+def each_initial(config: TrainConfig) -> list[str | None]:
+    """Name what each member of an ensemble starts from: members of a given ensemble in turn.
+
+    Raises:
+        InputError: ``init.model`` is no model.
+    """
+    model = config.init.model
+    n = 1 if model is None else len(load_members(model))
+    return [model if n == 1 else f"{model}#{k % n}" for k in range(config.ensemble)]
 
 
 def take_over(
