@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 from typing import Annotated, Any, Literal
 
 import yaml
 from ase.data import atomic_numbers
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.data.reading import ReadOptions
@@ -17,13 +18,18 @@ from molflt.model.standardiser import StandardiserKind
 from molflt.vocabulary import DIFFERENTIABLE, Compile, EnergyUnit, Per, TagConvention
 
 
+def _given_as_text(expand: Callable[[str], Any]) -> BeforeValidator:
+    """Accept text as short for what ``expand`` makes of it."""
+    return BeforeValidator(lambda value: expand(value) if isinstance(value, str) else value)
+
+
 class DataConfig(BaseModel):
     """Structures and their labels, and the size of batches."""
 
     model_config = ConfigDict(extra="forbid")
 
     train: str = Field(description="structures to train on; bundled:NAME is one of the sets that come with molflt")
-    val: dict[str, str] = Field(
+    val: Annotated[dict[str, str], _given_as_text(lambda path: {"val": path})] = Field(
         min_length=1,
         description="validation splits by name, or one path; the first decides what is best and when to stop early",
     )
@@ -35,7 +41,7 @@ class DataConfig(BaseModel):
     unit: EnergyUnit = Field("eV", description="unit of the stored energies: eV, meV, kcal/mol, kJ/mol or Hartree")
     per: Per = Field("structure", description="whether stored energies are per structure or per atom")
     force_label: str | None = Field(None, description="name of the forces in the data; null: forces")
-    force_unit: ForceUnit | None = Field(
+    force_unit: Annotated[ForceUnit | None, BeforeValidator(parse_force_unit)] = Field(
         None, description="unit of the stored forces, as in Hartree/bohr; null: the unit of the energies per Ang"
     )
     pairs: bool = Field(
@@ -65,11 +71,6 @@ class DataConfig(BaseModel):
     )
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
-    @field_validator("val", mode="before")
-    @classmethod
-    def _one_split(cls, value: Any) -> Any:
-        return {"val": value} if isinstance(value, str) else value
-
     @field_validator("val")
     @classmethod
     def _split_names(cls, value: dict[str, str]) -> dict[str, str]:
@@ -77,11 +78,6 @@ class DataConfig(BaseModel):
             if not name or "/" in name or name == "train":
                 raise ValueError(f"'{name}' cannot name a validation split; choose another name, without '/'")
         return value
-
-    @field_validator("force_unit", mode="before")
-    @classmethod
-    def _written_out(cls, value: Any) -> Any:
-        return parse_force_unit(value)
 
     @field_validator("references")
     @classmethod
@@ -125,14 +121,9 @@ class InitConfig(BaseModel):
         description="model file, run directory or pretrained:NAME; keys of model that are not given are as in it; "
         "null: start from nothing",
     )
-    freeze: list[str] = Field(
+    freeze: Annotated[list[str], _given_as_text(lambda part: [part])] = Field(
         default_factory=list, description="parts that stay as they are, as in [embedding, layers.0]"
     )
-
-    @field_validator("freeze", mode="before")
-    @classmethod
-    def _one_part(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _nothing_to_freeze(self) -> InitConfig:

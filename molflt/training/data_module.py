@@ -225,7 +225,8 @@ class EnergyDataModule(lightning.LightningDataModule):
         self.training_set = read_training_set(training, kind, data.references)
         self.train_structures = training.usable
         self.warnings, self.notes = list(training.doubts), self.training_set.notes()
-        self.mad, self.val_structures = {}, {}
+        self.mad: dict[str, float] = {}
+        self.val_structures: dict[str, StructureDataset] = {}
         for name, screened in validation.items():
             self.mad[name], warnings = compare(screened, training, self.training_set, name, decides=not self.mad)
             self.val_structures[name] = screened.usable

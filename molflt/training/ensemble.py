@@ -83,34 +83,28 @@ def train_ensemble(
             f"its own, as in: molflt train CONFIG --out {run_dir / MEMBER}0 ensemble=1 seed={config.seed}"
         )
     with alone(run_dir, OCCUPIED):
-        return _train_members(config, run_dir, resume, say, callbacks)
-
-
-def _train_members(
-    config: TrainConfig, run_dir: Path, resume: bool, say: Callable[[str], None], callbacks: list[Callback] | None
-) -> Run:
-    config, _ = load_initial(config, lambda _: None)
-    check_run_dir(run_dir, config, resume)
-    write_config(run_dir, config)
-    results = []
-    for k, initial in enumerate(each_initial(config)):
-        say(f"member {k + 1} of {config.ensemble} ({MEMBER}{k}), seed {config.seed + k}")
-        member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
-        member.init = config.init.model_copy(update={"model": initial})
-        folder = run_dir / f"{MEMBER}{k}"
-        try:
-            results.append(single.train(member, folder, resume, say, callbacks))
-        except InputError:
-            if not results and not (folder / CONFIG).exists():
-                # Nothing has begun: a corrected command finds no run in its way.
-                (run_dir / CONFIG).unlink()
-            raise
-    name, path = next(iter(config.data.val.items()))
-    device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
-    data = config.data
-    found = evaluate(run_dir, path, device=device, max_atoms=data.max_atoms, options=data.reading())
-    metrics = found.metrics
-    singly = np.array([result.best for result in results])
-    say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
-    last = max(result.best_epoch for result in results)
-    return Run(run_dir, metrics.energy_mae, last, metrics.mad, found.force_mae, results[0].warnings)
+        config, _ = load_initial(config, lambda _: None)
+        check_run_dir(run_dir, config, resume)
+        write_config(run_dir, config)
+        results = []
+        for k, initial in enumerate(each_initial(config)):
+            say(f"member {k + 1} of {config.ensemble} ({MEMBER}{k}), seed {config.seed + k}")
+            member = config.model_copy(update={"ensemble": 1, "seed": config.seed + k})
+            member.init = config.init.model_copy(update={"model": initial})
+            folder = run_dir / f"{MEMBER}{k}"
+            try:
+                results.append(single.train(member, folder, resume, say, callbacks))
+            except InputError:
+                if not results and not (folder / CONFIG).exists():
+                    # Nothing has begun: a corrected command finds no run in its way.
+                    (run_dir / CONFIG).unlink()
+                raise
+        name, path = next(iter(config.data.val.items()))
+        device = "cpu" if config.trainer.accelerator == "cpu" else "auto"
+        data = config.data
+        found = evaluate(run_dir, path, device=device, max_atoms=data.max_atoms, options=data.reading())
+        metrics = found.metrics
+        singly = np.array([result.best for result in results])
+        say(f"{name}: mean of the members {metrics.energy_mae:.4f} eV, each alone {singly.mean():.4f} eV")
+        last = max(result.best_epoch for result in results)
+        return Run(run_dir, metrics.energy_mae, last, metrics.mad, found.force_mae, results[0].warnings)

@@ -28,14 +28,7 @@ if TYPE_CHECKING:
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Set by torchrun; by Lightning for the processes it starts; by hand for its nodes; by srun; by jsrun."""
-_LOST_PARTNER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "gloo",
-    "NCCL",
-    "Timed out waiting",
-)
+_LOST_PARTNER = re.compile("Connection (closed|reset) by peer|Broken pipe|gloo|NCCL|Timed out waiting")
 """Found in the error of a collective operation whose partner is gone."""
 _LOST_LOADER = re.compile("DataLoader worker .*(killed by signal|exited unexpectedly)")
 """Torch's error about a loader process that is gone, which has no type of its own."""
@@ -119,7 +112,7 @@ def losing_no_process(n_processes: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if n_processes > 1 and any(words in str(error) for words in _LOST_PARTNER):
+        if n_processes > 1 and _LOST_PARTNER.search(str(error)):
             raise ConnectionError(
                 f"another of the run's {n_processes} processes ended, so this one cannot go on"
             ) from error

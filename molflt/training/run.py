@@ -110,70 +110,63 @@ def train(
         ChildProcessError: a loader process was killed; the run can be resumed.
         KeyboardInterrupt: Ctrl-C; the run can be resumed.
     """
-    run_dir = Path(run_dir)
+    run_dir, callbacks, first = Path(run_dir), callbacks or [], is_first_process()
     n_processes = config.trainer.devices * config.trainer.num_nodes
-    with alone(run_dir, OCCUPIED) if is_first_process() else nullcontext(), losing_no_process(n_processes):
-        return _train(config, run_dir, resume, say, callbacks or [])
-
-
-def _train(
-    config: TrainConfig, run_dir: Path, resume: bool, say: Callable[[str], None], callbacks: list[Callback]
-) -> Run:
-    first = is_first_process()
-    say = say if first else lambda _: None
-    config, initial = load_initial(config, say)
-    if first:
-        check_run_dir(run_dir, config, resume)
-        clear_leftovers(run_dir)
-    checkpoint, damaged = find_checkpoint(run_dir) if resume else (None, [])
-    for path in damaged:
-        say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
-    _quiet_lightning()
-    lightning.seed_everything(config.seed, workers=True, verbose=False)
-    trainer = _trainer(config, run_dir, callbacks)
-    data = EnergyDataModule(config, connect(trainer.strategy))
-    model, metadata = _model(config, data, initial, say)
-    if checkpoint:
-        check_same_beginning(run_dir, metadata)
-    say(
-        f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
-        f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
-    )
-    if data.separation:
+    with alone(run_dir, OCCUPIED) if first else nullcontext(), losing_no_process(n_processes):
+        say = say if first else lambda _: None
+        config, initial = load_initial(config, say)
+        if first:
+            check_run_dir(run_dir, config, resume)
+            clear_leftovers(run_dir)
+        checkpoint, damaged = find_checkpoint(run_dir) if resume else (None, [])
+        for path in damaged:
+            say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
+        _quiet_lightning()
+        lightning.seed_everything(config.seed, workers=True, verbose=False)
+        trainer = _trainer(config, run_dir, callbacks)
+        data = EnergyDataModule(config, connect(trainer.strategy))
+        model, metadata = _model(config, data, initial, say)
+        if checkpoint:
+            check_same_beginning(run_dir, metadata)
         say(
-            f"for each of them {data.separation:g} compositions of distant ones, whose energies add up; "
-            "loss.separation=0 if they feel each other from afar"
+            f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
+            f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
         )
-    if config.loss.force_weight == "auto":
-        say(
-            f"loss.force_weight={data.training_set.force_weight('auto'):g}, for compositions and cells "
-            f"{'are all the same' if data.training_set.alike else 'differ'}"
-        )
-    split, mad = next(iter(data.mad.items()))
-    kind = config.trainer.best_by
-    if kind == "auto":
-        kind = "both" if data.forces else "energy"
-    score = Score(kind, split, mad, data.training_set.force_std)
-    recorder = RunRecorder(config.trainer, run_dir, metadata, data.mad, score, say)
-    # Before the checkpoints, which are last.
-    trainer.callbacks.insert(len(callbacks), recorder)  # type: ignore[attr-defined]
-    task = EnergyTask(config, model, list(data.val_structures), data.training_set)
-    _compile(config, task, say)
-    if first:
-        # Only now: a run that failed on its data leaves the directory free for the next try.
-        write_config(run_dir, config)
-        if skipped := write_skipped(run_dir, data.skipped):
-            say(skipped)
-        for line in (*data.notes, *(f"Warning: {warning}" for warning in data.warnings)):
-            say(line)
-    with interrupts(trainer), losing_no_loader(), _memory(task, config.data.max_atoms):
-        trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
-    if first:
-        recorder.check_models(LAST)
-    best = recorder.best
-    assert best is not None
-    mae, force_mae = best[f"{split}/energy_mae"], best.get(f"{split}/force_mae")
-    return Run(run_dir, mae, best["epoch"], mad, force_mae, data.warnings)
+        if data.separation:
+            say(
+                f"for each of them {data.separation:g} compositions of distant ones, whose energies add up; "
+                "loss.separation=0 if they feel each other from afar"
+            )
+        if config.loss.force_weight == "auto":
+            say(
+                f"loss.force_weight={data.training_set.force_weight('auto'):g}, for compositions and cells "
+                f"{'are all the same' if data.training_set.alike else 'differ'}"
+            )
+        split, mad = next(iter(data.mad.items()))
+        kind = config.trainer.best_by
+        if kind == "auto":
+            kind = "both" if data.forces else "energy"
+        score = Score(kind, split, mad, data.training_set.force_std)
+        recorder = RunRecorder(config.trainer, run_dir, metadata, data.mad, score, say)
+        # Before the checkpoints, which are last.
+        trainer.callbacks.insert(len(callbacks), recorder)  # type: ignore[attr-defined]
+        task = EnergyTask(config, model, list(data.val_structures), data.training_set)
+        _compile(config, task, say)
+        if first:
+            # Only now: a run that failed on its data leaves the directory free for the next try.
+            write_config(run_dir, config)
+            if skipped := write_skipped(run_dir, data.skipped):
+                say(skipped)
+            for line in (*data.notes, *(f"Warning: {warning}" for warning in data.warnings)):
+                say(line)
+        with interrupts(trainer), losing_no_loader(), _memory(task, config.data.max_atoms):
+            trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+        if first:
+            recorder.check_models(LAST)
+        best = recorder.best
+        assert best is not None
+        mae, force_mae = best[f"{split}/energy_mae"], best.get(f"{split}/force_mae")
+        return Run(run_dir, mae, best["epoch"], mad, force_mae, data.warnings)
 
 
 def _model(
