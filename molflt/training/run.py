@@ -248,48 +248,41 @@ def _memory(task: EnergyTask, max_atoms: int) -> Iterator[None]:
         ) from error
 
 
+_LIGHTNINGS = {"devices", "num_nodes", "precision", "max_epochs", "max_steps", "deterministic"}
+"""Keys of the configuration that Lightning's trainer has, too."""
+
+
 def _trainer(config: TrainConfig, run_dir: Path, callbacks: list[Callback]) -> lightning.Trainer:
     settings = config.trainer
-    checkpoints = ModelCheckpoint(
-        run_dir,
-        CHECKPOINT.removesuffix(".ckpt"),
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-        save_top_k=1,
-    )
+    name = CHECKPOINT.removesuffix(".ckpt")
+    checkpoints = ModelCheckpoint(run_dir, name, save_on_train_epoch_end=True, enable_version_counter=False)
     accelerator = _accelerator(settings.accelerator)
     available = torch.cuda.device_count() if accelerator == "cuda" else os.cpu_count() or 1
     if settings.devices > available:
         kind = "GPUs" if accelerator == "cuda" else "cores"
         raise InputError(f"trainer.devices={settings.devices}: this machine has {available} {kind}")
     several = settings.devices * settings.num_nodes > 1
-    loggers = [_logger(name, run_dir) for name in settings.loggers]
+    plugins, loggers = cluster_plugins(settings), [_logger(name, run_dir) for name in settings.loggers]
     try:
         return lightning.Trainer(
             # Buffers (statistics, frequencies) are the same everywhere and never change. Broadcasting them at every
             # forward pass would need as many validation batches on every rank.
             strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
-            plugins=[*cluster_plugins(settings), DurableCheckpoints()],
+            plugins=[*plugins, DurableCheckpoints()],
             default_root_dir=run_dir,
             accelerator=accelerator,
-            devices=settings.devices,
-            num_nodes=settings.num_nodes,
-            precision=settings.precision,
+            **settings.model_dump(include=_LIGHTNINGS),
             # Forces are derivatives, for which inference mode keeps no record.
             inference_mode=not config.loss.forces,
-            max_epochs=settings.max_epochs,
-            max_steps=settings.max_steps,
             check_val_every_n_epoch=settings.val_every,
             num_sanity_val_steps=0,
             gradient_clip_val=config.optimiser.clip_norm or None,
-            deterministic=settings.deterministic,
             reload_dataloaders_every_n_epochs=1,
             use_distributed_sampler=False,
             callbacks=[*callbacks, checkpoints],
             logger=loggers or False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            enable_checkpointing=True,
         )
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer: {str(error).splitlines()[0]}") from error
