@@ -63,7 +63,6 @@ class PreparedDataset(Dataset[Data]):
         self.n_atoms = np.asarray(structures.n_atoms)
         self.cached = int(self.n_atoms.sum()) <= CACHED_ATOMS
         self._cache: dict[int, Data] = {}
-        self._labelled: dict[int, Data] = {}
 
     def __len__(self) -> int:
         return len(self.structures)
@@ -78,16 +77,12 @@ class PreparedDataset(Dataset[Data]):
         return data
 
     def labelled(self, index: int) -> Data:
-        """A copy of a structure with the labels wanted."""
-        data = self._labelled.get(index)
-        if data is None:
-            data = copy.copy(self.structures[index])
-            for name in LABELS:
-                if name in data and name not in self.kept:
-                    del data[name]
-            if self.cached:
-                self._labelled[index] = data
-        return copy.copy(data)
+        """Copy a structure with the labels wanted."""
+        data = copy.copy(self.structures[index])
+        for name in LABELS:
+            if name in data and name not in self.kept:
+                del data[name]
+        return data
 
     def _moved(self, data: Data, index: int) -> Data:
         """The structure with the positions that the model is to see."""

@@ -20,6 +20,7 @@ from molflt.model.standardiser import Statistics, fit_statistics
 from molflt.prediction.members import load_member, load_members
 from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
+from molflt.training.data_module import EnergyDataModule
 from molflt.training.run_directory import differences
 from molflt.training.training_set import TrainingSet
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
@@ -76,8 +77,7 @@ def take_over(
     model: EnergyModel,
     initial: LoadedModel,
     config: TrainConfig,
-    found: TrainingSet,
-    structures: StructureDataset,
+    data: EnergyDataModule,
     device: torch.device,
     say: Callable[[str], None],
 ) -> tuple[Statistics, Origin]:
@@ -96,7 +96,8 @@ def take_over(
     """
     _check_fit(model, initial, config)
     _freeze(model, config.init.freeze)
-    statistics, before, after = _shifted(initial, found, structures, config, device)
+    found = data.training_set
+    statistics, before, after = _shifted(initial, found, data.train_structures, config, device)
     kept = statistics is not None
     taken, other_size, new, unused = _copy(model, initial.model, kept)
     names = [chemical_symbols[z] for z in found.elements if z not in initial.metadata.elements]

@@ -193,7 +193,7 @@ def _model(
     statistics, origin = found.statistics, None
     if initial is not None:
         device = torch.device(_accelerator(config.trainer.accelerator))
-        statistics, origin = take_over(model, initial, config, found, data.train_structures, device, say)
+        statistics, origin = take_over(model, initial, config, data, device, say)
     elif model_config.read_out == "contact":
         # A mean for each structure would be counted once, however large the adsorbate.
         statistics = replace(statistics, mean=0.0)
