@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from molflt.errors import InputError
-from molflt.training import prepared
+from molflt.training import data_module
 from molflt.training.data_module import NoisyDataset
 from molflt.training.run_directory import find_checkpoint, read_records
 from tests.training.runs import assert_same_run, environment, go, written
@@ -84,7 +84,7 @@ WORKERS = {"loss.noisy_nodes": True, "data.num_workers": 1}
 @pytest.mark.slow
 def test_worker_processes_change_nothing(make_config, tmp_path, monkeypatch):
     # Small sets are cached, and a cache needs no workers.
-    monkeypatch.setattr(prepared, "CACHED_ATOMS", 0)
+    monkeypatch.setattr(data_module, "CACHED_ATOMS", 0)
     for workers in (0, 1, 3):
         config = make_config(**{**WORKERS, "model.dropout": 0.2, "data.num_workers": workers})
         go(config, tmp_path / str(workers))
