@@ -1,4 +1,4 @@
-"""The former place of :mod:`molflt.simulate`, for one release."""
+"""Deprecated location of :mod:`molflt.simulate`, for one release."""
 
 import sys
 import warnings
