@@ -81,7 +81,7 @@ LABELS: tuple[str, ...] = (*TARGETS, "forces", "positions_relaxed")
 
 EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree"]
 Per = Literal["structure", "atom"]
-"""Whether an energy in the data is per structure or per atom."""
+"""Extent of an energy in the data: a structure or an atom."""
 Compile = Literal["off", "on", "auto"]
 """Compilation of the model; auto: on CUDA, if there is a C compiler and enough to do."""
 TagConvention = Literal["auto", "oc20", "layers"]

@@ -39,7 +39,7 @@ ADDITIVE = 0.02
 """eV."""
 
 Transformation = Callable[[Data, np.random.Generator], Data]
-"""Random rewriting of the same atoms."""
+"""Random change to the description of the same atoms."""
 
 
 def builtin_structures(elements: Collection[int]) -> tuple[list[Data], bool]:

@@ -128,7 +128,7 @@ def far_curves(model: EnergyModel) -> FarCurves | None:
     weights = torch.stack([layer.attention.rpe_weights for layer in layers]).double().cpu()
     basis = positions.rpe().double()
     distances = torch.linspace(0, min(3 * basis.widest, _MOST_DISTANCE), _N_POINTS, dtype=torch.float64)
-    # Up to where all transforms have fallen to a hundredth.
+    # Up to where all transforms have ended.
     xi = torch.linspace(0, float(basis.cutoffs(1e-2).max()), _N_POINTS, dtype=torch.float64)
     nodes = _waves(positions.method, basis)
     # Free weights belong to the frequencies, and there is no f that they estimate.
