@@ -296,7 +296,7 @@ def pwi_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
     atoms: Atoms = read_espresso_in(io.StringIO("\n".join(text)))
     if len(atoms) != len(labels):
         raise InputError(f"{where}: ATOMIC_POSITIONS has {len(labels)} lines, and ASE reads {len(atoms)} atoms")
-    # ASE takes those of Fe2 for Fe1 as well.
+    # ASE would apply those of Fe2 to Fe1 as well.
     atoms.set_initial_magnetic_moments([moments[label] for label in labels])
     if charge := system.get("tot_charge", 0.0):
         atoms.info["charge"] = charge

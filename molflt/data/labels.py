@@ -94,7 +94,7 @@ class LabelSpec(BaseModel):
         Args:
             fields: the structure's fields in the vocabulary, with labels under its names as stored; changed in place.
             find: finds a stored value by its name; None if there is none.
-            names: the stored names, for the message about a missing label.
+            names: all stored names, for the message about a missing label.
             where: file and record, for messages.
 
         Returns:
@@ -280,7 +280,7 @@ def checked_force_unit(text: str | None) -> ForceUnit | None:
     """Check the unit of forces named by a command or a caller.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: the unit is unknown.
     """
     unit = parse_force_unit(text)
     if unit is not None and unit not in FORCE_UNITS:

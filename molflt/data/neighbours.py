@@ -60,7 +60,7 @@ def neighbour_list(
         raise InputError(f"atoms {i} and {j} coincide (distance {distances[first]:.1e} Å); remove one of them")
     edge_index, shifts = pairs.T.astype(np.int64, order="C"), shifts.astype(np.int64)
     order = _order(edge_index, shifts, len(points))
-    # There are many edges, and translations by small numbers.
+    # Small integers save memory: there are many edges, and their translations are small.
     offsets = shifts.astype(np.int32).take(order, axis=0)
     return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(offsets)
 

@@ -33,7 +33,7 @@ class Symmetry:
     Attributes:
         operations: as x,y,z.
         hall: symbol.
-        name: Hermann-Mauguin symbol, perhaps with a setting behind a colon.
+        name: Hermann-Mauguin symbol, perhaps with a setting after a colon.
         number: in International Tables, 0 if there is none.
         setting: code of a coordinate system: b1, 2, r.
     """

@@ -192,7 +192,7 @@ def _run(header: str) -> dict[str, Any]:
 
 
 def _mark(atoms: Atoms, run: dict[str, Any], why: str) -> None:
-    """Attach the settings of the run to a frame, and the reason why it is no label."""
+    """Attach the settings of the run to a frame, and the reason why its results are no labels."""
     atoms.calc.parameters = {**atoms.calc.parameters, **run}
     if why:
         atoms.info[UNCONVERGED] = why

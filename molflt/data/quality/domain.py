@@ -3,20 +3,18 @@
 A structure is outside if one of its features does not occur, whatever the geometry
 (:mod:`molflt.data.quality.occurrence`):
 
-* it is of another kind: an isolated molecule, a surface with an adsorbate, a cell without an adsorbate, an adsorbate
+* it is of a new kind: an isolated molecule, a surface with an adsorbate, a cell without an adsorbate, an adsorbate
   without a surface;
-* it repeats along another number of axes, an element has another tag, or tags come together that never do;
-* its total charge does not occur, or it is a molecule with an odd number of electrons where all have an even one;
-* it is smaller or larger: fewer or more atoms than any isolated structure, fewer or more adsorbate atoms than any
-  surface carries;
-* its composition is no combination of those that occur (:mod:`molflt.data.quality.occurrence`).
+* its number of periodic axes, the tag of an element, or the combination of its tags does not occur;
+* its total charge does not occur, or it is a molecule with an odd number of electrons while all have an even one;
+* it is smaller or larger: fewer or more atoms than any isolated structure, or adsorbate atoms than on any surface;
+* its composition is not a combination of those that occur (:mod:`molflt.data.quality.occurrence`).
 
 The other part of the rule is geometric and needs a neighbour list. A structure is also outside if
 
-* two atoms are at a distance, short enough to matter to both, at which these two elements do not occur, within a
-  margin;
+* two near atoms are at a distance that does not occur, within a margin, for their elements;
 * an atom has more or fewer neighbours than any atom of its element;
-* a part lies further from the rest than any part of any structure, as when a molecule leaves a surface.
+* a part is further from the rest than any part of any structure, as when a molecule leaves a surface.
 
 The margin is found by cross-validation, for each pair of elements. Each of five parts of the training set is
 compared with the others; the margin is 1.5 times the 99.8th percentile over structures with such a pair, at least

@@ -1,4 +1,4 @@
-"""Reject structures with impossible extents or densities, before memory is taken for them.
+"""Reject structures with impossible extents or densities, before memory is allocated.
 
 The memory of a neighbour search depends on two numbers: a lattice vector of 0.01 Å makes millions of images of each
 atom, and a distance in the wrong unit makes a box too large for its grid.
