@@ -277,7 +277,7 @@ class UndampedConfig(ContentKeys, UndampedKeys):
 
 
 class ConcatConfig(UndampedKeys, KernelKeys):
-    """Algorithm 1 of the FLT paper as published: random directions, no local branch.
+    """Algorithm 1 of the FLT paper: random directions, no local branch, not invariant.
 
     It is neither rotation- nor translation-invariant.
     """

@@ -142,7 +142,7 @@ def _remainder(widest: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wider(positions: Tensor, charges: Tensor, total: Tensor, widest: Tensor) -> Tensor:
-    """Σ_j q_j Σ_t w_t (1 − r_ij²/2σ_t²) over all rungs wider than ``widest``, (n, n_channels) 1/Å."""
+    """Σ_j q_j Σ_t w_t (1 − r_ij²/2σ_t²) over rungs wider than ``widest``, (n, n_channels) 1/Å."""
     constant, quadratic = _remainder(widest)
     squared = positions.square().sum(dim=-1, keepdim=True)
     distances = squared * total + (squared * charges).sum(dim=-2, keepdim=True)

@@ -20,8 +20,8 @@ NODES = 6
 cube; with this number spreading and waves cost about the same."""
 
 COARSEST = 1.05
-"""Largest spacing of a held grid, relative to the one that its tolerance asks for, before a new grid is made. The error
-grows with the seventh power of the spacing and stays below the stated ε, of which it uses two thirds."""
+"""Largest spacing of a held grid, relative to the one that its tolerance asks for, before a new grid is made. The
+error grows with the seventh power of the spacing and stays below the stated ε, of which it uses two thirds."""
 LARGEST = 2.0
 """Most grid points of a held grid, relative to one along the present axes, when its structure has rotated or an atom
 has left it, before a new grid is made."""
@@ -91,7 +91,9 @@ class Octave(Movable):
 
 @dataclass(frozen=True)
 class OnGrid(Movable):
-    """Atoms on a grid. Axes are those of the cell; k are the wave numbers of all octaves, axis after axis.
+    """Atoms on a grid.
+
+    Axes are those of the cell; k are the wave numbers of all octaves, axis after axis.
 
     Attributes:
         grid: its placement.

@@ -141,7 +141,7 @@ def half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
 
 
 _MOST_TRIED = 1 << 24
-"""Most wave vectors that are tried; each takes about a hundred bytes. A cell with a million atoms has half as many."""
+"""Most wave vectors that are tried; each takes some hundred bytes. A cell with a million atoms has half as many."""
 
 
 def longest_wave(cell: np.ndarray) -> float:

@@ -113,7 +113,7 @@ class GaussianRPE(nn.Module):
 
 
 class GaussianBasis:
-    """The functions n_t sinc(κ_t r) exp(−r²/2ρ_t²) for all t, in real space and in reciprocal space.
+    """The functions n_t sinc(κ_t r) exp(−r²/2ρ_t²) for all t, in real and reciprocal space.
 
     Attributes:
         widths: ρ_t, (n_basis,) Å.
@@ -210,8 +210,9 @@ class GaussianBasis:
 def equal_widths(kappa: Tensor, widths: Tensor) -> Tensor:
     """The widths of the Gaussians that need the same grid as given waves, Å.
 
-    Splines of order six miss a wave by the sixth power of its wave number along each axis. The mean of that power
-    over a basis function's spectrum is −∂⁶b/∂x⁶ at zero, 15/σ⁶ for a Gaussian and κ⁶/7 + 3κ⁴/ρ² + 15κ²/ρ⁴ + 15/ρ⁶ for a wave.
+    The error of splines of order six for a wave grows with the sixth power of its wave number along each axis. The
+    mean of that power over the spectrum of a basis function is −∂⁶b/∂x⁶ at zero: 15/σ⁶ for a Gaussian and
+    κ⁶/7 + 3κ⁴/ρ² + 15κ²/ρ⁴ + 15/ρ⁶ for a wave.
 
     Args:
         kappa: κ, rad/Å.

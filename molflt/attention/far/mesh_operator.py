@@ -60,7 +60,7 @@ def _signed(filters: Tensor, axes: Axes) -> Tensor:
 
 
 def exchanged(axes: Axes) -> list[int]:
-    """The dimensions of cosine and sine of some axes in (K_x + 1, 2, K_y + 1, 2, K_z + 1, 2, ...)."""
+    """Dimensions of cosine and sine of some axes in (K_x + 1, 2, K_y + 1, 2, K_z + 1, 2, ...)."""
     return [2 * axis + 1 for axis in axes]
 
 
@@ -85,9 +85,10 @@ class MeshOperator:
     bands: list[Band]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Σ_j f̂_h(Δ_ij) v_jh: weights (n_weights, n_heads), values (n, n_heads, c) → (n, n_heads, c).
+        """Σ_j f̂_h(Δ_ij) v_jh.
 
-        A bounded number of channels is carried at a time.
+        Weights (n_weights, n_heads), values (n, n_heads, c) → (n, n_heads, c). A bounded number of channels is
+        carried at a time.
         """
         _, n_heads, n_channels = values.shape
         step = channels_at_once(self.n_planes, [[len(m) for m in band.matrices] for band in self.bands])
@@ -172,7 +173,10 @@ class OnMesh:
         return place_rows(_joined(found, dim=0), _joined(self.atoms, dim=0), values.shape[1])[None]
 
     def matrix(self, weights: Tensor) -> Tensor:
-        """See :class:`FarField`. It applies the operator to unit vectors, for comparison and not for use."""
+        """See :class:`FarField`.
+
+        The operator is applied to unit vectors, which serves comparisons only.
+        """
         n = sum(map(len, self.atoms))
         unit = torch.eye(n, dtype=weights.dtype, device=weights.device)[:, None].expand(-1, weights.shape[1], -1)
         return self(weights, unit[None]).permute(2, 0, 1, 3)

@@ -28,7 +28,7 @@ SCALE_MARGIN = 2.0
 
 
 class UndampedMethod(FarMethod):
-    """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or Σ_k a_k sinc(2π|ξ_k||Δ|) with the direction integrated out.
+    """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or Σ_k a_k sinc(2π|ξ_k||Δ|) averaged over directions.
 
     The frequencies are ξ_k = μ_k + s_k ε_k. The ε_k ~ N(0, I) are drawn once and saved with the model, the s_k are
     learnable, the μ_k zero or learnable ("learnable means and variances", FLT appendix A.4 and B.3). In
@@ -151,7 +151,7 @@ class UndampedMethod(FarMethod):
 
 
 def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:
-    """ε_k, (n_frequencies, 3) float64: draws of N(0, I), or their directions with stratified lengths."""
+    """ε_k, (n_frequencies, 3) float64: draws of N(0, I), perhaps with stratified lengths."""
     generator = torch.Generator().manual_seed(seed)
     # Models are built on the meta device too, and quantiles need numbers.
     with generator.device:

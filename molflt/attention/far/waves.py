@@ -1,4 +1,4 @@
-"""The far field over waves: Poisson summation over the reciprocal lattice (DESIGN §3, item 5)."""
+"""Far field over waves: Poisson summation over the reciprocal lattice (DESIGN §3, item 5)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def on_waves(
 def padded(
     positions: Tensor, there: Tensor | None, directions: Tensor, cell: Tensor, padding: float | Tensor
 ) -> Tensor:
-    """Cells with artificial vectors along the open directions, smooth functions of the positions.
+    """Cells with artificial vectors along open directions, smooth functions of the positions.
 
     Args:
         positions: (n_structures, n_max, 3) Å.

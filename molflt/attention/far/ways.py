@@ -313,7 +313,7 @@ def n_rungs(widest: float) -> int:
 DIAMETERS = 16
 """Width of the widest rung that an open structure sums, in its diameters."""
 _NOTHING_BUT_MEAN = 1.4
-"""exp(−2π²x²) is 1e-17: the transform, at the longest wave of a lattice, of a Gaussian x times as wide as the wave."""
+"""exp(−2π²x²) is 1e-17: the transform, at the longest wave of a lattice, of a Gaussian x times as wide."""
 
 
 def similar(sizes: Sequence[int], others: Sequence[float]) -> list[list[int]]:
