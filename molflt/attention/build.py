@@ -83,9 +83,8 @@ def build_kernel(
 ) -> Kernel:
     """Build the kernel called ``name``.
 
-    Names are "elu", "relu", "lara", or a component function and a weight matrix, as in "posrf-orf".
-    ``dim`` is c, the width of queries and keys; "elu" and "lara" need no m, ``n_features``, and "lara" alone needs C,
-    ``n_landmarks``.
+    Names are "elu", "relu", "lara", or a component function and a weight matrix, as in "posrf-orf". ``dim`` is c, the
+    width of queries and keys; "elu" and "lara" need no m, ``n_features``, and "lara" alone needs C, ``n_landmarks``.
 
     Raises:
         InputError: there is no kernel of that name.
@@ -163,4 +162,4 @@ def build_rpe(config: FarFieldKeys, spectrum: SpectrumName = "gaussians", seed: 
 
 
 FAR_SHARE = 4
-"""By default the far field carries one in this many channels; with random features, as in the paper, all."""
+"""Default number of channels for each that the far field carries; with random features, as in the paper, one."""

@@ -12,7 +12,7 @@ from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions,
 
 
 class ContentAttention(AttentionLayer[Context, None]):
-    """Projections and heads around a mechanism that sees no positions.
+    """Projections and heads around a mechanism that ignores positions.
 
     Args:
         dim: width of the model.

@@ -39,7 +39,7 @@ Fr 0.70 Ra 0.90 Ac 1.10 Th 1.30 Pa 1.50 U 1.38 Np 1.36 Pu 1.28
 
 
 def group_and_period(atomic_number: int) -> tuple[int, int]:
-    """Group, 1 to 18, and period, 1 to 7; similar lanthanides and actinides are in group 3.
+    """Group, 1 to 18, and period, 1 to 7; lanthanides and actinides count as group 3.
 
     Args:
         atomic_number: Z, 1 to 118.

@@ -80,8 +80,8 @@ class MolFLTCalculator(Calculator):
         model: the model in use; a given one is not changed.
         energy_std: eV, of the last calculation: the bound of 68 % of the errors if the model's file states it; else
             the standard deviation over the members of an ensemble (n − 1 in the denominator), or None for one model.
-            It says nothing about structures outside the model's domain, for which the calculator gives warnings.
-            In ``results`` it would break ASE's writers.
+            It says nothing about structures outside the model's domain, for which the calculator gives warnings. In
+            ``results`` it would break ASE's writers.
         forces_std: (n_atoms, 3) eV/Å, the standard deviation over the members of an ensemble, of every component of
             the forces; None for one model, or where they were not computed.
 

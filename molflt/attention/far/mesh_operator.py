@@ -18,7 +18,7 @@ Axes = tuple[int, int] | tuple[()]
 
 @dataclass
 class Band:
-    """Some basis functions of f on waves of their own.
+    """Part of the basis of f on waves of its own.
 
     The waves are cos(2πkτj) and sin(2πkτj) for k = 0 ... K at the planes j.
 
