@@ -30,11 +30,7 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
 
 
 def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
-    """Refuse a model whose far field or feature map is not implemented here.
-
-    Raises:
-        InputError: the model cannot be exported; the message says what can be.
-    """
+    """Raise InputError for a model whose far field or feature map is not implemented here."""
     config, kernels = model.config.attention, [m for m in model.modules() if isinstance(m, RandomFeatureKernel)]
     own = isinstance(config, FourierConfig | LocalConfig) and all(kernel.component is positive for kernel in kernels)
     if not own:
@@ -204,11 +200,7 @@ class _Layer(nn.Module):
 
 
 class ScriptedEnergy(nn.Module):
-    """The energy of one structure, atom by atom, by a model whose weights are shared.
-
-    Raises:
-        InputError: the model cannot be exported.
-    """
+    """The energy of one structure, atom by atom, by a model whose weights are shared."""
 
     __constants__ = ("has_far",)
 
@@ -249,10 +241,7 @@ class ScriptedEnergy(nn.Module):
         edge_index: Tensor,
         cell_offsets: Tensor,
     ) -> Tensor:
-        """(n_atoms,) eV, float64: each atom's term of the energy, without the mean.
-
-        See :class:`ScriptedMean`.
-        """
+        """(n_atoms,) eV, float64: terms of the energy without mean. See :class:`ScriptedMean`."""
         dtype, n, z = self.factor.dtype, positions.shape[0], atomic_numbers.to(torch.int64)
         positions, cell = positions.to(torch.float64), cell.to(torch.float64)
         positions = positions - positions.mean(dim=0)

@@ -124,10 +124,7 @@ class Groups(Movable):
 
 
 def grouped(groups: tuple[Group, ...], starts: np.ndarray) -> Groups:
-    """Add the places of the atoms to groups.
-
-    ``starts``: (n_structures + 1,) where the atoms of each structure begin.
-    """
+    """Add the places of atoms to groups; ``starts``: (n_structures + 1,) first atom of each."""
     slot, first = np.empty(starts[-1], dtype=np.int64), 0
     for group in groups:
         for b, size in zip(group.structures, group.sizes, strict=True):
@@ -189,10 +186,7 @@ class FarPlan:
         )
 
     def groups(self, structures: Sequence[Structure], skin: float = 0.0) -> tuple[Group, ...]:
-        """Group the structures of a batch by way, each in one group.
-
-        The groups remain valid while atoms move by up to ``skin`` Å.
-        """
+        """Group the structures of a batch by way, valid while atoms move up to ``skin`` Å."""
         # Sums over images are kept apart from those over pairs alone.
         kinds = [
             (self.held[b][0] if self.held else self.way_of(one), bool(one.pbc.any()))
@@ -343,10 +337,7 @@ WORTH_A_GROUP = 0.75
 
 
 def _filled(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Pad rows of each structure, (n_b, 3), with zeros to (n_structures, n, 3).
-
-    The second tensor marks the rows that are not padding.
-    """
+    """Pad rows (n_b, 3) with zeros to (n_structures, n, 3), and return a mask of the rows."""
     integers = np.zeros((len(rows), max(map(len, rows)), 3))
     exists = np.zeros(integers.shape[:2])
     for k, some in enumerate(rows):
