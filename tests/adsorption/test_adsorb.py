@@ -2,7 +2,6 @@
 
 import csv
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from molflt.adsorption.placing import METALS, guesses, surface
 from molflt.data.quality.domain import DomainFit
 from molflt.errors import InputWarning
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, load_model, save_model
+from molflt.model.model_file import load_model, save_model
 from molflt.report.figures import draw_adsorption, figure
 
 ELEMENTS = sorted({1, 6, 7, 8, *(int(surface(metal).atoms.numbers[0]) for metal in METALS)})
@@ -29,8 +28,8 @@ def bars_of(results):
 
 
 @pytest.fixture
-def make_untrained(loaded: LoadedModel, tmp_path: Path):
-    def make(seed: int = 0, **changes) -> Path:
+def make_untrained(loaded, tmp_path):
+    def make(seed=0, **changes):
         torch.manual_seed(seed)
         changes = {"target": "y_relaxed", "elements": ELEMENTS, "seed": seed, "domain": None, **changes}
         metadata = loaded.metadata.model_copy(update=changes)
@@ -47,7 +46,7 @@ def make_untrained(loaded: LoadedModel, tmp_path: Path):
 
 
 @pytest.fixture
-def untrained(make_untrained) -> Path:
+def untrained(make_untrained):
     return make_untrained()
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.data import covalent_radii
 from ase.geometry import get_distances
 from ase.neighborlist import neighbor_list
@@ -19,7 +18,7 @@ LONG = "OC[C@H](N)CC(=O)OC"
 """Two functional groups, chiral, many conformers."""
 
 
-def contacts(atoms: Atoms) -> tuple[float, float]:
+def contacts(atoms):
     """The closest contact with the metal in sums of covalent radii, and Å to the closest image of the adsorbate."""
     i, j, distance, shift = neighbor_list("ijdS", atoms, 4.0)
     tags = atoms.get_tags()
@@ -72,7 +71,7 @@ def test_a_molecule_stays_what_it_is():
     assert len(used) == len(conformers)
 
 
-def _rotation(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+def _rotation(before, after):
     """The linear map of one to the other, which is a rotation or a reflection if the motion is rigid."""
     x, y = before - before.mean(axis=0), after - after.mean(axis=0)
     matrix = np.linalg.lstsq(x, y, rcond=None)[0]
@@ -105,7 +104,7 @@ def test_quantiles_are_those_of_the_set():
         assert np.quantile(drawn[:, k], [0.25, 0.5, 0.75]) == pytest.approx(quantiles[1:4], abs=6)
 
 
-def _angles(positions: np.ndarray) -> tuple[float, float]:
+def _angles(positions):
     """Elevation and roll in degrees, from the principal axes."""
     axes = np.linalg.svd(positions - positions.mean(axis=0))[2]
     elevation = np.arcsin(min(1.0, abs(axes[0, 2])))

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from ase.geometry import get_distances
 
-from molflt.adsorption.placing import METALS, Surface, surface
+from molflt.adsorption.placing import METALS, surface
 from molflt.data.ase import to_atoms
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.errors import InputError
 from molflt.files import resolve_path
 
 
-def around(one: Surface, place: np.ndarray, layer: int) -> np.ndarray:
+def around(one, place, layer):
     """Sorted distances along the surface from a place to the twelve atoms of a layer, 0 the top one."""
     atoms = one.atoms[np.argsort(one.atoms.positions[:, 2])[::-1][12 * layer : 12 * layer + 12]]
     flat = atoms.positions * [1, 1, 0]

@@ -1,7 +1,5 @@
 """``molflt check-invariance`` on the tiny trained model."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

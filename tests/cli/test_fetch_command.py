@@ -1,36 +1,30 @@
 """``molflt fetch`` as a command."""
 
-from __future__ import annotations
-
 import lzma
 import shlex
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from molflt.data.fetch import catalogue, download, obtain
-from tests.data.fetch_server import SPLITS, Server, archive_of, good_tar, serving, tar_of
+from tests.data.fetch_server import SPLITS, archive_of, good_tar, serving, tar_of
 from tests.training.runs import with_forces
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch):
     with serving(good_tar()) as owner:
         serve(owner, monkeypatch)
         yield owner
 
 
-def serve(owner: Server, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+def serve(owner, monkeypatch, **changes):
     """Put what the server holds into the catalogue."""
     monkeypatch.setitem(catalogue.ARCHIVES, "oc20-is2re", archive_of(owner.content, owner.url, **changes))
 
 
 @pytest.mark.parametrize("arguments", [[], ["--list"], ["oc20-is2re", "--list"]])
-def test_list(arguments: list[str], molflt: Run) -> None:
+def test_list(arguments, molflt):
     """The real catalogue."""
     result = molflt("fetch", *arguments)
     assert result.status == 0
@@ -42,7 +36,7 @@ def test_list(arguments: list[str], molflt: Run) -> None:
         assert f"{size} to download" in result.out
 
 
-def test_one_split_only(server: Server, molflt: Run, tmp_path: Path) -> None:
+def test_one_split_only(server, molflt, tmp_path):
     """The archive is one, so all of it is fetched, but the others take no room and are not missed."""
     dry = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "10k", "--dry-run")
     assert f"{60_000 / 5 / 1024:.1f} KiB in " in dry.out
@@ -63,9 +57,7 @@ def test_one_split_only(server: Server, molflt: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_energies_and_forces(
-    server: Server, molflt: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_energies_and_forces(server, molflt, tiny_data, tmp_path, monkeypatch):
     """A plain tar of compressed extxyz, as S2EF's training and validation sets are; the printed commands run."""
     files = [Path(with_forces(tiny_data / f"{name}.lmdb", tmp_path / f"{name}.extxyz")) for name in ("val", "other")]
     members = [
@@ -95,9 +87,7 @@ def test_energies_and_forces(
     assert "force_mae" in Path("runs/s2ef/metrics.csv").read_text(encoding="utf-8")
 
 
-def test_from_download_to_training(
-    server: Server, molflt: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_download_to_training(server, molflt, tiny_data, tmp_path, monkeypatch):
     """The commands that are printed run as they stand."""
     files = [(f"is2res/data/is2re/{split}/data.lmdb", (tiny_data / "other.lmdb").read_bytes()) for split in SPLITS]
     server.content = tar_of(*files)
@@ -123,7 +113,7 @@ def test_from_download_to_training(
     assert len(server.requests) == 1
 
 
-def test_dry_run(server: Server, molflt: Run, tmp_path: Path) -> None:
+def test_dry_run(server, molflt, tmp_path):
     result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new", "--dry-run")
     assert result.status == 0
     assert "download   " in result.out
@@ -132,7 +122,7 @@ def test_dry_run(server: Server, molflt: Run, tmp_path: Path) -> None:
     assert not server.requests
 
 
-def test_no_space(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space(server, molflt, tmp_path, monkeypatch):
     serve(server, monkeypatch, unpacked=1 << 60)
     result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new")
     assert result.status == 2
@@ -143,7 +133,7 @@ def test_no_space(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pyte
     assert dry.out.endswith("It does not fit.\n")
 
 
-def test_mistakes(server: Server, molflt: Run, tmp_path: Path) -> None:
+def test_mistakes(server, molflt, tmp_path):
     for arguments, message in (
         (["oc22", "--to", tmp_path], "there is no data set 'oc22' to fetch; choose one of oc20-is2re"),
         (["oc20-is2re"], "where to? Give a folder, as in 'molflt fetch oc20-is2re --to oc20-is2re'"),
@@ -159,8 +149,8 @@ def test_mistakes(server: Server, molflt: Run, tmp_path: Path) -> None:
         assert "Traceback" not in result.err
 
 
-def test_interruption(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*arguments: Any) -> None:
+def test_interruption(server, molflt, tmp_path, monkeypatch):
+    def stop(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(download, "_BLOCK", 1000)
@@ -175,7 +165,7 @@ def test_interruption(server: Server, molflt: Run, tmp_path: Path, monkeypatch: 
     assert server.asked == [None, "bytes=2000-"]
 
 
-def test_the_network_fails(server: Server, molflt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_fails(server, molflt, tmp_path, monkeypatch):
     monkeypatch.setattr(obtain.obtain, "__defaults__", (lambda seconds: None,))
     server.replies = [lambda handler: handler.answer(503, {})] * 20
     result = molflt("fetch", "oc20-is2re", "--to", tmp_path)
@@ -184,7 +174,7 @@ def test_the_network_fails(server: Server, molflt: Run, tmp_path: Path, monkeypa
     assert "run the same command again to go on" in result.err
 
 
-def test_an_emoji_in_a_path_is_a_path(server: Server, molflt: Run, tmp_path: Path) -> None:
+def test_an_emoji_in_a_path_is_a_path(server, molflt, tmp_path):
     """Here of an archive from a mirror, that is kept."""
     folder, mirror = tmp_path / ":smile:", f"{server.address}/mirror/x.tgz"
     result = molflt("fetch", "oc20-is2re", "--to", folder, "--url", mirror, "--keep-archive")

@@ -4,16 +4,13 @@ The room is a limit on the size of files, which the system enforces as it enforc
 errors differ in their number only.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,17 +18,15 @@ from molflt.cli.terminal import system_error
 from molflt.data.fetch import catalogue
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.prediction.shards import read_shard
-from molflt.training.config import TrainConfig
 from tests.data.fetch_server import archive_of, good_tar
 from tests.training.runs import QUICK, assert_same_run, written
 
 resource = pytest.importorskip("resource", reason="no limits on the size of files")
-Run = Callable[..., Any]
 Room = Callable[[int], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+def room(monkeypatch):
     """Room for so many bytes in each file, within ``with``. Python ignores the signal, so that writes fail."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # What is imported here for the first time would leave half of its bytecode behind.
@@ -39,7 +34,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
     @contextmanager
-    def limited(n_bytes: int) -> Iterator[None]:
+    def limited(n_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
         try:
             yield
@@ -50,7 +45,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def assert_refused(result: Any, name: str, remedy: str = "raise the limit on the size of files") -> None:
+def assert_refused(result, name, remedy="raise the limit on the size of files"):
     assert result.status == 1, result
     lines = result.err.strip().splitlines()
     assert len(lines) == 1, result
@@ -63,15 +58,7 @@ def assert_refused(result: Any, name: str, remedy: str = "raise the limit on the
 @pytest.mark.parametrize(
     ("file", "more"), [("last.safetensors", -300), pytest.param("last.ckpt", 1000, marks=pytest.mark.slow)]
 )
-def test_train(
-    file: str,
-    more: int,
-    molflt: Run,
-    room: Room,
-    make_config: Callable[..., TrainConfig],
-    tiny_run: Path,
-    tmp_path: Path,
-) -> None:
+def test_train(file, more, molflt, room, make_config, tiny_run, tmp_path):
     config, run_dir = written(make_config(), tmp_path), tmp_path / "run"
     command = ("train", config, "--out", run_dir, "--no-report")
     with room((tiny_run / "last.safetensors").stat().st_size + more):
@@ -84,7 +71,7 @@ def test_train(
     assert_same_run(run_dir, tiny_run)
 
 
-def test_convert(molflt: Run, room: Room, tiny_data: Path, tmp_path: Path) -> None:
+def test_convert(molflt, room, tiny_data, tmp_path):
     out = tmp_path / "out.lmdb"
     assert molflt("convert", tiny_data / "other.lmdb", out).status == 0
     before = out.read_bytes()
@@ -101,7 +88,7 @@ def test_convert(molflt: Run, room: Room, tiny_data: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".extxyz", ".npz"])
-def test_predict(suffix: str, molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_predict(suffix, molflt, room, model_path, tiny_data, tmp_path):
     out = tmp_path / f"out{suffix}"
     out.write_text("old", encoding="utf-8")
     with room(100):
@@ -110,7 +97,7 @@ def test_predict(suffix: str, molflt: Run, room: Room, model_path: Path, tiny_da
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
-def test_predict_a_shard(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_predict_a_shard(molflt, room, model_path, tiny_data, tmp_path):
     options = ("--shard", "1/1", "--max-atoms", 24)
     whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
     assert molflt("predict", model_path, tiny_data / "val.lmdb", "-o", whole, *options).status == 0
@@ -125,7 +112,7 @@ def test_predict_a_shard(molflt: Run, room: Room, model_path: Path, tiny_data: P
     assert path.read_bytes() == reference
 
 
-def test_report(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_report(molflt, room, model_path, tiny_data, tmp_path):
     report = tmp_path / "report.html"
     report.write_text("old", encoding="utf-8")
     with room(500_000):
@@ -135,7 +122,7 @@ def test_report(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_fetch(molflt: Run, room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch(molflt, room, tmp_path, monkeypatch):
     content = good_tar()
     (tmp_path / "a.tar.gz").write_bytes(content)
     monkeypatch.setitem(catalogue.ARCHIVES, "oc20-is2re", archive_of(content, "https://example.org/a.tar.gz"))
@@ -150,20 +137,13 @@ def test_fetch(molflt: Run, room: Room, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("command", ["train", "convert", "predict", "merge", "evaluate", "fetch"])
-def test_a_file_in_place_of_a_folder(
-    command: str,
-    molflt: Run,
-    model_path: Path,
-    tiny_data: Path,
-    make_config: Callable[..., TrainConfig],
-    tmp_path: Path,
-) -> None:
+def test_a_file_in_place_of_a_folder(command, molflt, model_path, tiny_data, make_config, tmp_path):
     """As root every folder can be written to; a path through a file leads nowhere for root as well."""
     blocked, data = tmp_path / "blocked", tiny_data / "other.lmdb"
     blocked.write_text("my work", encoding="utf-8")
     if command == "merge":
         assert molflt("predict", model_path, data, "-o", tmp_path / "o.csv", "--shard", "1/1").status == 0
-    arguments: dict[str, tuple[Any, ...]] = {
+    arguments = {
         "train": (written(make_config(**QUICK), tmp_path), "--out", blocked / "run", "--no-report"),
         "convert": (data, blocked / "o.lmdb"),
         "predict": (model_path, data, "-o", blocked / "o.csv"),
@@ -180,7 +160,7 @@ def test_a_file_in_place_of_a_folder(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_standard_output_on_a_full_disk() -> None:
+def test_standard_output_on_a_full_disk():
     with open("/dev/full", "w", encoding="utf-8") as full:
         result = subprocess.run(
             [sys.executable, "-m", "molflt.cli.main", "config", "tiny"],
@@ -207,13 +187,13 @@ def test_standard_output_on_a_full_disk() -> None:
         (errno.ENOTDIR, "choose another place"),
     ],
 )
-def test_every_refusal_has_its_remedy(code: int, remedy: str) -> None:
+def test_every_refusal_has_its_remedy(code, remedy):
     text = system_error(OSError(code, os.strerror(code), "/data/run/last.ckpt"))
     assert text.startswith(f"/data/run/last.ckpt: {os.strerror(code)}; ")
     assert remedy in text
 
 
-def test_an_error_without_a_number_is_said_as_it_is() -> None:
+def test_an_error_without_a_number_is_said_as_it_is():
     error = OSError("the server is gone")
     error.add_note("try again")
     assert system_error(error) == "the server is gone; try again"

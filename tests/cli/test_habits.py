@@ -1,16 +1,12 @@
 """What people expect of any command: quiet, verbose, colours, pipes, exit status, completion."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ase.io
 import pytest
@@ -18,27 +14,25 @@ from ase.build import molecule
 
 from molflt.cli import terminal
 from molflt.cli.terminal import Verbosity
-from molflt.data.dataset import StructureDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.record import to_record
 
-Run = Callable[..., Any]
 MOLFLT = [sys.executable, "-m", "molflt.cli.main"]
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Any:
+def _as_it_was():
     yield
     Verbosity.set(quiet=False, verbose=False)
 
 
 @pytest.fixture
-def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def piped(monkeypatch):
     """Put a text on standard input."""
     return lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 
-def test_quiet_prints_results_and_errors_only(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+def test_quiet_prints_results_and_errors_only(molflt, model_path, tmp_path):
     loud = molflt("predict", model_path, "O", "-o", tmp_path / "a.csv")
     quiet = molflt("--quiet", "predict", model_path, "O", "-o", tmp_path / "b.csv")
     assert loud.out
@@ -50,7 +44,7 @@ def test_quiet_prints_results_and_errors_only(molflt: Run, model_path: Path, tmp
     assert "no such file" in failed.err
 
 
-def test_what_was_computed_is_said(molflt: Run, model_path: Path) -> None:
+def test_what_was_computed_is_said(molflt, model_path):
     found = molflt("predict", model_path, "CCO", "molecule:CO", "O=C=S=O", "--json")
     records = [json.loads(line) for line in found.out.splitlines()]
     assert [record["formula"] for record in records] == ["C2H6O", "CO", "CO2S"]
@@ -60,7 +54,7 @@ def test_what_was_computed_is_said(molflt: Run, model_path: Path) -> None:
     assert (refused.status, refused.err.count("\n")) == (2, 1)
 
 
-def test_flags_take_no_value_and_may_stand_after_the_command(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+def test_flags_take_no_value_and_may_stand_after_the_command(molflt, model_path, tmp_path):
     for command in ([], ["evaluate"], ["check-invariance"]):
         assert "bool" not in molflt(*command, "--help").out
     quiet = molflt("predict", model_path, "O", "-o", tmp_path / "a.csv", "--quiet")
@@ -72,7 +66,7 @@ def test_flags_take_no_value_and_may_stand_after_the_command(molflt: Run, model_
     assert "'-q' is no file or folder" in molflt("predict", model_path, "--", "-q").err
 
 
-def test_verbose_shows_where_an_error_arose(molflt: Run, model_path: Path) -> None:
+def test_verbose_shows_where_an_error_arose(molflt, model_path):
     plain = molflt("predict", "nowhere.safetensors", "O")
     assert "Traceback" not in plain.err
     verbose = molflt("--verbose", "predict", "nowhere.safetensors", "O")
@@ -83,7 +77,7 @@ def test_verbose_shows_where_an_error_arose(molflt: Run, model_path: Path) -> No
     assert molflt("-q", "-v", "info", model_path).status == 2
 
 
-def test_standard_input(molflt: Run, model_path: Path, piped: Callable[[str], None], tmp_path: Path) -> None:
+def test_standard_input(molflt, model_path, piped, tmp_path):
     """SMILES, structures in a file's format, nothing, and a line that is neither."""
     expected = [line.split()[0] for line in molflt("predict", model_path, "O", "OC").out.splitlines()]
     piped("O\nCO methanol\n")
@@ -106,9 +100,7 @@ def test_standard_input(molflt: Run, model_path: Path, piped: Callable[[str], No
         assert message in result.err
 
 
-def test_a_configuration_on_standard_input(
-    molflt: Run, piped: Callable[[str], None], tmp_path: Path, tiny_data: Path
-) -> None:
+def test_a_configuration_on_standard_input(molflt, piped, tmp_path, tiny_data):
     piped(molflt("config", "tiny").out)
     other = tiny_data / "other.lmdb"
     small = ("trainer.max_epochs=1", "model.dim=16", "model.n_layers=1")
@@ -118,12 +110,12 @@ def test_a_configuration_on_standard_input(
     assert result.status == 0, result
 
 
-def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_no_nan(capsys):
     terminal.answer_json({"a": math.nan, "b": [1.5, {"c": math.inf}], "d": "nan"})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, {"c": None}], "d": "nan"}
 
 
-def test_no_colour_and_the_exit_status_of_the_real_command() -> None:
+def test_no_colour_and_the_exit_status_of_the_real_command():
     clean = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
     for name, value, arguments, status in (
         ("NO_COLOR", "1", ["--help"], 0),
@@ -138,7 +130,7 @@ def test_no_colour_and_the_exit_status_of_the_real_command() -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_what_the_help_says_of_all_commands(molflt: Run) -> None:
+def test_what_the_help_says_of_all_commands(molflt):
     help_text = " ".join(molflt("--help").out.split())
     for text in ("--install-completion", "Exit status", "NO_COLOR"):
         assert text in help_text
@@ -149,7 +141,7 @@ def test_what_the_help_says_of_all_commands(molflt: Run) -> None:
 
 
 @pytest.mark.parametrize("command", [pytest.param("predict", marks=pytest.mark.slow), "config"])
-def test_broken_pipe(command: str, model_path: Path, val_set: StructureDataset, tmp_path: Path) -> None:
+def test_broken_pipe(command, model_path, val_set, tmp_path):
     # Enough output that the pipe is closed while it is being written.
     arguments = ["config", "tiny"]
     if command == "predict":

@@ -1,12 +1,7 @@
 """Help with examples, quick to come; configurations that work as printed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +11,6 @@ from molflt.cli.main import app
 from molflt.training.config_file import MOST_CHARACTERS, load_config
 from molflt.training.presets import PRESETS, preset_config
 
-Run = Callable[..., Any]
 MOST_FILES = 76
 """Of molflt, that are imported to compute one energy."""
 COMMANDS = (
@@ -26,14 +20,14 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command: str) -> None:
+def test_help_has_an_example(command):
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     assert f"Example: molflt {command} " in result.output
     assert max(len(line) for line in result.output.splitlines()) <= 80
 
 
-def test_help_lists_every_command(molflt: Run) -> None:
+def test_help_lists_every_command(molflt):
     result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     listed = [line.split()[1] for line in result.output.splitlines() if line.startswith("│ ") and line[2].isalpha()]
@@ -41,7 +35,7 @@ def test_help_lists_every_command(molflt: Run) -> None:
     assert molflt("--version").out.strip() == f"molflt {__version__}"
 
 
-def test_help_comes_before_the_heavy_imports() -> None:
+def test_help_comes_before_the_heavy_imports():
     heavy = "torch lightning ase rdkit torch_geometric yaml matplotlib scipy jinja2"
     script = (
         "import sys\nfrom molflt.cli.main import app\n"
@@ -53,7 +47,7 @@ def test_help_comes_before_the_heavy_imports() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
-def test_one_energy_takes_few_files() -> None:
+def test_one_energy_takes_few_files():
     script = (
         "import sys\nfrom molflt.cli.main import main\nsys.argv = ['molflt', 'predict', 'pretrained:fg', 'CCO']\n"
         "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
@@ -65,14 +59,14 @@ def test_one_energy_takes_few_files() -> None:
     assert len(files) <= MOST_FILES, sorted(files)
 
 
-def test_unknown_command_and_missing_arguments(molflt: Run) -> None:
+def test_unknown_command_and_missing_arguments(molflt):
     for arguments in (["trian"], ["train"], ["predict", "x"], ["evaluate", "--frequencies", "sampled", "a", "b"], []):
         result = molflt(*arguments)
         assert result.status == 2
         assert "Traceback" not in result.err
 
 
-def test_every_preset_is_listed_and_prints_what_train_reads(molflt: Run, tmp_path: Path) -> None:
+def test_every_preset_is_listed_and_prints_what_train_reads(molflt, tmp_path):
     assert [line.split()[0] for line in molflt("config").out.splitlines()] == list(PRESETS)
     for name in PRESETS:
         result = molflt("config", name)
@@ -85,7 +79,7 @@ def test_every_preset_is_listed_and_prints_what_train_reads(molflt: Run, tmp_pat
     assert unknown.err.startswith("Error: there is no preset 'huge'; choose one of tiny")
 
 
-def test_config_of_a_preset_trains_with_overrides(molflt: Run, tiny_data: Path, tmp_path: Path) -> None:
+def test_config_of_a_preset_trains_with_overrides(molflt, tiny_data, tmp_path):
     path, run_dir = tmp_path / "c.yaml", tmp_path / "run"
     path.write_text(molflt("config", "tiny").out, encoding="utf-8")
     data = [f"data.train={tiny_data / 'train.lmdb'}", f"data.val={tiny_data / 'val.lmdb'}"]
@@ -113,9 +107,7 @@ def test_config_of_a_preset_trains_with_overrides(molflt: Run, tiny_data: Path, 
     assert (tmp_path / "repeated" / "metrics.jsonl").read_bytes() == (run_dir / "metrics.jsonl").read_bytes()
 
 
-def test_a_mistake_in_the_configuration_is_one_line_and_leaves_nothing(
-    molflt: Run, model_path: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_in_the_configuration_is_one_line_and_leaves_nothing(molflt, model_path, tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(molflt("config", "tiny").out, encoding="utf-8")
     for arguments, expected in (

@@ -1,14 +1,6 @@
 """Options that cannot be had together, or not at all: refused before anything is computed or written."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
-
-Run = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
@@ -17,10 +9,7 @@ Run = Callable[..., Any]
         (("predict", "MODEL", "CCO", "-o", "NEW.npz", "--oc20-split", "id", "--on-error", "skip"), "every structure"),
         (("predict", "MODEL", "CCO", "-o", "NEW.csv", "--forces"), "give -o NAME.extxyz"),
         (("predict", "MODEL", "CCO", "--forces"), "give -o NAME.extxyz"),
-        (
-            ("predict", "MODEL", "CCO", "--calibrate", "DATA"),
-            "10 labelled structures are too few",
-        ),
+        (("predict", "MODEL", "CCO", "--calibrate", "DATA"), "10 labelled structures are too few"),
         (("predict", "MODEL", "CCO", "--shard", "3/2", "-o", "NEW.csv"), "I from 1 to N"),
         (("predict", "MODEL", "CCO", "--shard", "1/2"), "give -o NAME.csv or NAME.npz"),
         (("predict", "MODEL", "CCO", "--shard", "1/2", "-o", "NEW.extxyz"), "give -o NAME.csv or NAME.npz"),
@@ -41,9 +30,7 @@ Run = Callable[..., Any]
     ],
     ids=lambda value: " ".join(value[:1] + value[2:]) if isinstance(value, tuple) else None,
 )
-def test_refused(
-    arguments: tuple[str, ...], message: str, molflt: Run, model_path: Path, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_refused(arguments, message, molflt, model_path, tiny_data, tmp_path):
     folder = tmp_path / "folder.html"
     folder.mkdir()
     known = {"MODEL": model_path, "DATA": tiny_data / "val.lmdb", "FOLDER": folder}

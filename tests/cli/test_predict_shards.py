@@ -1,7 +1,5 @@
 """predict --shard and merge, as commands."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

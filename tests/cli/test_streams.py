@@ -1,24 +1,18 @@
 """Standard streams that are closed, hold bytes that are no text, or are no longer read; and unforeseen errors."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from molflt.cli import train
 from molflt.cli.terminal import open_streams
 
-Run = Callable[..., Any]
-
 
 @contextmanager
-def standard_input(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def standard_input(content, monkeypatch):
     """As in a terminal whose text is UTF-8 and nothing else."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors="strict"))
@@ -34,22 +28,20 @@ def standard_input(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         (("train", "-", "--out", "run"), b"\xff: 1\n", "-: not readable as YAML"),
     ],
 )
-def test_bytes_that_are_no_text(
-    command: tuple[str, ...], content: bytes, message: str, molflt: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_that_are_no_text(command, content, message, molflt, monkeypatch):
     with standard_input(content, monkeypatch):
         result = molflt(*command)
     assert result.status == 2, result
     assert result.err.startswith(f"Error: {message}"), result
 
 
-def test_closed_standard_input(molflt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_standard_input(molflt, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     result = molflt("info", "-")
     assert (result.status, result.err.split(";")[0]) == (2, "Error: standard input is empty"), result
 
 
-def test_closed_streams_are_opened_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_streams_are_opened_on_nothing(monkeypatch):
     before = os.dup(1)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", None)
@@ -64,12 +56,10 @@ def test_closed_streams_are_opened_on_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("by_rich", [False, True])
-def test_a_reader_that_has_enough_whatever_prints(
-    by_rich: bool, molflt: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_has_enough_whatever_prints(by_rich, molflt, monkeypatch):
     """Click would end with status 1, and so does rich on consoles that are not ours."""
 
-    def broken(*_: object, **__: object) -> None:
+    def broken(*_, **__):
         try:
             raise BrokenPipeError(32, "Broken pipe")
         except BrokenPipeError:
@@ -83,8 +73,8 @@ def test_a_reader_that_has_enough_whatever_prints(
     assert (result.status, result.err) == (0, "")
 
 
-def test_what_nobody_thought_of(molflt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*_: object, **__: object) -> None:
+def test_what_nobody_thought_of(molflt, monkeypatch):
+    def wrong(*_, **__):
         raise KeyError("a\x1b[2Jb\nc")
 
     monkeypatch.setattr(train.typer, "echo", wrong)

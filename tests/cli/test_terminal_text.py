@@ -1,13 +1,8 @@
 """What strangers write into files reaches the terminal as text that commands nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from rich.table import Table
@@ -23,7 +18,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08"
 RAW = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def _poisoned(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _poisoned(value, path=()):
     """Each place with a text, as a value or as a key, and the whole with that text changed."""
     if isinstance(value, str):
         yield path, value + HOSTILE
@@ -39,7 +34,7 @@ def _poisoned(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
             yield (*path, key, "its name"), {**rest, key + HOSTILE: inner}
 
 
-def test_no_field_of_a_model_commands_the_terminal(molflt: Callable[..., Any], tmp_path: Path) -> None:
+def test_no_field_of_a_model_commands_the_terminal(molflt, tmp_path):
     metadata = metadata_of(tiny({}))
     metadata.labels = LabelSpec(label="energy", force_label="forces")
     metadata.validation, metadata.standardiser = {"mae": 1.0}, {"kind": "element", "list": ["x", {"y": "z"}]}
@@ -65,7 +60,7 @@ def test_no_field_of_a_model_commands_the_terminal(molflt: Callable[..., Any], t
     assert fields == {"units", "standardiser", "training_data", "labels", "validation", "versions"}
 
 
-def test_tables_and_plain_text_pass_through_one_place() -> None:
+def test_tables_and_plain_text_pass_through_one_place():
     stream = io.StringIO()
     terminal = Terminal(file=stream, force_terminal=True, width=200, color_system=None)
     table = Table("column " + HOSTILE, title="title " + HOSTILE)

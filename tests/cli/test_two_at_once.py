@@ -1,12 +1,8 @@
 """Two commands that write one file: one does it, the other is refused before it computes anything."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +26,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_the_second_is_refused(
-    command: str, overwrite: bool, molflt: Callable[..., Any], model_path: Path, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_the_second_is_refused(command, overwrite, molflt, model_path, tiny_data, tmp_path):
     if overwrite and command == "average":
         pytest.skip("replaces no file")
     words = {"MODEL": model_path, "DATA": tiny_data / "val.lmdb"}
@@ -48,17 +42,11 @@ def test_the_second_is_refused(
     assert [path.read_bytes() for path in tmp_path.iterdir()] == ([b"the good file"] if overwrite else [])
 
 
-def test_a_file_that_the_first_has_finished_in_between(
-    molflt: Callable[..., Any],
-    model_path: Path,
-    tiny_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_file_that_the_first_has_finished_in_between(molflt, model_path, tiny_data, tmp_path, monkeypatch):
     """It is there when the second gets its turn, though it was not when the second looked first."""
     out = tmp_path / "out.csv"
 
-    def first_ends(*arguments: Any) -> Any:
+    def first_ends(*arguments):
         out.write_text("of the first", encoding="utf-8")
         return sole_writer(*arguments)
 
@@ -69,14 +57,14 @@ def test_a_file_that_the_first_has_finished_in_between(
     assert out.read_text(encoding="utf-8") == "of the first"
 
 
-def test_splits_of_one_submission_may_be_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_of_one_submission_may_be_written_at_once(tmp_path, monkeypatch):
     """One reads the file while the other writes it: neither is lost."""
     path = tmp_path / "all.npz"
-    prediction = Prediction(np.array([1.0]), ["a"], {}, ids=["7"])  # type: ignore[arg-type]
+    prediction = Prediction(np.array([1.0]), ["a"], {}, ids=["7"])
     second = threading.Thread(target=write_predictions, args=(path, prediction, None, "energy", "ood_ads"))
     save = np.savez_compressed
 
-    def slowly(*arguments: Any, **arrays: Any) -> None:
+    def slowly(*arguments, **arrays):
         if not second.ident:
             second.start()
             time.sleep(0.3)

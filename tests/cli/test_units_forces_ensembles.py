@@ -1,7 +1,5 @@
 """The command line on labels in other units, forces, ensembles and reports."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

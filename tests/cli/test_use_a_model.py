@@ -1,38 +1,31 @@
 """evaluate, predict, info and convert: what is said, and on which stream."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import pickle
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
 import pytest
 
 from molflt.data.ase import to_atoms
-from molflt.data.dataset import StructureDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.record import to_record
-from molflt.model.model_file import LoadedModel, save_models
+from molflt.model.model_file import save_models
 from molflt.prediction.evaluate import evaluate
 from tests.model.files import altered
 
-Run = Callable[..., Any]
 
-
-def _no_constant(name: str) -> None:
+def _no_constant(name):
     raise AssertionError(f"{name} is not JSON")
 
 
 @pytest.fixture
-def structure_files(val_set: StructureDataset, tmp_path: Path) -> Path:
+def structure_files(val_set, tmp_path):
     """A folder with the first six structures of val.lmdb as six extxyz files."""
     folder = tmp_path / "structures"
     folder.mkdir()
@@ -44,7 +37,7 @@ def structure_files(val_set: StructureDataset, tmp_path: Path) -> Path:
     return folder
 
 
-def test_evaluate(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedModel) -> None:
+def test_evaluate(molflt, model_path, tiny_data, loaded):
     data = tiny_data / "val.lmdb"
     expected = evaluate(loaded, str(data)).metrics
     result = molflt("evaluate", model_path, data, "--no-report")
@@ -61,9 +54,7 @@ def test_evaluate(molflt: Run, model_path: Path, tiny_data: Path, loaded: Loaded
     assert (content["target"], content["unknown"], content["skipped"], content["members"]) == ("y_relaxed", [], [], 1)
 
 
-def test_evaluate_one_structure_of_several(
-    molflt: Run, model_path: Path, val_set: StructureDataset, tmp_path: Path
-) -> None:
+def test_evaluate_one_structure_of_several(molflt, model_path, val_set, tmp_path):
     """What is left out is said; a deviation of nothing is neither printed nor written as NaN."""
     records = [to_record(val_set[k]) for k in (1, 2)]
     records[1]["pos"] = records[1]["pos_relaxed"] = 0 * np.asarray(records[1]["pos"])
@@ -80,11 +71,11 @@ def test_evaluate_one_structure_of_several(
     assert molflt(*arguments[:-2]).status == 2
 
 
-def test_evaluate_by_another_method(molflt: Run, model_path: Path, tiny_data: Path) -> None:
-    def found(*options: str) -> dict[str, Any]:
+def test_evaluate_by_another_method(molflt, model_path, tiny_data):
+    def found(*options):
         result = molflt("evaluate", model_path, tiny_data / "other.lmdb", "--json", *options)
         assert result.status == 0, result
-        content: dict[str, Any] = json.loads(result.out)
+        content = json.loads(result.out)
         return content
 
     as_trained = found()
@@ -95,7 +86,7 @@ def test_evaluate_by_another_method(molflt: Run, model_path: Path, tiny_data: Pa
 
 
 @pytest.mark.parametrize("name", ["pyg1.lmdb", "pyg2.lmdb"])
-def test_evaluate_reads_the_real_oc20_samples(name: str, molflt: Run, model_path: Path) -> None:
+def test_evaluate_reads_the_real_oc20_samples(name, molflt, model_path):
     root = os.environ.get("MOLFLT_DATA")
     if not root or not (Path(root) / "oc20_is2re" / name).exists():
         pytest.skip("MOLFLT_DATA does not name a folder with oc20_is2re: the real OC20 samples are not tested")
@@ -110,9 +101,7 @@ def test_evaluate_reads_the_real_oc20_samples(name: str, molflt: Run, model_path
     assert all("the model was not trained on " in line and line in result.err for line in content["doubtful"])
 
 
-def test_predict_prints_numbers_and_names(
-    molflt: Run, model_path: Path, tiny_run: Path, tiny_data: Path, val_set: Any
-) -> None:
+def test_predict_prints_numbers_and_names(molflt, model_path, tiny_run, tiny_data, val_set):
     result = molflt("predict", model_path, tiny_data / "val.lmdb")
     assert molflt("predict", tiny_run, tiny_data / "val.lmdb").out == result.out
     assert result.status == 0
@@ -122,8 +111,8 @@ def test_predict_prints_numbers_and_names(
     assert result.err.strip() == "y_relaxed in eV, name"
 
 
-def test_predict_files_folders_globs_smiles(molflt: Run, model_path: Path, structure_files: Path) -> None:
-    def energies(*inputs: object) -> list[float]:
+def test_predict_files_folders_globs_smiles(molflt, model_path, structure_files):
+    def energies(*inputs):
         result = molflt("predict", model_path, *inputs)
         assert result.status == 0, result
         return [float(line.split()[0]) for line in result.out.splitlines()]
@@ -139,7 +128,7 @@ def test_predict_files_folders_globs_smiles(molflt: Run, model_path: Path, struc
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".extxyz", ".npz"])
-def test_predict_to_a_file(suffix: str, molflt: Run, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_predict_to_a_file(suffix, molflt, model_path, tiny_data, tmp_path):
     path = tmp_path / f"out{suffix}"
     result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", path)
     assert result.status == 0
@@ -155,9 +144,7 @@ def test_predict_to_a_file(suffix: str, molflt: Run, model_path: Path, tiny_data
     assert path.read_bytes() != content
 
 
-def test_device_that_is_not_there(
-    molflt: Run, model_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_that_is_not_there(molflt, model_path, tiny_data, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for command in ("predict", "evaluate"):
         result = molflt(command, model_path, tiny_data / "val.lmdb", "--device", "cuda")
@@ -165,7 +152,7 @@ def test_device_that_is_not_there(
         assert "no usable GPU" in result.err
 
 
-def test_info_on_a_model(molflt: Run, tiny_run: Path, loaded: LoadedModel) -> None:
+def test_info_on_a_model(molflt, tiny_run, loaded):
     for path in (tiny_run / "best.safetensors", tiny_run):
         result = molflt("info", path)
         assert result.status == 0
@@ -178,7 +165,7 @@ def test_info_on_a_model(molflt: Run, tiny_run: Path, loaded: LoadedModel) -> No
         assert content["config"]["dim"] == 16
 
 
-def test_info_on_one_member(molflt: Run, two: list[LoadedModel], tmp_path: Path) -> None:
+def test_info_on_one_member(molflt, two, tmp_path):
     """By the name under which an ensemble lists it."""
     path = tmp_path / "two.safetensors"
     save_models(path, two)
@@ -189,14 +176,14 @@ def test_info_on_one_member(molflt: Run, two: list[LoadedModel], tmp_path: Path)
     assert "has 2 members, counted from 0" in molflt("info", f"{path}#2").err
 
 
-def test_info_of_a_file_with_nan_is_json(molflt: Run, model_path: Path, tmp_path: Path) -> None:
+def test_info_of_a_file_with_nan_is_json(molflt, model_path, tmp_path):
     """A file from elsewhere may hold such a number where molflt writes none."""
     path = altered(model_path, tmp_path, lambda tensors, metadata: metadata["validation"].update(mae=math.nan))
     content = json.loads(molflt("info", path, "--json").out, parse_constant=_no_constant)
     assert content["validation"]["mae"] is None
 
 
-def test_info_on_data(molflt: Run, tiny_data: Path) -> None:
+def test_info_on_data(molflt, tiny_data):
     result = molflt("info", tiny_data / "val.lmdb")
     assert result.status == 0
     assert "structures: 10" in result.out
@@ -213,9 +200,7 @@ def test_info_on_data(molflt: Run, tiny_data: Path) -> None:
     assert content["with_relaxed_positions"] == 10
 
 
-def test_two_files_are_a_pair_where_that_is_asked_for(
-    molflt: Run, model_path: Path, val_set: StructureDataset, tmp_path: Path
-) -> None:
+def test_two_files_are_a_pair_where_that_is_asked_for(molflt, model_path, val_set, tmp_path):
     ends = [tmp_path / f"{end}.traj" for end in ("initial", "final")]
     bare = to_atoms(next(data for data in val_set if data.pbc.any()))
     bare.calc, bare.info, bare.arrays = None, {}, {key: bare.arrays[key] for key in ("numbers", "positions")}
@@ -237,7 +222,7 @@ def test_two_files_are_a_pair_where_that_is_asked_for(
     assert (refused.status, "no two are named alike" in refused.err) == (2, True)
 
 
-def test_convert_there_and_back(molflt: Run, model_path: Path, structure_files: Path, tmp_path: Path) -> None:
+def test_convert_there_and_back(molflt, model_path, structure_files, tmp_path):
     target = tmp_path / "out.lmdb"
     result = molflt("convert", structure_files, target)
     assert result.status == 0, result
@@ -265,7 +250,7 @@ class TestWrongFiles:
     SUFFIXES = ".safetensors .lmdb .extxyz .cif .traj .db .sdf .smi .csv .vasp .xyz .json"
 
     @pytest.mark.parametrize("suffix", SUFFIXES.split())
-    def test_info_and_predict(self, suffix: str, molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    def test_info_and_predict(self, suffix, molflt, model_path, tmp_path):
         for kind, content in self.CONTENTS.items():
             path = tmp_path / f"{kind}{suffix}"
             path.write_bytes(content)
@@ -281,7 +266,7 @@ class TestWrongFiles:
                 assert all(line.startswith("  ") and f"{path.name}#" in line for line in records), result
 
     @pytest.mark.parametrize("command", ["info", "predict", "evaluate"])
-    def test_nothing_there(self, command: str, molflt: Run, model_path: Path, tmp_path: Path) -> None:
+    def test_nothing_there(self, command, molflt, model_path, tmp_path):
         path = tmp_path / "absent.cif"
         result = molflt(command, *([] if command == "info" else [model_path]), path)
         assert result.status == 2

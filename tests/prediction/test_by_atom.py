@@ -1,7 +1,5 @@
 """What Python and the command line give of every atom: forces, terms of the energy, embeddings."""
 
-from __future__ import annotations
-
 import json
 
 import ase.io

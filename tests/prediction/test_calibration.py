@@ -1,7 +1,5 @@
 """Calibration against errors drawn from a known distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import norm

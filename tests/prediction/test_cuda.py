@@ -4,11 +4,8 @@ Energies, forces and gradients of every attention mechanism in double precision,
 then what a user meets: shipped models, the calculator, a run and its resume, and the commands.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from ase.build import molecule
 
 from molflt import load
 from molflt.attention.registry import ATTENTIONS, attention_config
-from molflt.model.energy_model import EnergyModel
 from molflt.simulate.ase import MolFLTCalculator
 from molflt.training.run_directory import read_records
 from tests.attention.layers import water
@@ -32,7 +28,7 @@ NAMED = (
     "flt", "local", "performer", "softmax", "flt-concat", "ra", "ra-rpe", "lara", "lara-rpe", "elu",
     "trigrf-fastfood", "posrf-sgq", "oprf-mm", "saderf-qmc",
 )  # fmt: skip
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+MODELS = {
     **{name: (ATTENTIONS[name], {}) for name in NAMED},
     "vectors": ({"vector_channels": 4}, {}),
     "mesh": ({"frequencies": "mesh", "vector_channels": 4}, {}),
@@ -42,7 +38,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Keys of the attention, and of the model."""
 
 
-def everything(model: EnergyModel, batch: Any) -> list[torch.Tensor]:
+def everything(model, batch):
     """Energies, their gradients with respect to positions, and gradients of both with respect to parameters."""
     batch.positions.requires_grad_()
     energy = model(batch).energy

@@ -1,28 +1,22 @@
 """Evaluations against numbers worked out by hand, and against predictions and labels read on their own."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from molflt.data.dataset import ListDataset, StructureDataset
+from molflt.data.dataset import ListDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.reading import ReadOptions
 from molflt.data.record import to_record
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel
 from molflt.prediction.evaluate import Evaluation, StructureTable, evaluate
 from molflt.prediction.metrics import by_adsorbate, by_element, by_size, size_edges
 from molflt.prediction.output import Prediction
 from molflt.prediction.predict import predict
 
 
-def invented(elements: list[set[int]], error: list[float], sizes: list[int], adsorbates: list[str]) -> Evaluation:
+def invented(elements, error, sizes, adsorbates):
     """Numbers of structures that do not exist."""
     n = len(error)
     texts = [str(k) for k in range(n)]
@@ -32,12 +26,12 @@ def invented(elements: list[set[int]], error: list[float], sizes: list[int], ads
 
 
 @pytest.fixture
-def two_sets() -> list[Evaluation]:
+def two_sets():
     first = invented([{1, 8}, {1, 6}, {8}], [1.0, -3.0, 2.0], [3, 5, 1], ["O", "H", "O"])
     return [first, invented([{1}], [-4.0], [2], [""])]
 
 
-def test_errors_of_groups(two_sets: list[Evaluation]) -> None:
+def test_errors_of_groups(two_sets):
     found = by_element(two_sets)
     # pooled: C 3, H (1 + 3 + 4)/3, O 1.5
     assert found.groups == ["C", "H", "O"]
@@ -58,7 +52,7 @@ def test_errors_of_groups(two_sets: list[Evaluation]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[7] * 50, [1, 1, 1, 900], list(range(1, 400))])
-def test_size_edges_hold_every_size_once(sizes: list[int]) -> None:
+def test_size_edges_hold_every_size_once(sizes):
     edges = size_edges(np.array(sizes))
     assert (edges[0], edges[-1]) == (min(sizes), max(sizes) + 1)
     counts = np.histogram(sizes, bins=edges - 0.5)[0]
@@ -68,7 +62,7 @@ def test_size_edges_hold_every_size_once(sizes: list[int]) -> None:
         assert counts.max() < 1.2 * counts.min()
 
 
-def test_every_number_of_an_evaluation(loaded: LoadedModel, tiny_data: Path, val_set: StructureDataset) -> None:
+def test_every_number_of_an_evaluation(loaded, tiny_data, val_set):
     """Against energies and labels read without it, and errors worked out here."""
     found = evaluate(loaded, str(tiny_data / "val.lmdb"))
     expected = np.array([float(data.y_relaxed) for data in val_set])
@@ -87,7 +81,7 @@ def test_every_number_of_an_evaluation(loaded: LoadedModel, tiny_data: Path, val
     assert found.std is found.calibration() is found.force_mae is None
 
 
-def test_an_ensemble_has_a_spread(two: list[LoadedModel], tiny_data: Path) -> None:
+def test_an_ensemble_has_a_spread(two, tiny_data):
     found = evaluate(two, str(tiny_data / "val.lmdb"))
     alone = np.stack([evaluate(member, str(tiny_data / "val.lmdb")).predicted for member in two])
     np.testing.assert_allclose(found.predicted, alone.mean(axis=0), rtol=1e-12)
@@ -97,19 +91,17 @@ def test_an_ensemble_has_a_spread(two: list[LoadedModel], tiny_data: Path) -> No
     assert calibration.factor == pytest.approx(np.sqrt(((found.error / found.std) ** 2).mean()))
 
 
-def test_bad_structures_stop_it_or_are_left_out(
-    loaded: LoadedModel, val_set: StructureDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_structures_stop_it_or_are_left_out(loaded, val_set, tmp_path, monkeypatch):
     """One that cannot be read, one without a number for a label, one whose energy cannot be computed."""
-    records: list[dict[str, Any]] = [to_record(val_set[k]) for k in range(6)]
+    records = [to_record(val_set[k]) for k in range(6)]
     records[1]["pos"] = records[1]["pos_relaxed"] = 0 * np.asarray(records[1]["pos"])
     records[3]["y_relaxed"] = float("nan")
     write_lmdb(tmp_path / "six.lmdb", records, progress=False)
     with pytest.raises(InputError, match=r"(?s)2 of 6 structures.*six\.lmdb#1: .* apart.*#3: .*NaN"):
         evaluate(loaded, str(tmp_path / "six.lmdb"))
 
-    def fails_for_one(function: Callable[..., Any]) -> Callable[..., Any]:
-        def computed(models: Any, structures: Any, *arguments: Any) -> Any:
+    def fails_for_one(function):
+        def computed(models, structures, *arguments):
             results = function(models, structures, *arguments)
             for data, (energies, *_) in zip(structures, results, strict=True):
                 energies[:] = np.nan if data.name == val_set[5].name else energies

@@ -1,9 +1,6 @@
 """``molflt.load`` and ``Model.predict``: mixed entries, their order, and bad ones among them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
@@ -127,7 +124,7 @@ def test_double_precision(tiny_run, val_set):
 
 
 @pytest.mark.parametrize("path", [None, 5, b"x", [None], [Path("a"), 1.5]], ids=repr)
-def test_no_path(path: Any) -> None:
+def test_no_path(path):
     with pytest.raises(InputError, match="is no path of a model"):
         molflt.load(path)
 

@@ -1,7 +1,5 @@
 """A structure's energy is its own: whatever the order, the batch and the budget."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

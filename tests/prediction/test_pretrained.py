@@ -1,7 +1,5 @@
 """Models that come with the package."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

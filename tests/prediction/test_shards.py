@@ -1,7 +1,5 @@
 """Shards of a prediction: together they are the undivided one, whatever happened to them on the way."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,9 +1,5 @@
 """Uncertainties that a model's file knows: measured, given with predictions, and lost where they would be wrong."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +7,8 @@ from ase.build import molecule
 
 import molflt
 from molflt import MolFLTCalculator
-from molflt.data.dataset import StructureDataset
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel, save_models
+from molflt.model.model_file import save_models
 from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
 from molflt.prediction.evaluate import measured
 from molflt.prediction.members import calibrated, load_member, load_members, uncertainty_of
@@ -25,14 +20,14 @@ KNOWN = Uncertainty(
 )
 
 
-def drawn(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def drawn(n, seed=0):
     """Errors with tails of Student's t (3 degrees of freedom), as wide as 0.05 eV + the spread says, and spreads."""
     random = np.random.default_rng(seed)
     spread = random.gamma(2.0, 0.05, n)
     return (0.05 + spread) * random.standard_t(3, n), spread
 
 
-def test_intervals_hold_what_they_should_on_new_structures() -> None:
+def test_intervals_hold_what_they_should_on_new_structures():
     """Also of the structures that are hard; and what is said of coverage is what is found."""
     error, spread = drawn(3_000)
     found = measure(error, spread, np.zeros(len(error)), 3, "drawn")
@@ -51,7 +46,7 @@ def test_intervals_hold_what_they_should_on_new_structures() -> None:
     assert inside[hard > np.quantile(hard, 0.8)].mean() < 0.9
 
 
-def test_coverage_is_measured_on_other_structures() -> None:
+def test_coverage_is_measured_on_other_structures():
     """Of few, the intervals of all would hold more of these themselves than they do of others."""
     error, spread = drawn(60)
     shares = cross_fitted(np.abs(error), spread)
@@ -66,12 +61,12 @@ def test_coverage_is_measured_on_other_structures() -> None:
 
 
 @pytest.fixture
-def path(two: list[LoadedModel], tmp_path: Path) -> Path:
+def path(two, tmp_path):
     save_models(tmp_path / "two.safetensors", calibrated(two, KNOWN))
     return tmp_path / "two.safetensors"
 
 
-def test_it_comes_with_every_prediction(path: Path, two: list[LoadedModel], val_set: StructureDataset) -> None:
+def test_it_comes_with_every_prediction(path, two, val_set):
     """Twice the floor plus the standard deviation over the members: in batches, from Python and in the calculator."""
     raw = predict(two, val_set)
     found = predict(load_members(path), val_set)
@@ -89,7 +84,7 @@ def test_it_comes_with_every_prediction(path: Path, two: list[LoadedModel], val_
     assert atoms.calc.energy_std == pytest.approx(width, rel=1e-4)
 
 
-def test_a_single_model_has_one_for_all(path: Path, two: list[LoadedModel], val_set: StructureDataset) -> None:
+def test_a_single_model_has_one_for_all(path, two, val_set):
     one = calibrated(two[:1], KNOWN.model_copy(update={"n_members": 1}))
     np.testing.assert_allclose(predict(one, val_set).std, 0.2)
     model = molflt.Model(one)
@@ -100,12 +95,12 @@ def test_a_single_model_has_one_for_all(path: Path, two: list[LoadedModel], val_
     assert atoms.calc.energy_std == pytest.approx(0.2)
 
 
-def test_what_was_measured_of_all_holds_for_no_part(path: Path, two: list[LoadedModel]) -> None:
+def test_what_was_measured_of_all_holds_for_no_part(path, two):
     members = load_members(path)
     assert uncertainty_of(members) == KNOWN
     assert [member.name for member in members] == [str(path)] * 2
     assert uncertainty_of(members[:1]) is None
-    said: list[str] = []
+    said = []
     second = load_member(f"{path}#1", said.append)
     assert torch.equal(second.model.energy_head.factor, two[1].model.energy_head.factor)
     assert second.name == f"{path}#1"
@@ -121,7 +116,7 @@ def test_what_was_measured_of_all_holds_for_no_part(path: Path, two: list[Loaded
     assert len(load_members(renamed)) == 2
 
 
-def test_measuring_leaves_aside_what_the_file_knows(path: Path, two: list[LoadedModel], tiny_data: Path) -> None:
+def test_measuring_leaves_aside_what_the_file_knows(path, two, tiny_data):
     data = str(tiny_data / "train.lmdb")
     found, evaluation = measured(load_members(path), data)
     again, _ = measured(two, data)

@@ -1,29 +1,22 @@
 """The command: what it prints, writes and refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ase.build import molecule
 from ase.io import write
 
-from molflt.model.model_file import LoadedModel
 from molflt.prediction.predict import predict
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_table_and_page(molflt: Run, tiny_run: Path, tiny_data: Path, val_set: Any) -> None:
+def test_table_and_page(molflt, tiny_run, tiny_data, val_set):
     result = molflt("explain", tiny_run, tiny_data / "val.lmdb", "--index", 1, "--atom", 3)
     assert result.status == 0, result
     assert result.err == ""
@@ -38,7 +31,7 @@ def test_table_and_page(molflt: Run, tiny_run: Path, tiny_data: Path, val_set: A
     assert molflt("explain", tiny_run, "O", "--overwrite").status == 0
 
 
-def test_json(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedModel, val_set: Any) -> None:
+def test_json(molflt, model_path, tiny_data, loaded, val_set):
     result = molflt("explain", model_path, tiny_data / "val.lmdb", "--index", 2, "--json")
     content = json.loads(result.out)
     assert content["energy_eV"] == pytest.approx(predict(loaded, val_set).energies[2], abs=1e-5)
@@ -51,7 +44,7 @@ def test_json(molflt: Run, model_path: Path, tiny_data: Path, loaded: LoadedMode
     assert not Path("explain.html").exists()
 
 
-def test_csv(molflt: Run, model_path: Path) -> None:
+def test_csv(molflt, model_path):
     result = molflt("explain", model_path, "smiles:CO", "--atom", 1, "-o", "atoms.csv")
     assert result.status == 0, result
     with open("atoms.csv", encoding="utf-8") as handle:
@@ -65,7 +58,7 @@ def test_csv(molflt: Run, model_path: Path) -> None:
     assert not Path("explain.html").exists()
 
 
-def test_large_structures_are_cut_in_print(molflt: Run, model_path: Path) -> None:
+def test_large_structures_are_cut_in_print(molflt, model_path):
     result = molflt("explain", model_path, "C" * 12, "-o", "atoms.csv")
     assert "the largest parts, 20 of 38 atoms; -o NAME.csv writes all" in result.out
     assert result.out.count("│\n") in (20, 21)
@@ -82,7 +75,7 @@ def test_large_structures_are_cut_in_print(molflt: Run, model_path: Path) -> Non
         (["OC", "-o", "page.pdf"], "page.pdf: output must end in .html or .csv"),
     ],
 )
-def test_mistakes(arguments: list[str], expected: str, molflt: Run, model_path: Path) -> None:
+def test_mistakes(arguments, expected, molflt, model_path):
     write("several.xyz", [molecule("H2O"), molecule("CO")])
     result = molflt("explain", model_path, *arguments)
     assert (result.status, result.out) == (2, "")
@@ -91,7 +84,7 @@ def test_mistakes(arguments: list[str], expected: str, molflt: Run, model_path: 
     assert not Path("explain.html").exists()
 
 
-def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt: Run, model_path: Path) -> None:
+def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt, model_path):
     write("plain.xyz", molecule("CH3Cl"))
     folder = Path("<script>alert(1)<")
     folder.mkdir()

@@ -1,9 +1,6 @@
 """Contributions that add up, and the invariances an explanation inherits from the model."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,23 +13,23 @@ from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predict import predict
-from molflt.report.explain import Explanation, explain
+from molflt.report.explain import explain
 from tests.attention.structures import STRUCTURES, rotated
 from tests.model.files import metadata_of
 from tests.model.models import make_model
 
 
-def make_loaded(attention: Any = "molflt", **options: Any) -> LoadedModel:
+def make_loaded(attention="molflt", **options):
     model = make_model(attention, **options)
     return LoadedModel(model, metadata_of(model.config, elements=[1, 6, 8, 29]), Path("model.safetensors"))
 
 
-def explained(loaded: LoadedModel, atoms: Atoms, atom: int | None = None) -> Explanation:
+def explained(loaded, atoms, atom=None):
     return explain(loaded, from_atoms(atoms, "structure", ReadOptions(tags="oc20")), atom)
 
 
 @pytest.mark.parametrize(("name", "recycles"), [("molecule", 1), ("slab_open", 1), ("molecule", 3)])
-def test_the_parts_add_up(name: str, recycles: int) -> None:
+def test_the_parts_add_up(name, recycles):
     loaded = make_loaded(n_recycles=recycles)
     found = explained(loaded, STRUCTURES[name]())
     assert found.energy == pytest.approx(found.mean + found.atomic_energies.sum(), abs=1e-9)
@@ -44,7 +41,7 @@ def test_the_parts_add_up(name: str, recycles: int) -> None:
     assert found.atom == np.abs(found.learnt - np.median(found.learnt)).argmax()
 
 
-def test_the_energy_is_the_predicted_one(loaded: LoadedModel, val_set: Any) -> None:
+def test_the_energy_is_the_predicted_one(loaded, val_set):
     prediction = predict(loaded, val_set)
     for i in range(3):
         found = explain(loaded, val_set[i])
@@ -65,7 +62,7 @@ def test_the_energy_is_the_predicted_one(loaded: LoadedModel, val_set: Any) -> N
         ("ra-rpe", "wire"),
     ],
 )
-def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention: str, name: str) -> None:
+def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention, name):
     loaded, atoms = make_loaded(attention), STRUCTURES[name]()
     before = explained(loaded, atoms, 1)
     order = np.random.default_rng(0).permutation(len(atoms))
@@ -82,7 +79,7 @@ def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention: st
     assert np.abs(after.attention - before.attention).max() > 1e-4
 
 
-def test_distances_are_to_the_nearest_image() -> None:
+def test_distances_are_to_the_nearest_image():
     atoms = fcc111("Cu", (3, 3, 2), vacuum=6.0)
     atoms.positions += np.arange(len(atoms))[:, None] % 3 * atoms.cell[0]
     found = explained(make_loaded(), atoms, 4)
@@ -91,13 +88,13 @@ def test_distances_are_to_the_nearest_image() -> None:
     assert found.distance.max() < 6
 
 
-def test_atoms_out_of_range_are_refused() -> None:
+def test_atoms_out_of_range_are_refused():
     for atom in (9, -1):
         with pytest.raises(InputError, match=f"no atom {atom}; its 9 atoms are counted from 0 to 8"):
             explained(make_loaded(), molecule("CH3CH2OH"), atom)
 
 
-def test_what_cannot_be_computed_is_refused() -> None:
+def test_what_cannot_be_computed_is_refused():
     loaded = make_loaded()
     with torch.no_grad():
         loaded.model.energy_head.factor.fill_(torch.inf)

@@ -1,16 +1,12 @@
 """The page as text: complete, and deaf to what data says."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 
-from molflt.model.model_file import LoadedModel
 from molflt.report.model import write_report
 from molflt.training.run_directory import read_records
 from tests.report.conftest import EVIL, evaluated_set
@@ -20,24 +16,24 @@ from tests.report.test_rpe_curves import make_model
 class Page(HTMLParser):
     """Elements with their attributes, text outside scripts, and scripts."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.elements = []
+        self.scripts = []
         self.text = ""
         self._inside = ""
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self._inside = tag
         if tag == "script":
             self.scripts.append((dict(attrs), ""))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self._inside = ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._inside == "script":
             attributes, before = self.scripts[-1]
             self.scripts[-1] = attributes, before + data
@@ -45,11 +41,11 @@ class Page(HTMLParser):
             self.text += data
 
     @property
-    def headings(self) -> list[str]:
+    def headings(self):
         return [str(attrs["id"]) for tag, attrs in self.elements if tag == "section"]
 
 
-def test_sections_numbers_and_provenance(report: Path, model_path: Path) -> None:
+def test_sections_numbers_and_provenance(report, model_path):
     page = Page(report.read_text(encoding="utf-8"))
     keys = ["overview", "curves", "residuals", "uncertainty", "groups", "worst", "rpe", "invariance", "provenance"]
     assert page.headings == keys
@@ -73,7 +69,7 @@ def test_sections_numbers_and_provenance(report: Path, model_path: Path) -> None
     assert len([tag for tag, attrs in page.elements if attrs.get("class") == "card"]) == 10
 
 
-def test_the_result_comes_first(report: Path) -> None:
+def test_the_result_comes_first(report):
     """Error, baseline and picture before anything about the model; fingerprints last."""
     text = report.read_text(encoding="utf-8")
     metrics = evaluated_set(std=True).metrics
@@ -85,7 +81,7 @@ def test_the_result_comes_first(report: Path) -> None:
     assert "fingerprint" in rest[rest.index('id="provenance"') :]
 
 
-def test_nothing_comes_from_outside(report: Path) -> None:
+def test_nothing_comes_from_outside(report):
     page = Page(report.read_text(encoding="utf-8"))
     for tag, attrs in page.elements:
         for name in ("src", "href", "srcset", "data", "action", "poster"):
@@ -102,7 +98,7 @@ def test_nothing_comes_from_outside(report: Path) -> None:
     assert "unsafe-eval" not in policy
 
 
-def test_hostile_names_stay_text(report: Path) -> None:
+def test_hostile_names_stay_text(report):
     page = Page(report.read_text(encoding="utf-8"))
     assert not any(tag == "img" for tag, _ in page.elements)
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
@@ -115,7 +111,7 @@ def test_hostile_names_stay_text(report: Path) -> None:
         assert "<" not in json.dumps(json.loads(text))
 
 
-def test_a_page_has_the_sections_that_it_has_content_for(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_a_page_has_the_sections_that_it_has_content_for(loaded, tmp_path):
     path = tmp_path / "new folder" / "r.html"
     write_report(path, loaded, [])
     assert Page(path.read_text(encoding="utf-8")).headings == ["overview", "rpe", "invariance", "provenance"]
@@ -127,7 +123,7 @@ def test_a_page_has_the_sections_that_it_has_content_for(loaded: LoadedModel, tm
     assert [p.name for p in path.parent.iterdir()] == ["r.html"]
 
 
-def test_what_cannot_be_shown_is_told(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_what_cannot_be_shown_is_told(loaded, tmp_path):
     """Structures left out, members of an ensemble that agree, attention that sees no distances."""
     some = replace(evaluated_set(n=5), skipped=["a: is broken"])
     same = replace(some, prediction=replace(some.prediction, std=np.zeros(5)))
@@ -139,6 +135,6 @@ def test_what_cannot_be_shown_is_told(loaded: LoadedModel, tmp_path: Path) -> No
     assert "its heads see no distances" in text
 
 
-def test_a_report_of_many_structures_stays_small(loaded: LoadedModel, tiny_run: Path, tmp_path: Path) -> None:
+def test_a_report_of_many_structures_stays_small(loaded, tiny_run, tmp_path):
     write_report(tmp_path / "r.html", loaded, [evaluated_set(n=300)], read_records(tiny_run))
     assert (tmp_path / "r.html").stat().st_size < 3e6

@@ -1,19 +1,11 @@
 """``molflt plot``: every kind as a file, and mistakes before any work."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 from PIL import Image
 
-Run = Callable[..., Any]
-
 
 @pytest.mark.parametrize("kind", ["curves", "rpe", "spectrum", "parity", "residuals", "elements", "sizes"])
-def test_png(kind: str, molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_png(kind, molflt, tiny_run, tiny_data, tmp_path):
     out = tmp_path / "figure.png"
     data = [] if kind in ("curves", "rpe", "spectrum") else [tiny_data / "val.lmdb"]
     result = molflt("plot", kind, tiny_run, *data, "-o", out)
@@ -27,7 +19,7 @@ def test_png(kind: str, molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: 
         assert max(colours)[1] == (255, 255, 255)
 
 
-def test_other_formats_and_overwriting(molflt: Run, tiny_run: Path, tmp_path: Path) -> None:
+def test_other_formats_and_overwriting(molflt, tiny_run, tmp_path):
     for suffix, start in ((".svg", b"<?xml"), (".pdf", b"%PDF")):
         (tmp_path / f"f{suffix}").write_text("old", encoding="utf-8")
         out = ("-o", tmp_path / f"f{suffix}", "--overwrite")
@@ -35,7 +27,7 @@ def test_other_formats_and_overwriting(molflt: Run, tiny_run: Path, tmp_path: Pa
         assert (tmp_path / f"f{suffix}").read_bytes().startswith(start)
 
 
-def test_mistakes(molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_mistakes(molflt, tiny_run, tiny_data, tmp_path):
     (tmp_path / "old.png").write_bytes(b"")
     (tmp_path / "folder.png").mkdir()
     val = tiny_data / "val.lmdb"
@@ -57,7 +49,7 @@ def test_mistakes(molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) 
         assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.png", "old.png"]
 
 
-def test_no_far_field_no_curve(molflt: Run, performer_path: Path, tmp_path: Path) -> None:
+def test_no_far_field_no_curve(molflt, performer_path, tmp_path):
     for kind in ("rpe", "spectrum"):
         result = molflt("plot", kind, performer_path, "-o", tmp_path / "f.png")
         assert result.status == 2

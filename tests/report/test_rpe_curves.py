@@ -1,9 +1,6 @@
 """The curves of the learned RPE against closed forms and against the model's own far field."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +13,14 @@ from molflt.report.curves import far_curves, local_curves
 from tests.attention.layers import small
 
 
-def make_model(**attention: Any) -> EnergyModel:
+def make_model(**attention):
     config = ModelConfig(dim=16, n_heads=2, n_layers=3, ffn_dim=16, n_rbf=8, cutoff=4.0, attention=small(**attention))
     torch.manual_seed(0)
     return EnergyModel(config, seed=1).double()
 
 
 @pytest.mark.parametrize("spectrum", ["gaussians", "both"])
-def test_closed_form(spectrum: str) -> None:
+def test_closed_form(spectrum):
     model = make_model(spectrum=spectrum)
     found = far_curves(model)
     assert found is not None
@@ -44,7 +41,7 @@ def test_closed_form(spectrum: str) -> None:
             np.testing.assert_allclose(found.values[layer, head], weights[:, head] @ members, atol=1e-12)
 
 
-def test_the_spectrum_is_the_transform() -> None:
+def test_the_spectrum_is_the_transform():
     found = far_curves(make_model(sigma_min=1.5, sigma_max=4.0))
     assert found is not None
     assert found.spectrum is not None
@@ -65,7 +62,7 @@ def test_the_spectrum_is_the_transform() -> None:
         ({"mechanism": "randomised"}, False, False),
     ],
 )
-def test_who_has_what(attention: dict[str, Any], far: bool, local: bool) -> None:
+def test_who_has_what(attention, far, local):
     model = make_model(**attention)
     assert (far_curves(model) is not None) == far
     found = local_curves(model, (6, 8))
@@ -76,7 +73,7 @@ def test_who_has_what(attention: dict[str, Any], far: bool, local: bool) -> None
         assert (found.values[..., :-1] > 0).all()
 
 
-def test_local_curve_at_a_distance() -> None:
+def test_local_curve_at_a_distance():
     model = make_model()
     found = local_curves(model, (6, 8))
     assert found is not None
@@ -90,7 +87,7 @@ def test_local_curve_at_a_distance() -> None:
     np.testing.assert_allclose(found.values[1, :, k], np.exp(b) * fade, rtol=1e-10)
 
 
-def test_reach_is_where_f_has_ended() -> None:
+def test_reach_is_where_f_has_ended():
     found = far_curves(make_model(sigma_min=1.0, sigma_max=2.0))
     assert found is not None
     beyond = np.abs(found.values[..., found.distances > found.reach])

@@ -1,7 +1,5 @@
 """The curves of estimators of f, which show the frequencies that a model sums over."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from tests.report.test_rpe_curves import make_model
 
 
 @pytest.mark.parametrize("spectrum", ["gaussian", "free"])
-def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum: str) -> None:
+def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum):
     model = make_model(mechanism="undamped", spectrum=spectrum)
     found = far_curves(model)
     assert found is not None

@@ -1,11 +1,8 @@
 """Structures in 3D: what a page holds of them. How they look in a browser is in test_browser."""
 
-from __future__ import annotations
-
 import html
 import json
 from io import StringIO
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from molflt.report.page import Page
 from molflt.report.viewer import MOST_WITH_BONDS, structure_view
 
 
-def held(atoms: Atoms, **options: Any) -> tuple[dict[str, Any], str]:
+def held(atoms, **options):
     """What the script gets, and the place."""
     page = Page("report.html")
     place = structure_view(page, from_atoms(atoms, "m", ReadOptions(tags="oc20")), **options)
@@ -34,7 +31,7 @@ def held(atoms: Atoms, **options: Any) -> tuple[dict[str, Any], str]:
 @pytest.mark.parametrize(
     "atoms", [molecule("CH3Cl"), bulk("NaCl", "rocksalt", 5.64), fcc111("Cu", (2, 2, 2), vacuum=6)]
 )
-def test_atoms_cell_and_colours_as_ase_has_them(atoms: Atoms) -> None:
+def test_atoms_cell_and_colours_as_ase_has_them(atoms):
     content, place = held(atoms)
     again = read(StringIO(content["xyz"]), format="extxyz")
     assert again.get_chemical_symbols() == atoms.get_chemical_symbols()
@@ -50,7 +47,7 @@ def test_atoms_cell_and_colours_as_ase_has_them(atoms: Atoms) -> None:
         assert f'<i style="background:{drawn["colour"]}"></i>{symbol} ×' in place
 
 
-def test_a_flat_molecule_is_seen_from_its_wide_side() -> None:
+def test_a_flat_molecule_is_seen_from_its_wide_side():
     atoms = molecule("C6H6")
     for seed in range(5):
         turned = atoms.copy()
@@ -59,7 +56,7 @@ def test_a_flat_molecule_is_seen_from_its_wide_side() -> None:
         assert (np.ptp(seen, axis=0)[:2] > 3.5).all()
 
 
-def test_values_have_a_scale_in_place_of_the_elements_colours() -> None:
+def test_values_have_a_scale_in_place_of_the_elements_colours():
     atoms = molecule("CH4")
     content, place = held(atoms, values=np.array([-2.0, 1, 0, 0, 0.5]), value_name="e / eV <i>", highlight=0, key="k")
     assert content["scale"]["kind"] == "signed"
@@ -72,14 +69,14 @@ def test_values_have_a_scale_in_place_of_the_elements_colours() -> None:
     assert held(atoms, values=np.ones(5), scale="signed")[0]["scale"]["kind"] == "signed"
 
 
-def test_tags_are_told_where_they_tell_something() -> None:
+def test_tags_are_told_where_they_tell_something():
     slab = fcc111("Cu", (1, 1, 2), vacuum=6)
     slab.set_tags([0, 2])
     assert held(slab)[0]["tags"] == ["sub-surface", "adsorbate"]
     assert held(molecule("CO"))[0]["tags"] == []
 
 
-def test_many_atoms_stay_small_and_have_no_letters() -> None:
+def test_many_atoms_stay_small_and_have_no_letters():
     positions = np.argwhere(np.ones((18, 18, 18)))[:5000] * 3.3 + np.random.default_rng(0).uniform(0, 0.9, (5000, 3))
     content, place = held(Atoms(["Cu"] * 5000, positions))
     assert len(content["xyz"]) < 200_000

@@ -1,7 +1,5 @@
 """The lock file has every package that the project asks for, at a version that fits, with hashes."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path
@@ -13,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _PINNED = re.compile(r"([A-Za-z0-9._-]+)==(\S+)(?:\s+--hash=sha256:[0-9a-f]{64})+")
 
 
-def test_the_lock_fits_the_project() -> None:
+def test_the_lock_fits_the_project():
     text = re.sub(r"^#.*\n", "", (ROOT / "requirements.lock").read_text(encoding="utf-8"), flags=re.MULTILINE)
     matches = [_PINNED.fullmatch(line.strip()) for line in text.replace("\\\n", " ").splitlines()]
     versions = {canonicalize_name(match[1]): match[2] for match in matches if match}

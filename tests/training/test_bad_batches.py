@@ -1,7 +1,5 @@
 """A loss or a gradient that is not a number: written down, and left out where that is wanted."""
 
-from __future__ import annotations
-
 import copy
 import json
 

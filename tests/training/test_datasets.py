@@ -1,7 +1,5 @@
 """Noise, statistics, labels: the structures on their way to the model."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor

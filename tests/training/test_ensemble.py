@@ -1,9 +1,5 @@
 """Ensembles: members that are runs of their own, their mean, going on after an interruption; averages of weights."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -29,7 +25,7 @@ def trained(make_config, tmp_path_factory):
 
 
 @pytest.fixture
-def ensemble(trained) -> Path:
+def ensemble(trained):
     return trained[0]
 
 

@@ -1,7 +1,5 @@
 """What fails around a run: a disk at any of its files, and processes that load data. It costs at most an epoch."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

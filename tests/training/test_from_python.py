@@ -1,7 +1,5 @@
 """Python has what the command line has: training, evaluation and models, without files of configuration or argv."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import types

@@ -1,7 +1,5 @@
 """Training on any labelled structures: units, references, forces, and what is missing."""
 
-from __future__ import annotations
-
 import ase.io
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Every way to start several processes: one speaks, one writes, and all end as they should."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

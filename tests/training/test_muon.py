@@ -1,7 +1,5 @@
 """Muon against the singular value decomposition, torch's own, and AdamW for what is no matrix."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """How the weights move: optimiser, schedules and moving average against closed forms, and together in a run."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

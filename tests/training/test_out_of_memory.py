@@ -1,7 +1,5 @@
 """Batches that do not fit into memory: what to change is said."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A run that was stopped and resumed is the run that was never stopped, and what it is resumed from is checked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -61,7 +59,7 @@ def copied_run(tiny_run, tmp_path):
     return tmp_path / "run"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

@@ -1,7 +1,5 @@
 """Two processes do what one does with the batches of both: losses, weights, validation."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -23,12 +21,7 @@ from tests.training.runs import go, run, torchrun, with_forces, written
 N_RANKS = 2
 KINDS = {
     "displacements": {"loss.noisy_nodes": True},
-    "forces": {
-        "data.target": "energy",
-        "data.label": "energy",
-        "loss.force_weight": 10.0,
-        "loss.energy_per": "atom",
-    },
+    "forces": {"data.target": "energy", "data.label": "energy", "loss.force_weight": 10.0, "loss.energy_per": "atom"},
 }
 SCRIPT = """
 import sys

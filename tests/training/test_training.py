@@ -1,7 +1,5 @@
 """A run from configuration to files: what it writes, repeats, says and refuses."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Structures that cannot be used: refused by name, or left out and listed, in training, evaluation and prediction."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

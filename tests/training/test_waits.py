@@ -1,7 +1,5 @@
 """A step of a run waits for no number from the device, and costs what the bare step costs and little more."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,12 @@ pytestmark = pytest.mark.slow
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MOLFLT_DATA": ""}
 
 
-def call(script: str, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def call(script, out, *arguments):
     command = [sys.executable, "-m", f"scripts.{script}", "--out", str(out), *arguments]
     return subprocess.run(command, cwd=results.ROOT, capture_output=True, text=True, env=ENVIRONMENT)
 
 
-def run(script: str, out: Path, *arguments: str) -> list[results.Row]:
+def run(script, out, *arguments):
     """Run a script and read the table it left."""
     done = call(script, out, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -27,7 +26,7 @@ def run(script: str, out: Path, *arguments: str) -> list[results.Row]:
     return results.read(table)
 
 
-def numbers(rows: list[dict[str, str]], column: str) -> list[float]:
+def numbers(rows, column):
     found = [float(row[column]) for row in rows]
     assert all(math.isfinite(x) for x in found)
     return found

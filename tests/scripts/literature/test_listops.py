@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scripts.literature import listops_data as listops
 
 
-def evaluate(text: str) -> int:
+def evaluate(text):
     """The value of a written sequence, by a stack of open brackets; the median as the Arena has it."""
     rules = {
         "[MIN": min,
@@ -32,7 +32,7 @@ def evaluate(text: str) -> int:
     return answer
 
 
-def shape(text: str) -> tuple[int, set[int]]:
+def shape(text):
     """Operators open at once at most, and the numbers of arguments."""
     open_, deepest, counts = [0], 0, set()
     for token in text.split():
