@@ -7,7 +7,6 @@ from ase.geometry import get_distances
 from molflt.adsorption.placing import METALS, surface
 from molflt.data.ase import to_atoms
 from molflt.data.oc20.lmdb import LmdbDataset
-from molflt.errors import InputError
 from molflt.files import resolve_path
 
 
@@ -64,9 +63,3 @@ def test_slabs_are_those_of_the_set():
         assert distances.min(axis=1).max() < (2e-3 if metal == "Co" else 2e-5)
         assert np.array_equal(bare.get_tags()[pairs], one.atoms.get_tags())
         assert np.array_equal(held[clean][pairs], one.fixed)
-
-
-def test_unknown_metal():
-    assert surface(" pt ").metal == "Pt"
-    with pytest.raises(InputError, match="'W' is no metal with a known surface; choose among Ag, Au, Cd"):
-        surface("W")

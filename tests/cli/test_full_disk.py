@@ -15,10 +15,7 @@ from pathlib import Path
 import pytest
 
 from molflt.cli.terminal import system_error
-from molflt.data.fetch import catalogue
 from molflt.data.oc20.lmdb import LmdbDataset
-from molflt.prediction.shards import read_shard
-from tests.data.fetch_server import archive_of, good_tar
 from tests.training.runs import QUICK, assert_same_run, written
 
 resource = pytest.importorskip("resource", reason="no limits on the size of files")
@@ -55,18 +52,15 @@ def assert_refused(result, name, remedy="raise the limit on the size of files"):
     assert "Traceback" not in result.out
 
 
-@pytest.mark.parametrize(
-    ("file", "more"), [("last.safetensors", -300), pytest.param("last.ckpt", 1000, marks=pytest.mark.slow)]
-)
-def test_train(file, more, molflt, room, make_config, tiny_run, tmp_path):
+def test_train(molflt, room, make_config, tiny_run, tmp_path):
     config, run_dir = written(make_config(), tmp_path), tmp_path / "run"
     command = ("train", config, "--out", run_dir, "--no-report")
-    with room((tiny_run / "last.safetensors").stat().st_size + more):
+    with room((tiny_run / "last.safetensors").stat().st_size - 300):
         result = molflt(*command)
-        assert_refused(result, str(run_dir / file))
+        assert_refused(result, str(run_dir / "last.safetensors"))
     assert f"repeat the command with --resume auto (run directory {run_dir})" in result.err
     assert not list(run_dir.glob(".*"))
-    assert not (run_dir / file).exists()
+    assert not (run_dir / "last.safetensors").exists()
     assert molflt(*command, "--resume", "auto").status == 0
     assert_same_run(run_dir, tiny_run)
 
@@ -97,45 +91,6 @@ def test_predict(suffix, molflt, room, model_path, tiny_data, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
-def test_predict_a_shard(molflt, room, model_path, tiny_data, tmp_path):
-    options = ("--shard", "1/1", "--max-atoms", 24)
-    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
-    assert molflt("predict", model_path, tiny_data / "val.lmdb", "-o", whole, *options).status == 0
-    reference, path = Path(f"{whole}.shard-1-of-1").read_bytes(), Path(f"{out}.shard-1-of-1")
-    command = ("predict", model_path, tiny_data / "val.lmdb", "-o", out, *options)
-    with room(len(reference) - 300):
-        assert_refused(molflt(*command), path.name)
-    assert 0 < read_shard(path).n_done < 10
-    result = molflt(*command)
-    assert result.status == 0
-    assert "of them from before" in result.out
-    assert path.read_bytes() == reference
-
-
-def test_report(molflt, room, model_path, tiny_data, tmp_path):
-    report = tmp_path / "report.html"
-    report.write_text("old", encoding="utf-8")
-    with room(500_000):
-        result = molflt("evaluate", model_path, tiny_data / "other.lmdb", "--report", report, "--overwrite")
-        assert_refused(result, str(report))
-    assert report.read_text(encoding="utf-8") == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_fetch(molflt, room, tmp_path, monkeypatch):
-    content = good_tar()
-    (tmp_path / "a.tar.gz").write_bytes(content)
-    monkeypatch.setitem(catalogue.ARCHIVES, "oc20-is2re", archive_of(content, "https://example.org/a.tar.gz"))
-    command = ("fetch", "oc20-is2re", "--to", tmp_path / "to", "--archive", tmp_path / "a.tar.gz")
-    with room(5000):
-        result = molflt(*command)
-        assert_refused(result, "is2res")
-    assert "repeat the command" in result.err
-    assert (tmp_path / "a.tar.gz").read_bytes() == content
-    assert not list((tmp_path / "to").glob("*"))
-    assert molflt(*command).status == 0
-
-
 @pytest.mark.parametrize("command", ["train", "convert", "predict", "merge", "evaluate", "fetch"])
 def test_a_file_in_place_of_a_folder(command, molflt, model_path, tiny_data, make_config, tmp_path):
     """As root every folder can be written to; a path through a file leads nowhere for root as well."""
@@ -162,14 +117,8 @@ def test_a_file_in_place_of_a_folder(command, molflt, model_path, tiny_data, mak
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_standard_output_on_a_full_disk():
     with open("/dev/full", "w", encoding="utf-8") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "molflt.cli.main", "config", "tiny"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+        command = [sys.executable, "-m", "molflt.cli.main", "config", "tiny"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)
     assert result.returncode == 1
     assert result.stderr.strip() == "Error: No space left on device; make room, or choose a place on another disk"
 

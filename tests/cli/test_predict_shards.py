@@ -31,6 +31,8 @@ def test_a_folder_in_shards(suffix, molflt, model_path, folder, tmp_path):
     assert result.status == 0
     assert result.out == f"44 energies (y_relaxed, eV) of 3 shards in {merged}\n"
     assert merged.read_bytes() == whole.read_bytes()
+    refused = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", tmp_path / "out.extxyz")
+    assert (refused.status, "extxyz holds structures" in refused.err) == (2, True)
     assert molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged).status == 2
 
 
@@ -48,17 +50,3 @@ def test_a_submission(molflt, model_path, folder, tmp_path):
     with np.load(whole) as expected, np.load(merged) as found:
         assert found["id_ids"].tolist() == expected["id_ids"].tolist() == found["ood_ads_ids"].tolist()
         np.testing.assert_array_equal(found["id_energy"], expected["id_energy"])
-
-
-def test_merge_checks_its_output(molflt, model_path, tmp_path):
-    molflt("predict", model_path, "OC", "-o", tmp_path / "out.csv", "--shard", "1/1")
-    shard = tmp_path / "out.csv.shard-1-of-1"
-    for name, message in {"out.txt": "must end in", "out.extxyz": "extxyz holds structures"}.items():
-        result = molflt("merge", shard, "-o", tmp_path / name)
-        assert result.status == 2
-        assert message in result.err
-        assert not (tmp_path / name).exists()
-    molflt("predict", model_path, "OC", "O", "-o", tmp_path / "two.csv", "--shard", "1/2", "--max-atoms", 1)
-    result = molflt("merge", tmp_path / "two.csv.shard-1-of-2", "-o", tmp_path / "two.csv")
-    assert result.status == 2
-    assert "1 of 2 shards is missing: 2" in result.err

@@ -103,22 +103,6 @@ def test_one_wrong_label_is_named_and_not_blamed_on_all(train, molflt, folder, t
         assert "data.unit" not in text
 
 
-def test_forces_under_another_name(train, folder, tmp_path):
-    frames = ase.io.read(folder / "train.extxyz", ":")
-    for atoms in frames:
-        atoms.set_array("charge_flow", np.ones((len(atoms), 3)))
-        atoms.set_array("REF_forces", np.ones((len(atoms), 3)))
-    ase.io.write(tmp_path / "named.extxyz", frames)
-    sets = [f"data.{name}={tmp_path / 'named.extxyz'}" for name in ("train", "val")]
-    refused = train("data.target=energy", "loss.force_weight=1", *sets)
-    text = " ".join(refused.err.split())
-    assert refused.status == 2
-    assert "24 of 24 structures have no forces" in text
-    assert "Stored with" in text
-    assert "Name the forces: data.force_label=REF_forces or data.force_label=charge_flow" in text
-    assert train("data.target=energy", "loss.force_weight=1", "data.force_label=REF_forces", *sets).status == 0
-
-
 def test_leaks(train, molflt, folder, tmp_path):
     result = train("data.target=energy", f"data.val={folder / 'leaky.extxyz'}", "--quiet", "--report")
     assert result.status == 0, result

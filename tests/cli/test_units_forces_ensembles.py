@@ -97,13 +97,6 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
         assert np.abs(forces.sum(axis=0)).max() < 1e-5
 
 
-def test_what_a_model_cannot_predict(molflt, model_path, tmp_path):
-    forces = molflt("predict", model_path, "O", "-o", tmp_path / "a.extxyz", "--forces")
-    assert forces.status == 2
-    assert "its derivative is no force" in forces.err
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_ensemble(train, molflt, folder, tmp_path):
     result = train("ensemble=2", "trainer.keep_last=2", "trainer.max_epochs=2")
     assert result.status == 0, result

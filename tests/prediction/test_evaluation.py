@@ -38,7 +38,6 @@ def test_errors_of_groups(two_sets):
     assert found.n.tolist() == [[1, 2, 2], [0, 1, 0]]
     np.testing.assert_allclose(found.mae, [[3, 2, 1.5], [np.nan, 4, np.nan]])
     adsorbates = by_adsorbate(two_sets)
-    assert adsorbates is not None
     assert (adsorbates.groups, adsorbates.sets) == (["H", "O"], ["s"])
     np.testing.assert_allclose(adsorbates.mae, [[3, 1.5]])
     assert by_adsorbate(two_sets[1:]) is None
@@ -87,7 +86,6 @@ def test_an_ensemble_has_a_spread(two, tiny_data):
     np.testing.assert_allclose(found.predicted, alone.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(found.std, alone.std(axis=0, ddof=1), rtol=1e-9)
     calibration = found.calibration()
-    assert calibration is not None
     assert calibration.factor == pytest.approx(np.sqrt(((found.error / found.std) ** 2).mean()))
 
 

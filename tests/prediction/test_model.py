@@ -167,7 +167,9 @@ def test_structures_outside_the_domain_are_named_with_the_reason(molflt, tmp_pat
     assert "CCF: the model was not trained on F" in found.err
     rows = rows_of(out)
     assert [bool(row["warning"]) for row in rows] == [False, True, True]
-    assert molflt("info", model).out.count("most_atoms: 23") == 1
+    described = molflt("info", model).out
+    assert described.count("most_atoms: 23") == 1
+    assert "qm7-small.md" in described
     slab = tmp_path / "slab.extxyz"
     ase.io.write(slab, fcc111("Cu", (2, 2, 3), vacuum=5.0), columns=["symbols", "positions"])
     assert "the model was not trained on Cu" in molflt("explain", model, slab, "-o", tmp_path / "a.csv").err

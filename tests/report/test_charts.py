@@ -68,7 +68,6 @@ def test_forces_of_free_atoms_are_compared_on_one_scale():
     )
     error = np.concatenate([(p - e)[1:].ravel() for p, e in zip(predicted, expected, strict=True)])
     metrics = found.force_metrics
-    assert metrics is not None
     assert metrics.force_mae == pytest.approx(np.abs(error).mean())
     assert metrics.force_rmse == pytest.approx((error**2).mean() ** 0.5)
     (axes,) = figure(draw_forces, [found]).axes

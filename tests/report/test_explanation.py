@@ -88,12 +88,6 @@ def test_distances_are_to_the_nearest_image():
     assert found.distance.max() < 6
 
 
-def test_atoms_out_of_range_are_refused():
-    for atom in (9, -1):
-        with pytest.raises(InputError, match=f"no atom {atom}; its 9 atoms are counted from 0 to 8"):
-            explained(make_loaded(), molecule("CH3CH2OH"), atom)
-
-
 def test_what_cannot_be_computed_is_refused():
     loaded = make_loaded()
     with torch.no_grad():

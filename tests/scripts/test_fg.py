@@ -213,6 +213,5 @@ def test_cards_readme_and_demo_agree():
     assert GUESSED.endswith(f"68% of pretrained:fg's errors on {len(guesses)} structures were below {below}")
     shipped = load_members("pretrained:fg")
     uncertainty = uncertainty_of(shipped)
-    assert uncertainty is not None
     said = {row["of"]: float(row["inside_68"]) for row in rows if row["by"] == "uncertainty"}
     assert list(said.values()) == pytest.approx(uncertainty.coverage, abs=1e-4)

@@ -101,6 +101,15 @@ def test_every_mistake_is_named_at_once(tiny_yaml):
         ("data.val={train: x}", "'train' cannot name a validation split"),
         ("data.val={a/b: x}", "'a/b' cannot name a validation split"),
         ("loss.noisy_nodes=maybe", "loss.noisy_nodes: must be"),
+        ("loss.force_weight=1", "y_relaxed is the same all the way to the minimum"),
+        ("data.unit=kcal", "must be 'eV', 'meV', 'kcal/mol', 'kJ/mol' or 'Hartree', not 'kcal'"),
+        ("data.target=U0", "What the data call it is data.label"),
+        ("data.references={Xx: 1.0}", "Xx: no element"),
+        ("trainer.best_by=both", "trainer.best_by=both needs loss.force_weight above 0"),
+        (
+            "data={train: a, val: b, references: {H: 1.0}, standardise: structure}",
+            "data.references needs data.standard",
+        ),
     ],
 )
 def test_wrong_values(override, expected, tiny_yaml):
@@ -129,13 +138,10 @@ def test_other_files(content, tmp_path):
     assert str(path) in _message(path)
 
 
-def test_a_list_is_no_configuration(tmp_path):
+def test_a_list_a_folder_and_nothing(tmp_path):
     path = tmp_path / "list.yaml"
     path.write_text("- a\n- b\n", encoding="utf-8")
     assert _message(path) == f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one"
-
-
-def test_missing_file_and_folder(tmp_path):
     assert "molflt config tiny" in _message(tmp_path / "absent.yaml")
     assert "is a folder" in _message(tmp_path)
 

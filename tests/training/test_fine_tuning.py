@@ -69,7 +69,6 @@ def test_the_same_energies_from_a_shift_away_are_known_at_once(fine, make_config
     assert run.best < 1e-3
     assert "tensors taken over" in said[0]
     found = run.model.metadata
-    assert found.fine_tuned_from is not None
     assert found.fine_tuned_from.fresh == []
     # Power: from nothing, the same shift fitted to compositions alone leaves what the model knows.
     nothing = make_config(**labels, **ASLEEP, **{"data.standardise": "element", "init": None})

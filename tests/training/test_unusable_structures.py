@@ -148,14 +148,6 @@ def test_an_lmdb(configure, tmp_path):
     assert data.train_structures.n_atoms.tolist() == [4] * (N - 2)
 
 
-def test_smiles(configure, tmp_path):
-    path = tmp_path / "some.csv"
-    path.write_text("smiles,energy\nC,1\n*C,2\nC(C,3\nO,4\nN,\n", encoding="utf-8")
-    data = EnergyDataModule(configure(str(path), "skip"))
-    assert [s.index for s in data.skipped["train"]] == [1, 2, 4]
-    assert [float(data.train_structures[k].energy) for k in range(2)] == [1.0, 4.0]
-
-
 def test_nothing_left(configure, tmp_path):
     path = tmp_path / "none.extxyz"
     path.write_text("1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n", encoding="utf-8")
@@ -215,25 +207,3 @@ def test_no_forces_where_they_are_learnt(configure, tmp_path):
     assert "forces" in skipped.reason
     # Energies alone need none.
     assert EnergyDataModule(configure(path, "skip")).skipped["train"] == []
-
-
-def test_an_sdf_block_that_cannot_be_read(model_path, tmp_path):
-    """Refused by name; skipped, the molecules after it keep their places."""
-    from rdkit import Chem
-    from rdkit.Chem import AllChem
-
-    blocks = []
-    for smiles in ("CCO", "CC", "O"):
-        molecule = Chem.AddHs(Chem.MolFromSmiles(smiles))
-        AllChem.EmbedMolecule(molecule, randomSeed=1)
-        blocks.append(Chem.MolToMolBlock(molecule) + "$$$$\n")
-    blocks[1] = blocks[1].replace(" C ", " Qq", 1)
-    path = tmp_path / "some.sdf"
-    path.write_text("".join(blocks), encoding="utf-8")
-    with pytest.raises(InputError, match=r"some\.sdf#1\b"):
-        predict(load_model(model_path), resolve_inputs([str(path)]))
-    prediction = predict(
-        load_model(model_path), resolve_inputs([str(path)], ReadOptions(on_bad="skip")), on_error="skip"
-    )
-    assert np.isfinite(prediction.energies).tolist() == [True, False, True]
-    assert "some.sdf#1" in prediction.failures[1]
