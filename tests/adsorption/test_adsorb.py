@@ -51,7 +51,6 @@ def untrained(make_untrained):
 
 
 def test_the_lowest_of_all_guesses(untrained):
-    """As a loop over single structures finds it."""
     model = molflt.load(untrained)
     results = molflt.adsorb("CC=O", "Pt, zn,Pt", model, n_guesses=9)
     assert [(one.metal, one.face) for one in results] == [("Pt", "fcc(111)"), ("Zn", "hcp(0001)")]
@@ -94,7 +93,6 @@ def test_which_guess_counts(n, outside, place, doubted):
 
 
 def test_guesses_outside_the_domain_are_passed_over(untrained):
-    """By the domain that the model's file states."""
     loaded = load_model(untrained)
     model = molflt.Model([loaded])
     (everything,) = molflt.adsorb("OC", "Cu", model, n_guesses=12)

@@ -60,7 +60,6 @@ def test_a_run_in_another_locale(make_config, val_set, tmp_path):
 
 
 def test_what_is_piped_on_is_utf_8():
-    """As molflt reads it, whatever the locale; and only what is asked for is anything else."""
     printed = run({"LC_ALL": "C", "PYTHONUTF8": "0"}, "config", "tiny").stdout
     assert "displacement head, Å" in printed.decode("utf-8")
 

@@ -25,7 +25,6 @@ def serve(owner, monkeypatch, **changes):
 
 @pytest.mark.parametrize("arguments", [[], ["--list"], ["oc20-is2re", "--list"]])
 def test_list(arguments, molflt):
-    """The real catalogue."""
     result = molflt("fetch", *arguments)
     assert result.status == 0
     assert result.out.startswith("oc20-is2re ")
@@ -90,7 +89,6 @@ def test_energies_and_forces(server, molflt, tiny_data, tmp_path, monkeypatch):
 
 
 def test_from_download_to_training(server, molflt, tiny_data, tmp_path, monkeypatch):
-    """The commands that are printed run as they stand."""
     files = [(f"is2res/data/is2re/{split}/data.lmdb", (tiny_data / "other.lmdb").read_bytes()) for split in SPLITS]
     server.content = tar_of(*files)
     serve(server, monkeypatch, unpacked=10 << 20)

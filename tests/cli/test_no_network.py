@@ -36,7 +36,6 @@ def run(offline, *arguments):
 
 @pytest.mark.slow
 def test_train_evaluate_predict_without_a_network(offline, make_config, tiny_data, tmp_path):
-    """With reports, which hold all they show."""
     data, out = tiny_data / "val.lmdb", tmp_path / "run"
     jobs = [
         ("train", written(make_config(**QUICK), tmp_path), "--out", out),

@@ -140,7 +140,6 @@ def test_largest_errors_bear_the_names_of_the_records(loaded, tmp_path):
 
 @pytest.fixture
 def layers(tmp_path):
-    """Slabs as ASE's builders tag them."""
     frames = []
     for k in range(6):
         atoms = fcc111("Cu", (1, 1, 3), vacuum=6.0)

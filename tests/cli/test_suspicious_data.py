@@ -50,7 +50,6 @@ def train(molflt, make_config, folder, tmp_path):
 
 
 def test_totals_in_hartree(train, molflt, folder, tmp_path):
-    """The error names what to give, and giving it works."""
     refused = train("data.label=E_au")
     assert refused.status == 2
     assert "are total energies in Hartree" in refused.err

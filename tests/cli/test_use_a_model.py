@@ -26,7 +26,6 @@ def _no_constant(name):
 
 @pytest.fixture
 def structure_files(val_set, tmp_path):
-    """A folder with the first six structures of val.lmdb as six extxyz files."""
     folder = tmp_path / "structures"
     folder.mkdir()
     for i in range(6):
@@ -158,7 +157,6 @@ def test_info_on_a_model(molflt, tiny_run, loaded):
 
 
 def test_info_on_one_member(molflt, two, tmp_path):
-    """By the name under which an ensemble lists it."""
     path = tmp_path / "two.safetensors"
     save_models(path, two)
     *_, listed = json.loads(molflt("info", path, "--json").out)["members"]

@@ -57,7 +57,6 @@ def test_of_an_ensemble(energy_run):
 
 
 def test_forces_of_a_model_of_minima_come_with_a_warning(molflt):
-    """The calculator has its own test."""
     with pytest.warns(UserWarning, match="trained without forces"):
         load("pretrained:qm7-small").predict("O", forces=True)
     for option, warned in (("--forces", True), ("--per-atom", False)):
@@ -66,7 +65,6 @@ def test_forces_of_a_model_of_minima_come_with_a_warning(molflt):
 
 
 def test_json_lines(molflt, energy_run, tmp_path):
-    """One object a line: what Python gives, a failure in its place."""
     file = tmp_path / "in.extxyz"
     ase.io.write(file, [MIXED[0], MIXED[3]])
     done = molflt("predict", energy_run, file, "CCO", "--json", "--forces", "--per-atom")

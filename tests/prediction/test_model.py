@@ -89,7 +89,6 @@ def test_a_bad_entry_does_not_spoil_the_others(bad, reason, model):
 
 
 def test_a_bad_record_in_a_file(model, tmp_path):
-    """One frame has two atoms in one place: the other frames of the file keep their energies."""
     frames = [molecule("H2O"), Atoms("H2", positions=np.zeros((2, 3))), molecule("CO")]
     ase.io.write(tmp_path / "three.extxyz", frames)
     with pytest.warns(UserWarning, match="1 of 2 entries"):

@@ -1,6 +1,7 @@
-"""Shards of a prediction: together they are the undivided one, whatever happened to them on the way."""
+"""Shards of a prediction, from Python and as commands: together they are the undivided one."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -17,13 +18,11 @@ MAX_ATOMS = 40
 
 @pytest.fixture
 def inputs(tiny_data):
-    """Molecules and slabs, 44 structures in all, in the order a user might give."""
     return [str(tiny_data / f"{name}.lmdb") for name in ("val", "train", "other")]
 
 
 @pytest.fixture
 def complete(loaded, inputs, tmp_path):
-    """The only shard of a prediction, complete."""
     return one(loaded, inputs, "1/1", tmp_path / "out.csv")
 
 
@@ -104,7 +103,6 @@ def test_a_complete_shard_is_not_computed_again(complete, loaded, inputs, monkey
 
 
 def test_cut_or_damaged_anywhere(complete, loaded, inputs):
-    """Whatever is left of a file, the shard is completed from it, to the same bytes."""
     content = complete.read_bytes()
     lines = content.splitlines(keepends=True)
     ends = [int(end) for end in np.cumsum([0, *map(len, lines)])]
@@ -227,7 +225,6 @@ LIES = [
 
 
 def test_lies_are_refused_or_count_as_not_computed(tmp_path):
-    """Anybody can write such a file."""
     path = tmp_path / "s"
 
     def write(header, part):
@@ -245,3 +242,49 @@ def test_lies_are_refused_or_count_as_not_computed(tmp_path):
         with pytest.raises(InputError) as caught:
             merge([path])
         assert len(str(caught.value)) < 1000
+
+
+@pytest.fixture
+def folder(tiny_data, tmp_path):
+    """Three LMDBs in a folder, as in OC20."""
+    (tmp_path / "data").mkdir()
+    for k, name in enumerate(("train", "val", "other")):
+        shutil.copy(tiny_data / f"{name}.lmdb", tmp_path / "data" / f"data.{k:04d}.lmdb")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_a_folder_in_shards(suffix, molflt, model_path, folder, tmp_path):
+    whole, merged = tmp_path / f"whole{suffix}", tmp_path / f"merged{suffix}"
+    options = ("--max-atoms", 40)
+    assert molflt("predict", model_path, folder, "-o", whole, *options).status == 0
+    for k in (3, 1, 2):
+        result = molflt("predict", model_path, folder, "-o", merged, "--shard", f"{k}/3", *options)
+        assert (result.status, result.err) == (0, "")
+        assert f"structures in {merged}.shard-{k}-of-3" in result.out
+        assert not merged.exists()
+    again = molflt("predict", model_path, folder, "-o", merged, "--shard", "2/3", *options)
+    assert again.out.startswith("complete already: ")
+    result = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged)
+    assert result.status == 0
+    assert result.out == f"44 energies (y_relaxed, eV) of 3 shards in {merged}\n"
+    assert merged.read_bytes() == whole.read_bytes()
+    refused = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", tmp_path / "out.extxyz")
+    assert (refused.status, "extxyz holds structures" in refused.err) == (2, True)
+    assert molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged).status == 2
+
+
+def test_a_submission(molflt, model_path, folder, tmp_path):
+    whole, merged = tmp_path / "whole.npz", tmp_path / "merged.npz"
+    molflt("predict", model_path, folder, "-o", whole, "--oc20-split", "id")
+    for k in (1, 2):
+        molflt("predict", model_path, folder, "-o", merged, "--shard", f"{k}/2")
+    shards = list(tmp_path.glob("merged.npz.shard-*"))
+    for split in ("id", "ood_ads"):
+        assert molflt("merge", *shards, "-o", merged, "--oc20-split", split).status == 0
+    # What is there already is not written again.
+    for again in (("predict", model_path, folder, "-o", whole), ("merge", *shards, "-o", merged)):
+        assert molflt(*again, "--oc20-split", "id").status == 2
+    with np.load(whole) as expected, np.load(merged) as found:
+        assert found["id_ids"].tolist() == expected["id_ids"].tolist() == found["ood_ads_ids"].tolist()
+        np.testing.assert_array_equal(found["id_energy"], expected["id_energy"])

@@ -29,7 +29,6 @@ def slab(metal):
 
 
 def evaluation_of(structures, expected, predicted, std=None, name="v", source="p"):
-    """Structures with energies that no model predicted."""
     numbers = [data.atomic_numbers.numpy() for data in structures]
     table = StructureTable(
         names=[str(data.name) for data in structures],
@@ -69,7 +68,6 @@ RESULTS = [
 
 @pytest.fixture(scope="session")
 def report(model_path, tiny_run, tmp_path_factory):
-    """A report with every section. Read it; do not write to it."""
     path = tmp_path_factory.mktemp("report") / "report.html"
     sets = [evaluated_set(std=True), evaluated_set(EVIL, adsorbates=False)]
     command = f"molflt train '{EVIL}'"

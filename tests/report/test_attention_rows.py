@@ -47,7 +47,6 @@ def calls_of(model, atoms):
 
 
 def matrix(call):
-    """(n_heads, n, n)"""
     return torch.stack([attention_row(call, i) for i in range(call.x.shape[0])], dim=1)
 
 

@@ -1,5 +1,7 @@
-"""Contributions that add up, and the invariances an explanation inherits from the model."""
+"""Explanations: contributions add up, invariances are the model's; what the command prints, writes and refuses."""
 
+import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import fcc111, molecule
+from ase.io import write
 
 from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
@@ -96,3 +99,90 @@ def test_what_cannot_be_computed_is_refused():
         explained(loaded, molecule("H2O"))
     with pytest.raises(InputError, match="Å apart"):
         explained(make_loaded(), Atoms("H2", [[0, 0, 0], [0, 0, 0]]))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_table_and_page(molflt, tiny_run, tiny_data, val_set):
+    result = molflt("explain", tiny_run, tiny_data / "val.lmdb", "--index", 1, "--atom", 3)
+    assert result.status == 0, result
+    assert result.err == ""
+    assert result.out.startswith(f"{val_set[1].name}: y_relaxed ")
+    assert "3 ←" in result.out
+    assert result.out.count("│\n") == len(val_set[1].atomic_numbers)
+    assert result.out.endswith("page in explain.html\n")
+    assert Path("explain.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    again = molflt("explain", tiny_run, "O")
+    assert (again.status, again.out) == (2, "")
+    assert "explain.html: exists already; choose another name or give --overwrite" in again.err
+    assert molflt("explain", tiny_run, "O", "--overwrite").status == 0
+
+
+def test_json(molflt, model_path, tiny_data, loaded, val_set):
+    result = molflt("explain", model_path, tiny_data / "val.lmdb", "--index", 2, "--json")
+    content = json.loads(result.out)
+    assert content["energy_eV"] == pytest.approx(predict(loaded, val_set).energies[2], abs=1e-5)
+    total = content["mean_eV"] + sum(atom["contribution_eV"] for atom in content["atoms"])
+    assert total == pytest.approx(content["energy_eV"], abs=1e-9)
+    assert [atom["index"] for atom in content["atoms"]] == list(range(len(val_set[2].atomic_numbers)))
+    assert len(content["attention"]) == 1
+    assert len(content["attention"][0]) == 2
+    assert len(content["attention"][0][0]) == len(content["distance_A"]) == len(content["atoms"])
+    assert not Path("explain.html").exists()
+
+
+def test_csv(molflt, model_path):
+    result = molflt("explain", model_path, "smiles:CO", "--atom", 1, "-o", "atoms.csv")
+    assert result.status == 0, result
+    with open("atoms.csv", encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    assert [row["element"] for row in rows] == ["C", "O", "H", "H", "H", "H"]
+    for row in rows:
+        assert float(row["contribution_eV"]) == pytest.approx(float(row["reference_eV"]) + float(row["learnt_eV"]))
+    assert float(rows[1]["distance_from_1_A"]) == 0
+    assert float(rows[0]["distance_from_1_A"]) > 1
+    assert "attention_of_1" in rows[0]
+    assert not Path("explain.html").exists()
+
+
+def test_large_structures_are_cut_in_print(molflt, model_path):
+    result = molflt("explain", model_path, "C" * 12, "-o", "atoms.csv")
+    assert "the largest parts, 20 of 38 atoms; -o NAME.csv writes all" in result.out
+    assert result.out.count("│\n") in (20, 21)
+    assert "←" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["OC", "--atom", "6"], "has no atom 6; its 6 atoms are counted from 0 to 5"),
+        (["OC", "--index", "1"], "OC: --index 1 is out of range; it holds structures 0 to 0"),
+        (["several.xyz"], "several.xyz: holds 2 structures; choose one with --index, from 0 to 1"),
+        (["absent.xyz"], "is no file or folder"),
+        (["OC", "-o", "page.pdf"], "page.pdf: output must end in .html or .csv"),
+    ],
+)
+def test_mistakes(arguments, expected, molflt, model_path):
+    write("several.xyz", [molecule("H2O"), molecule("CO")])
+    result = molflt("explain", model_path, *arguments)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith("Error: ")
+    assert expected in result.err
+    assert not Path("explain.html").exists()
+
+
+def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt, model_path):
+    write("plain.xyz", molecule("CH3Cl"))
+    folder = Path("<script>alert(1)<")
+    folder.mkdir()
+    Path("plain.xyz").rename(folder / "a&b.xyz")
+    result = molflt("explain", model_path, folder / "a&b.xyz")
+    assert result.status == 0, result
+    assert "what it says may mean little\n  the model was not trained on Cl\n" in result.err
+    page = Path("explain.html").read_text(encoding="utf-8")
+    assert "<li>the model was not trained on Cl</li>" in page
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/a&amp;b.xyz" in page

@@ -20,7 +20,6 @@ def number_of_threads():
 
 @pytest.fixture
 def call(monkeypatch):
-    """``call(main, *arguments)``: a script's main, in this process."""
 
     def run(main, *arguments):
         monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])

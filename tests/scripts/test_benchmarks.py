@@ -1,7 +1,8 @@
-"""The scripts that measure: each runs with ``--quick``, and peers are what they are said to be."""
+"""Scripts that measure: each runs with ``--quick``, peers are what they are said to be, steps wait for nothing."""
 
 import itertools
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from scripts.benchmarks import (
     fg_splits,
     fine_tuning,
     force_step,
+    gpu,
     invariance,
     layer_worker,
     loader,
@@ -48,6 +50,7 @@ from scripts.benchmarks import (
 from scripts.benchmarks.graph_models import DimeNetEnergy, SchNetEnergy, triplets
 from scripts.benchmarks.layer_peers import DenseWithBias
 from scripts.benchmarks.layers import DIM, MolfltLayer
+from scripts.benchmarks.operators import count, dynamics_step, energy_step
 from scripts.benchmarks.peers import build, collate, n_parameters, plain
 
 QUICK = {
@@ -244,3 +247,70 @@ def test_energies_of_the_pilots():
         expected += ions.charges[i] * ions.charges[j] * 2 / np.pi * integral
     assert ions.energy == pytest.approx(expected, rel=1e-9)
     assert ions.charges.sum() == 0
+
+
+def test_views_are_free_and_every_wait_is_seen():
+    x = torch.arange(6.0)
+
+    def step():
+        y = (x.view(2, 3).transpose(0, 1)[:2] * 2).detach()
+        assert y.sum() > 0
+        return y[y > 1], x.tolist(), torch.linalg.inv(torch.eye(3)), x.nonzero(), torch.tensor([1.0, 2.0])
+
+    found = count(step)
+    assert found.operators["mul"] == 1
+    assert "view" not in found.operators
+    assert found.waits == {
+        "_local_scalar_dense": 1,
+        "index": 1,
+        "tolist": 1,
+        "_linalg_check_errors": 1,
+        "nonzero": 1,
+        "tensor": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "few", "many", "most"), [(energy_step, 2, 12, 830), (operators.force_step, 2, 6, 2130)]
+)
+def test_a_training_step_dispatches_the_same_for_any_number_of_structures_and_waits_for_nothing(
+    make, few, many, most
+):
+    small, large = count(make(few)), count(make(many))
+    assert large.operators == small.operators
+    assert small.operators.total() <= most
+    assert not small.waits
+    assert not large.waits
+
+
+@pytest.mark.parametrize(("n_atoms", "most"), [(200, 660), (1000, 800)])
+def test_a_step_of_dynamics_waits_for_nothing(n_atoms, most):
+    found = count(dynamics_step(n_atoms))
+    assert found.operators.total() <= most
+    assert not found.waits
+
+
+def test_every_row_is_measured_on_a_cpu(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--quick"])
+    gpu.main()
+    header, _, *lines = capsys.readouterr().out.splitlines()
+    assert header.startswith("| CPU ")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {"eager", "eager, deterministic", "SchNet", "molflt train", "small"} <= {how for _, how, _ in rows}
+    for name, how, found in rows:
+        # PaiNN is in the peers' environment only.
+        if how != "PaiNN":
+            assert float(found) > 0, (name, how, found)
+
+
+def test_without_time_there_are_no_numbers(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--quick", "--seconds", "-1"])
+    gpu.main()
+    assert all("no time was left" in line for line in capsys.readouterr().out.splitlines()[2:])
+
+
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()")
+def test_every_row_is_measured_on_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu", "--quick"])
+    gpu.main()
+    assert "error" not in capsys.readouterr().out.lower()

@@ -39,7 +39,6 @@ def quiet(line):
 
 
 def go(config, folder, *callbacks, resume=False):
-    """Train without a word."""
     return train(config, folder, resume, quiet, list(callbacks))
 
 
@@ -55,8 +54,6 @@ class Stop(Callback):
 
 
 class StopValidation(Callback):
-    """Ctrl-C while the validation of an epoch runs."""
-
     def __init__(self, epoch):
         self.epoch = epoch
 
@@ -77,7 +74,6 @@ class CrashBetweenFiles(Callback):
 
 
 def assert_same_run(a, b):
-    """To the last bit."""
     assert read_records(a) == read_records(b)
     for name in ("metrics.csv", "metrics.jsonl"):
         assert (a / name).read_bytes() == (b / name).read_bytes()
@@ -116,13 +112,11 @@ def environment(**extra):
 
 
 def torchrun(n, *arguments):
-    """The command for ``n`` processes on this machine."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     return [*launcher, *map(str, arguments)]
 
 
 def free_port():
-    """A port that was free a moment ago."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
@@ -146,7 +140,6 @@ def slurm_task(rank, n, port):
 
 
 def run(command, **extra):
-    """Run to the end."""
     return subprocess.run(
         list(command), capture_output=True, text=True, timeout=TIMEOUT, env=environment(**extra), check=False
     )

@@ -240,8 +240,6 @@ def by_crew(n, make):
 
 
 class Read(ListDataset):
-    """Counts what is read, and counts no sizes."""
-
     def __init__(self, structures):
         super().__init__(structures)
         self.read = []

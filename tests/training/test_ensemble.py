@@ -19,7 +19,6 @@ TWO = {**QUICK, "ensemble": 2, "trainer.keep_last": 2, "trainer.max_epochs": 3}
 
 @pytest.fixture(scope="module")
 def trained(make_config, tmp_path_factory):
-    """The folder of an ensemble, what training it gave, and what it said."""
     folder, said = tmp_path_factory.mktemp("ensembles") / "two", []
     return folder, train_ensemble(make_config(**TWO), folder, say=said.append), said
 

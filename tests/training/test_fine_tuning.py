@@ -26,7 +26,6 @@ ASLEEP = {"optimiser.lr": 1e-12, "optimiser.weight_decay": 0.0, "trainer.max_epo
 
 @pytest.fixture
 def fine(make_config, model_path):
-    """Factory of configurations of runs that start from the tiny model and leave the architecture to it."""
 
     def make(**overrides):
         sizes = {key: value for key, value in overrides.items() if key.startswith("model.")}
@@ -40,7 +39,6 @@ def fine(make_config, model_path):
 
 @pytest.fixture
 def relabelled(tiny_data, loaded, tmp_path):
-    """Factory of copies of a set whose labels are a function of the tiny model's energies and the compositions."""
 
     def make(label, extra=()):
         structures = open_dataset(tiny_data / "train.lmdb")
@@ -58,7 +56,6 @@ def relabelled(tiny_data, loaded, tmp_path):
 
 
 def shift(energy, numbers):
-    """Another level of theory: so many eV for every atom of an element."""
     return energy + float((-13.6 * numbers.astype(float) ** 1.5).sum())
 
 
@@ -89,7 +86,6 @@ def test_another_quantity_begins_with_a_new_head(fine, relabelled, loaded, tmp_p
 
 
 def test_new_elements(fine, relabelled, loaded, tmp_path):
-    """Their reference energies are fitted; their vectors are those that nothing has trained."""
     strange = [molecule("HF"), molecule("CH3Cl")]
     for atoms in strange:
         atoms.info["y_relaxed"] = shift(0.0, atoms.numbers)
@@ -226,7 +222,6 @@ def test_a_resumed_run_may_be_longer_but_not_shorter(make_config, tiny_run, tmp_
 
 
 def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
-    """Short form and long form together; the model says what it started from."""
     file, run = written(make_config(), tmp_path), tmp_path / "run"
     done = molflt("train", file, f"init={model_path}", "init.freeze=[embedding]", "--out", run, "--no-report")
     assert done.status == 0, done

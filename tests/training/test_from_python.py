@@ -50,7 +50,6 @@ def test_train(values, tiny_run, tmp_path):
 
 
 def test_configurations(values, tmp_path):
-    """Whatever they are given by, they are the same; a section is completed, splits are replaced."""
     expected = make_config(values, {"data.max_atoms": 7})
     file = written(make_config(values, {}), tmp_path)
     assert load_config(file, ["data.max_atoms=7"]) == expected
@@ -69,7 +68,6 @@ def test_configurations(values, tmp_path):
 
 
 def test_evaluate(tiny_run, tiny_data, monkeypatch):
-    """By path, model and set in any form, with the same numbers."""
     path = tiny_data / "val.lmdb"
     found = molflt.evaluate(tiny_run, path)
     labels = np.array([float(data.y_relaxed) for data in open_dataset(path)])

@@ -26,7 +26,6 @@ HARTREE = 27.211386245988
 
 
 def crystals(n, seed):
-    """Rattled cells of copper and silver with EMT's energies and forces."""
     random = np.random.default_rng(seed)
     found = []
     for k in range(n):
@@ -76,7 +75,6 @@ OTHER_UNITS = {
 
 
 def test_units_make_no_difference(crystal_config, tmp_path):
-    """The same data in kcal/mol per atom and Hartree/bohr trains the same model; in a wrong unit it does not."""
     configs = {
         "plain": crystal_config(**QUICK),
         "converted": crystal_config("_units", **QUICK, **OTHER_UNITS),

@@ -42,7 +42,6 @@ def no_launcher(monkeypatch):
 
 
 def together(n, command):
-    """The tasks that srun would start, in the order of their ranks."""
     port = free_port()
     tasks = [
         subprocess.Popen(
@@ -63,7 +62,6 @@ def together(n, command):
 
 @pytest.mark.slow
 def test_three_launchers_one_run(make_config, tmp_path):
-    """Lightning, torchrun and SLURM's tasks leave the same files, and each says everything once."""
     config = written(make_config(**{"trainer.devices": 2}), tmp_path)
     arguments = (*MOLFLT, "train", str(config), "--out")
     runs = {name: tmp_path / name for name in ("lightning", "torchrun", "slurm")}
@@ -179,7 +177,6 @@ def family(mark):
 
 @pytest.fixture(scope="module")
 def uninterrupted(make_config, tmp_path_factory):
-    """A configuration for two processes, and its run."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     config = written(make_config(**{"trainer.devices": 2, "trainer.max_epochs": N_EPOCHS}), folder)
     done = run([sys.executable, *MOLFLT, "train", str(config), "--no-report", "--out", str(folder / "run")])

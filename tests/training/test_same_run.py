@@ -76,7 +76,6 @@ class GlobalBatches(torch.utils.data.Sampler[list[int]]):
 
 
 def read(folder, key):
-    """(n_ranks, n_steps)."""
     return np.array(
         [json.loads(path.read_text(encoding="utf-8"))[key] for path in sorted(folder.glob("losses-*.json"))]
     )

@@ -56,7 +56,6 @@ class Scripted(Callback):
 
 
 def test_best_last_and_early_stop(make_config, tmp_path):
-    """Patience counts validations, not epochs, and a run that was stopped by it stays stopped."""
     changes = {"trainer.max_epochs": 30, "trainer.val_every": 2, "trainer.patience": 2}
     config, run_dir, lines = make_config(**{**QUICK, **changes}), tmp_path / "run", []
     result = train(config, run_dir, say=lines.append, callbacks=[Scripted(5, 6, 4, 5, 5, 0)])
@@ -147,7 +146,6 @@ def test_features_are_redrawn_in_the_model_and_its_average(make_config, tmp_path
 
 
 def without(folder, source, field, indices):
-    """A copy of a set of which some structures lack a field."""
     records = [to_record(structure) for structure in open_dataset(source)]
     for i in indices:
         del records[i][field]
@@ -210,7 +208,6 @@ class WatchBar(Callback):
 
 
 def test_a_bar_on_a_terminal(make_config, tiny_run, tmp_path, monkeypatch):
-    """It is gone when a line is printed, and after an interruption."""
     monkeypatch.setattr("molflt.training.recorder.HEARTBEAT_SECONDS", -1.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     watch, lines = WatchBar(), []

@@ -163,7 +163,6 @@ def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
 
 
 def test_from_training_to_prediction(molflt, configure, tmp_path):
-    """The commands, on a file with one bad frame: refused without, listed with skipping."""
     path, run = extxyz(tmp_path / "some.extxyz", "NaN position"), tmp_path / "run"
     command = ["train", written(configure(path, "stop", **QUICK), tmp_path), "--out", run, "--no-report"]
     refused = molflt(*command)

@@ -116,19 +116,6 @@ def test_same_seed_same_sequences():
     assert listops.examples(50, 4, 10, 40) != first
 
 
-@pytest.mark.parametrize("bounds", [(3, 10, 10, 10), (20, 10, 10, 10), (10, 20, 1, 10), (10, 20, 10, 1)])
-def test_impossible_bounds(bounds):
-    with pytest.raises(ValueError, match="min_length"):
-        listops.examples(5, 0, *bounds)
-
-
-def test_more_than_there_are():
-    """Four operators and two digits make 400."""
-    assert len(listops.examples(380, 0, 4, 4)) == 380
-    with pytest.raises(ValueError, match="found only 400 of 401"):
-        listops.examples(401, 0, 4, 4)
-
-
 def test_epoch_has_every_sequence_once_in_batches_of_equal_length():
     data = listops.examples(300, 0, 8, 20)
     groups = listops.by_length(data)
