@@ -17,7 +17,6 @@ from molflt.data.open import open_dataset
 from molflt.data.record import to_record
 from molflt.model.model_file import save_models
 from molflt.prediction.evaluate import evaluate
-from tests.model.files import altered
 
 
 def _no_constant(name):
@@ -164,13 +163,6 @@ def test_info_on_one_member(molflt, two, tmp_path):
     assert (listed, content["model"], content["seed"]) == (f"{path}#1", f"{path}#1", 8)
     assert "members" not in content
     assert "has 2 members, counted from 0" in molflt("info", f"{path}#2").err
-
-
-def test_info_of_a_file_with_nan_is_json(molflt, model_path, tmp_path):
-    """A file from elsewhere may hold such a number where molflt writes none."""
-    path = altered(model_path, tmp_path, lambda tensors, metadata: metadata["validation"].update(mae=math.nan))
-    content = json.loads(molflt("info", path, "--json").out, parse_constant=_no_constant)
-    assert content["validation"]["mae"] is None
 
 
 def test_info_on_data(molflt, tiny_data):

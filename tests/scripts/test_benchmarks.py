@@ -12,7 +12,6 @@ import torch
 from ase import Atoms
 from ase.build import molecule
 from ase.io import write
-from scipy.integrate import quad
 from torch_geometric.nn.models import dimenet
 
 from molflt.data.ase import from_atoms
@@ -156,19 +155,6 @@ def test_peers_have_as_many_parameters_as_small():
     assert matched == pytest.approx([sizes["molflt small"]] * 2, rel=0.03)
 
 
-def test_forces_follow_the_atoms_across_the_border_of_the_cell():
-    """SchNet sees nothing but edge vectors: they are those of the batch, and a shift of all atoms changes nothing."""
-    torch.manual_seed(0)
-    batch = collate(plainly([structures.cube(8)]))
-    model = build("schnet", force_step.SIZES["schnet"]).eval()
-    positions = batch.positions.detach().requires_grad_()
-    energy = force_step.energies(model, batch, positions)
-    torch.testing.assert_close(energy, model(model.prepare(batch)))
-    (gradient,) = torch.autograd.grad(energy.sum(), positions)
-    assert gradient.abs().max() > 1e-4
-    assert gradient.sum(dim=0).abs().max() < 1e-4 * gradient.abs().max() * len(positions)
-
-
 @torch.no_grad()
 def test_dense_peer_equals_molflts_softmax_on_isolated_structures():
     ours, theirs = MolfltLayer("softmax").double(), DenseWithBias().double()
@@ -230,23 +216,6 @@ def test_divisions_of_the_fg_set_hold_out_what_they_say():
     assert list(counts.values()) == [179, 173, 166, 436, 167, 234, 2062, 616, 612, 614, 600]
     names = sorted({data.molecule for data in everything})
     assert set(np.random.default_rng(0).permutation(names)[:20]) == set(fg_splits.MOLECULES)
-
-
-def test_energies_of_the_pilots():
-    """Dipoles far apart by their leading term; smeared charges by the integral over their Fourier transform."""
-    ions = pilots.two_dipoles(np.random.default_rng(3))
-    first, second = ions.positions[0] - ions.positions[1], ions.positions[2] - ions.positions[3]
-    r = ions.positions[2:].mean(axis=0) - ions.positions[:2].mean(axis=0)
-    n = r / np.linalg.norm(r)
-    leading = pilots.COULOMB / np.linalg.norm(r) ** 3 * (first @ second - 3 * (first @ n) * (second @ n))
-    assert ions.energy == pytest.approx(leading, rel=0.35, abs=0.01)
-    ions, expected = pilots.cluster(np.random.default_rng(0), 6), 0.0
-    for i, j in itertools.combinations(range(6), 2):
-        d = float(np.linalg.norm(ions.positions[i] - ions.positions[j]))
-        integral = quad(lambda k, d=d: np.exp(-(k**2)) * np.sinc(k * d / np.pi), 0, 9)[0]
-        expected += ions.charges[i] * ions.charges[j] * 2 / np.pi * integral
-    assert ions.energy == pytest.approx(expected, rel=1e-9)
-    assert ions.charges.sum() == 0
 
 
 def test_views_are_free_and_every_wait_is_seen():

@@ -3,7 +3,6 @@
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -84,13 +83,6 @@ def test_product_of_features_is_the_sum_of_cosines():
     query, key = spectrum.features(x, y, xi)
     expected = torch.cos(2 * math.pi * (x[:, None, :] - y[None, :, :]) @ xi.T) @ spectrum.coefficients(xi)
     torch.testing.assert_close(query @ key.T, expected, rtol=0, atol=1e-12)
-
-
-def test_the_density_is_students_on_every_axis():
-    spectrum, xi = box((2, 4, 3), 3), torch.randn(40, 3, dtype=torch.float64)
-    axes = zip(xi.T.numpy(), (1, 3, 2), spectrum.scales.tolist(), strict=True)
-    expected = sum(stats.t.logpdf(x, df=degrees, scale=scale) for x, degrees, scale in axes)
-    np.testing.assert_allclose(spectrum.log_prob(xi).numpy(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("power", [2, 3, 4, 5, 6])
