@@ -92,9 +92,3 @@ def test_per_atom_in_extxyz(molflt, energy_run, tmp_path):
     assert molflt("predict", energy_run, "CCO", "--per-atom", "-o", out).status == 0
     atoms = ase.io.read(out)
     assert atoms.arrays["predicted_atomic_energies"].sum() == pytest.approx(atoms.info["predicted_energy"])
-    done = molflt("predict", energy_run, "CCO", "--per-atom")
-    assert done.status == 2
-    assert "--per-atom: is written with its structures; give -o NAME.extxyz, or --json" in done.err
-    done = molflt("predict", energy_run, "CCO", "--json", "-o", tmp_path / "x.csv")
-    assert done.status == 2
-    assert "--json: prints; leave out -o" in done.err

@@ -155,25 +155,6 @@ def test_large_structures_are_cut_in_print(molflt, model_path):
     assert "←" in result.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["OC", "--atom", "6"], "has no atom 6; its 6 atoms are counted from 0 to 5"),
-        (["OC", "--index", "1"], "OC: --index 1 is out of range; it holds structures 0 to 0"),
-        (["several.xyz"], "several.xyz: holds 2 structures; choose one with --index, from 0 to 1"),
-        (["absent.xyz"], "is no file or folder"),
-        (["OC", "-o", "page.pdf"], "page.pdf: output must end in .html or .csv"),
-    ],
-)
-def test_mistakes(arguments, expected, molflt, model_path):
-    write("several.xyz", [molecule("H2O"), molecule("CO")])
-    result = molflt("explain", model_path, *arguments)
-    assert (result.status, result.out) == (2, "")
-    assert result.err.startswith("Error: ")
-    assert expected in result.err
-    assert not Path("explain.html").exists()
-
-
 def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt, model_path):
     write("plain.xyz", molecule("CH3Cl"))
     folder = Path("<script>alert(1)<")
