@@ -36,10 +36,7 @@ import pytest
         (("predict", "MODEL", "CCO", "--per-atom"), "is written with its structures; give -o NAME.extxyz, or --json"),
         (("predict", "MODEL", "CCO", "--json", "-o", "NEW.csv"), "--json: prints; leave out -o"),
         (("explain", "MODEL", "CCO", "-o", "FOLDER"), "is a folder"),
-        (
-            ("explain", "MODEL", "OC", "--atom", "6", "-o", "NEW.html"),
-            "has no atom 6; its 6 atoms are counted from 0",
-        ),
+        (("explain", "MODEL", "OC", "--atom", "6", "-o", "NEW.html"), "has no atom 6; its 6 atoms are counted"),
         (("explain", "MODEL", "OC", "--index", "1", "-o", "NEW.html"), "OC: --index 1 is out of range; it holds"),
         (("explain", "MODEL", "DATA", "-o", "NEW.html"), "holds 10 structures; choose one with --index, from 0 to 9"),
         (("explain", "MODEL", "absent.xyz", "-o", "NEW.html"), "is no file or folder"),

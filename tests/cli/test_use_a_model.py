@@ -23,18 +23,6 @@ def _no_constant(name):
     raise AssertionError(f"{name} is not JSON")
 
 
-@pytest.fixture
-def structure_files(val_set, tmp_path):
-    folder = tmp_path / "structures"
-    folder.mkdir()
-    for i in range(6):
-        atoms = to_atoms(val_set[i])
-        atoms.calc = None
-        atoms.info.clear()
-        ase.io.write(folder / f"{i}.extxyz", atoms)
-    return folder
-
-
 def test_evaluate(molflt, model_path, tiny_data, loaded):
     data = tiny_data / "val.lmdb"
     expected = evaluate(loaded, str(data)).metrics
@@ -177,7 +165,13 @@ def test_two_files_are_a_pair_where_that_is_asked_for(molflt, model_path, val_se
     assert (refused.status, "no two are named alike" in refused.err) == (2, True)
 
 
-def test_convert_there_and_back(molflt, model_path, structure_files, tmp_path):
+def test_convert_there_and_back(molflt, model_path, val_set, tmp_path):
+    structure_files = tmp_path / "structures"
+    structure_files.mkdir()
+    for i in range(6):
+        atoms = to_atoms(val_set[i])
+        atoms.calc, atoms.info = None, {}
+        ase.io.write(structure_files / f"{i}.extxyz", atoms)
     target = tmp_path / "out.lmdb"
     result = molflt("convert", structure_files, target)
     assert result.status == 0, result
