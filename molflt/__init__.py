@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from molflt.errors import InputError
+from molflt.former import find_former_places
 
 if TYPE_CHECKING:
     from molflt.adsorption.adsorb import adsorb
@@ -30,6 +31,8 @@ __all__ = [
     "load",
     "train",
 ]
+
+find_former_places()
 
 # torch takes seconds to import, and the command line's help needs none of it.
 _LAZY = {

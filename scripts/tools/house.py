@@ -62,12 +62,12 @@ def table() -> str:
         [
             f"`{'molflt' if room == TOP else 'molflt/' + room}/`",
             str(len(files)),
-            f"{sum(files.values()):,}",
+            f"{round(sum(files.values()), -2):,}",
             holds(room),
         ]
         for room, files in rooms().items()
     ]
-    return results.markdown(["room", "files", "lines of code", "what it holds"], rows)
+    return results.markdown(["room", "files", "lines of code, about", "what it holds"], rows)
 
 
 def main() -> None:

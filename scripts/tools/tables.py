@@ -1,7 +1,7 @@
 """Write every table of the pages under docs, and of some others, from its CSV.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
-``acetylacetone``, ``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW``, ``loader`` or
+``acetylacetone``, ``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW``, ``house``, ``loader`` or
 ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below docs, without its ending.
 Such a CSV is printed as it is, without the columns that say how a row was measured. With
 ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each value of some
@@ -28,6 +28,7 @@ from scripts.benchmarks import (
     loader,
     speed_report,
 )
+from scripts.tools import house
 from scripts.tools.fg import ship
 
 LAYOUTS: dict[str, Callable[..., str]] = {
@@ -37,6 +38,7 @@ LAYOUTS: dict[str, Callable[..., str]] = {
     "compare_attention": compare_attention.table,
     "divisions": accuracy.divisions,
     "fg": ship.table,
+    "house": house.table,
     "loader": loader.table,
     "speed": speed_report.table,
 }

@@ -67,7 +67,7 @@ def test_totals_in_hartree(train, molflt, folder, tmp_path):
     assert f"({record['val/energy_mae'] / content['mad']:.3f} of MAD)" in trained.out
     page = molflt("evaluate", run, val, "--report", tmp_path / "r.html")
     assert "less reference energies" in page.out
-    assert "expected energy \\u2212 references" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "expected energy − references" in (tmp_path / "r.html").read_text(encoding="utf-8")
     wrong = molflt("evaluate", run, val, "--label", "E_kcal", "--unit", "eV")
     assert wrong.status == 2
     assert "--unit kcal/mol" in wrong.err
