@@ -12,7 +12,7 @@ from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
 from molflt.training.config import OptimiserConfig
 from molflt.training.muon import Muon, orthogonal_factor
-from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
+from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser
 from molflt.training.run import train
 from molflt.training.task import EnergyTask, _norms
 from scripts.benchmarks.operators import Count, counting
@@ -42,22 +42,6 @@ def test_learning_rate_of_short_runs(warmup, total):
 def test_auxiliary_weight_falls_from_15_to_1():
     assert [auxiliary_weight(step, 100, 15, 1) for step in (0, 50, 100, 1000)] == [15, 8, 1, 1]
     assert auxiliary_weight(0, 0, 15, 1) == 15
-
-
-def test_moving_average_by_hand():
-    decay, expected = 0.5, 1.0
-    average = torch.tensor([1.0], dtype=torch.float64)
-    for n, weight in enumerate([2.0, -1.0, 4.0, 0.5, 7.0, 3.0, 2.0, 2.0, 8.0, 1.0, 5.0], start=1):
-        # The decay rises as (1+n)/(10+n) until it reaches its value: 2/11, 3/12, ... 9/18 = 0.5
-        d = min(decay, (1 + n) / (10 + n))
-        expected = d * expected + (1 - d) * weight
-        move_averages([average], [torch.tensor([weight], dtype=torch.float64)], n, decay, torch.tensor(True))
-        assert float(average) == pytest.approx(expected, rel=1e-12)
-    constant = torch.tensor([0.3, -2.0])
-    average = constant.clone()
-    for n in range(1, 200):
-        move_averages([average], [constant], n, 0.999, torch.tensor(True))
-    assert torch.equal(average, constant)
 
 
 @pytest.mark.parametrize(

@@ -153,18 +153,6 @@ def without(folder, source, field, indices):
     return str(folder / "changed.lmdb")
 
 
-def test_missing_labels(make_config, tiny_data, tmp_path):
-    path = without(tmp_path, tiny_data / "train.lmdb", "y_relaxed", {2, 3, 5, 7, 11})
-    with pytest.raises(InputError, match=r"5 of 28 .*\(first: set0-02, set0-03, set0-05\)"):
-        go(make_config(**{"data.train": path}), tmp_path / "run")
-    # The next try may use the same directory.
-    go(make_config(**QUICK), tmp_path / "run")
-    (tmp_path / "val").mkdir()
-    path = without(tmp_path / "val", tiny_data / "val.lmdb", "y_relaxed", {1})
-    with pytest.raises(InputError, match=r"1 of 10 .*set1-01"):
-        EnergyDataModule(make_config(**{"data.val": path}))
-
-
 def test_without_relaxed_positions_the_displacement_head_is_left_out(make_config, tiny_data, tmp_path):
     path = without(tmp_path, tiny_data / "train.lmdb", "pos_relaxed", {0})
     lines = []
